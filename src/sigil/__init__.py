@@ -1,0 +1,38 @@
+"""Sigil: prove who owns a model that was trained by split federated learning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sigil import attacks, baselines, detectors, models
+    from sigil.errors import SigilError
+    from sigil.injector import Injector
+    from sigil.key import Key
+    from sigil.verification import Report, verify
+
+__all__ = ["Injector", "Key", "Report", "SigilError", "models", "verify"]
+
+_HOMES = {
+    "Injector": "sigil.injector",
+    "Key": "sigil.key",
+    "Report": "sigil.verification",
+    "SigilError": "sigil.errors",
+    "verify": "sigil.verification",
+}
+_PACKAGES = {"attacks", "baselines", "detectors", "models"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that the command line starts without torch."""
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _PACKAGES:
+        return import_module(f"sigil.{name}")
+    raise AttributeError(f"module 'sigil' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The `sigil` command: one file a command group."""

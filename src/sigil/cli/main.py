@@ -1,0 +1,125 @@
+"""The `sigil` command: what it offers, and how every outcome becomes an exit status.
+
+Commands import torch and everything heavy inside their own functions, so that `sigil --help` and
+shell completion answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import metadata
+from typing import Annotated
+
+import typer
+
+from sigil.cli import data, evidence, key, verify
+from sigil.cli.terminal import printable
+from sigil.errors import SigilError
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+BUG = 70
+
+# Newer releases of typer carry their own copy of click; this finds the right class in all of them.
+_UsageError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+app = typer.Typer(
+    name="sigil",
+    rich_markup_mode="rich",
+    # A traceback with local variables could show a key's seed.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+app.add_typer(key.app, name="key")
+verify.register(app)
+app.add_typer(evidence.app, name="evidence")
+app.add_typer(data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    """Print the version and stop."""
+    if wanted:
+        typer.echo(f"sigil {metadata.version('sigil')}")
+        raise typer.Exit()
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Prove who owns a model that was trained by split federated learning.
+
+    \b
+    Make a key and publish its commitment before training:
+      sigil key new owner.key --owner "ACME" --shape 256,8,8
+      sigil key commit owner.key
+
+    \b
+    Test a suspect model, and keep the result:
+      sigil verify suspect.safetensors --key owner.key
+      sigil verify suspect.safetensors --key owner.key --report page.html --evidence case.json
+
+    \b
+    Check somebody else's evidence, offline and without their key:
+      sigil evidence check case.json --statement "$(cat published.txt)"
+
+    Exit status: 0 done or owned, 1 not owned or a check failed, 2 bad use or bad input.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one `sigil` command and return its exit status.
+
+    0 is done or owned, 1 not owned or a check that failed, 2 bad use or bad input with one sentence
+    on standard error. Anything else is outside the contract on purpose, so that no accident can be
+    taken for a verdict: 130 interrupted, 141 the reader of the output went away, 70 a bug in Sigil.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        command = typer.main.get_command(app)
+        result = command.main(args=arguments, prog_name="sigil", standalone_mode=False)
+        sys.stdout.flush()
+    except SigilError as error:
+        _complain(str(error))
+        return 2
+    except _UsageError as error:
+        error.show()  # type: ignore[attr-defined]
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        _complain("Interrupted: nothing more was done.")
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _pipe_closed()
+    except SystemExit as stop:
+        # Typer answers a closed pipe with status 1, which here would read as "not owned".
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _pipe_closed()
+        raise
+    except Exception:
+        traceback.print_exc()
+        _complain("This is a bug in Sigil: please report the lines above.")
+        return BUG
+    return result if isinstance(result, int) else 0
+
+
+def _complain(sentence: str) -> None:
+    """Print one sentence on standard error, without control characters from a file's name."""
+    typer.echo(f"sigil: {printable(sentence)}", err=True)
+
+
+def _pipe_closed() -> int:
+    """Make sure that Python's own flush at exit does not complain a second time."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return PIPE_CLOSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Everything that can go wrong, in one small tree: catch :class:`SigilError` to catch all of it.
+
+Each message is one sentence that says what was wrong, what was expected and what to do; the command
+line prints it and exits with status 2.
+"""
+
+from __future__ import annotations
+
+
+class SigilError(Exception):
+    """Base of all errors that Sigil raises on purpose."""
+
+
+class KeyFileError(SigilError):
+    """A key file cannot be read, written or trusted."""
+
+
+class ShapeError(SigilError):
+    """A tensor does not have the shape that the key or the model expects."""
+
+
+class SuspectError(SigilError):
+    """A suspect model cannot be opened safely or does not fit the key."""
+
+
+class EvidenceError(SigilError):
+    """An evidence file is damaged, unsigned or signed by somebody else."""
+
+
+class ModelError(SigilError):
+    """An architecture, width or cut point does not exist or does not fit."""
+
+
+class DataError(SigilError):
+    """A data set or partition is missing, damaged or impossible."""
+
+
+class ConfigError(SigilError):
+    """A setting is unknown, misspelt or has an impossible value."""
+
+
+class TrainingError(SigilError):
+    """Training cannot start, go on or be resumed."""
+
+
+class AttackError(SigilError):
+    """An attack was asked for something that it cannot do."""
+
+
+class DetectorError(SigilError):
+    """A detector lacks what it needs to give a score."""
+
+
+class ExperimentError(SigilError):
+    """An experiment or its stored results cannot be run or read."""

@@ -1,0 +1,266 @@
+"""Signed evidence: the facts of one verification in a file that nobody can change unnoticed.
+
+The file is one line of JSON in one canonical form (sorted names, no spaces, ASCII only):
+
+    {"body":{...},"public_key":"64 hex digits","signature":"128 hex digits"}
+
+The signature is Ed25519 over `sigil evidence v1`, a line feed, the 32 bytes of the public key and
+the body's bytes exactly as they stand in the file. It is checked before anything of the body is
+parsed. The numbers are then checked against each other: the p-value must follow from the recorded
+agreements, and the verdict from the p-value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from pydantic import ValidationError
+
+from sigil import statistics
+from sigil.errors import EvidenceError
+from sigil.evidence import statement as statements
+from sigil.evidence.facts import Facts, Verdict
+from sigil.verification import PAPER_THRESHOLD
+
+MAX_FILE = 1 << 20
+MAX_PEM = 1 << 16
+
+_CONTEXT = b"sigil evidence v1\n"
+_FILE = re.compile(
+    rb'\{"body":(?P<body>\{.*\}),"public_key":"(?P<public_key>[0-9a-f]{64})",'
+    rb'"signature":"(?P<signature>[0-9a-f]{128})"\}\n'
+)
+# Sums of logarithms may differ in their last digits between machines; verdicts may not.
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Evidence that has passed every check that was asked for.
+
+    `signed_by` is "owner" when the signer is the one that the key's statement names, else "other".
+    `pinned` says whether the signer was compared with something that came from outside the file;
+    without that the file only vouches for itself.
+    """
+
+    facts: Facts
+    public_key: str
+    signed_by: Literal["owner", "other"]
+    pinned: bool
+
+
+def sign(facts: Facts, private_key: Ed25519PrivateKey) -> bytes:
+    """Return the content of an evidence file: the facts, the signer's public key, the signature."""
+    body = _canonical(facts)
+    public = private_key.public_key().public_bytes_raw()
+    signature = private_key.sign(_CONTEXT + public + body)
+    return b'{"body":%b,"public_key":"%b","signature":"%b"}\n' % (
+        body,
+        public.hex().encode(),
+        signature.hex().encode(),
+    )
+
+
+def check(
+    content: bytes,
+    *,
+    signer: str | None = None,
+    statement: str | None = None,
+    suspect_sha256: str | None = None,
+) -> Checked:
+    """Check an evidence file and return what it says; raise `EvidenceError` if anything is wrong.
+
+    `signer` is the public key (64 hex digits) that must have signed. `statement` is the line that
+    the owner published: the key must be that one, and so must the signer unless `signer` names
+    another. `suspect_sha256` is the hash of a file that must be the one that was examined.
+    """
+    facts, public_key = _open(content)
+    _recompute(facts.verdict)
+    own = statements.parse(facts.key.statement)
+    if (own.owner, own.shape, own.bits, own.commitment) != (
+        facts.key.owner,
+        facts.key.shape,
+        facts.verdict.bits,
+        facts.key.commitment,
+    ):
+        raise EvidenceError(
+            "The evidence contradicts itself: its key statement does not describe the key that it "
+            "reports; do not rely on it."
+        )
+    if statement is not None and statements.parse(statement) != own:
+        raise EvidenceError(
+            "The evidence is about another key: its statement is not the published one; ask for "
+            "evidence that was made with the published key."
+        )
+    expected = signer or (own.evidence_key if statement is not None else None)
+    if expected is not None and public_key != expected:
+        raise EvidenceError(
+            f"The evidence is signed by {public_key} and not by {expected}; ask the expected "
+            "signer for it, or name this one with --signer if you trust it."
+        )
+    if suspect_sha256 is not None and suspect_sha256 != facts.suspect.sha256:
+        raise EvidenceError(
+            f"The given suspect is not the file that was examined: its SHA-256 is {suspect_sha256} "
+            f"and not {facts.suspect.sha256}; compare with the copy that was secured."
+        )
+    return Checked(
+        facts=facts,
+        public_key=public_key,
+        signed_by="owner" if public_key == own.evidence_key else "other",
+        pinned=expected is not None,
+    )
+
+
+def read_file(path: str | os.PathLike[str], *, limit: int = MAX_FILE) -> bytes:
+    """Read at most `limit` bytes and one more, so that a file that is too long is noticed."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit + 1)
+    except OSError as error:
+        raise EvidenceError(
+            f"Cannot read {os.fspath(path)} ({error.strerror}); give an existing, readable file."
+        ) from None
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file of any size, in hex."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise EvidenceError(
+            f"Cannot read {os.fspath(path)} ({error.strerror}); give an existing, readable file."
+        ) from None
+
+
+def load_private_key(
+    path: str | os.PathLike[str], *, ask: Callable[[], str | None] = lambda: None
+) -> Ed25519PrivateKey:
+    """Read an Ed25519 private key from a PEM file; `ask` is called if it is encrypted."""
+    content = read_file(path, limit=MAX_PEM)
+    try:
+        try:
+            key = load_pem_private_key(content, password=None)
+        except TypeError:
+            passphrase = ask()
+            if passphrase is None:
+                raise EvidenceError(
+                    f"The signing key {os.fspath(path)} is encrypted, and there is no terminal to "
+                    "ask for its passphrase; run this in a terminal or give an unencrypted key."
+                ) from None
+            key = load_pem_private_key(content, password=passphrase.encode())
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise EvidenceError(
+            f"{os.fspath(path)} is not an Ed25519 private key in PEM form, or its passphrase is "
+            "wrong; `openssl genpkey -algorithm ed25519 -out auditor.pem` makes one."
+        ) from None
+    return key
+
+
+def read_public_key(text: str) -> str:
+    """A signer's public key as 64 hex digits, from such digits or from a PEM file's path."""
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text.strip()):
+        return text.strip().lower()
+    try:
+        key = load_pem_public_key(read_file(Path(text), limit=MAX_PEM))
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    except EvidenceError:
+        raise EvidenceError(
+            "The signer is neither 64 hex digits nor a readable PEM file with an Ed25519 public "
+            "key; copy the evidence-key from the published statement."
+        ) from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise EvidenceError(
+            f"{text} does not hold an Ed25519 public key in PEM form; "
+            "`openssl pkey -in auditor.pem -pubout` prints one."
+        )
+    return key.public_bytes_raw().hex()
+
+
+def _canonical(facts: Facts) -> bytes:
+    text = json.dumps(
+        facts.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+    return text.encode("ascii")
+
+
+def _open(content: bytes) -> tuple[Facts, str]:
+    """Signature first, then the form: returns the facts and the signer's public key."""
+    if len(content) > MAX_FILE:
+        raise EvidenceError(
+            f"The evidence file is longer than {MAX_FILE} bytes, more than any real one needs; "
+            "ask for the original."
+        )
+    found = _FILE.fullmatch(content)
+    if found is None:
+        raise EvidenceError(
+            "This is not an evidence file as Sigil writes it: it was changed, re-formatted or cut "
+            "short; ask for the original, byte for byte."
+        )
+    body, public_key = found["body"], found["public_key"].decode()
+    raw = bytes.fromhex(public_key)
+    try:
+        Ed25519PublicKey.from_public_bytes(raw).verify(
+            bytes.fromhex(found["signature"].decode()), _CONTEXT + raw + body
+        )
+    except (InvalidSignature, ValueError):
+        raise EvidenceError(
+            "The signature does not fit the evidence: the file was changed after it was signed; "
+            "ask for the original, byte for byte."
+        ) from None
+    try:
+        facts = Facts.model_validate_json(body)
+    except ValidationError as error:
+        place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole"
+        raise EvidenceError(
+            f"The evidence is signed but not well-formed at {place[:100]!r}; it was not made by "
+            "this version of Sigil, so check it with the version that made it."
+        ) from None
+    if _canonical(facts) != body:
+        raise EvidenceError(
+            "The evidence is signed but not in its one canonical form; it was not made by Sigil, "
+            "do not rely on it."
+        )
+    return facts, public_key
+
+
+def _recompute(verdict: Verdict) -> None:
+    """The numbers must follow from the recorded agreements alone."""
+    agreements = verdict.agreements
+    probes = verdict.probes
+    if len(agreements) != verdict.bits or not all(0 <= count <= probes for count in agreements):
+        _contradiction("its agreements do not fit its numbers of bits and probes")
+    if list(agreements) != sorted(agreements, reverse=True):
+        _contradiction("its agreements are not sorted")
+    if not math.isclose(verdict.wsr, sum(agreements) / (probes * verdict.bits), abs_tol=1e-12):
+        _contradiction("its success rate does not follow from its agreements")
+
+    tail = statistics.tail(verdict.weights, verdict.statistic)
+    log10_p = statistics.correct(tail.log10_p, verdict.tries)
+    close = math.isclose(verdict.log10_p, log10_p, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    # A bound stays true when a later version computes the exact value below it.
+    safe_bound = tail.exact and not verdict.exact and verdict.log10_p >= log10_p
+    if not (close and tail.exact == verdict.exact) and not safe_bound:
+        _contradiction("its p-value does not follow from its agreements")
+    if verdict.owned != (verdict.log10_p <= math.log10(verdict.alpha)):
+        _contradiction("its verdict does not follow from its p-value")
+    if verdict.paper_rule != (verdict.wsr > PAPER_THRESHOLD):
+        _contradiction("the paper's rule does not follow from its success rate")
+
+
+def _contradiction(what: str) -> None:
+    raise EvidenceError(f"The evidence contradicts itself: {what}; do not rely on it.")

@@ -1,0 +1,32 @@
+"""U-shaped split federated training: the paper's setting as software."""
+
+from sigil.federation.client import Client
+from sigil.federation.federation import Federation, RoundResult
+from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
+from sigil.federation.observers import ClientObserver, Moment, ServerObserver
+from sigil.federation.recording import Recording
+from sigil.federation.run import Run, open_run, train
+from sigil.federation.server import LabelServer, Server
+from sigil.federation.settings import Settings
+from sigil.federation.step import step
+
+__all__ = [
+    "Activation",
+    "Client",
+    "ClientObserver",
+    "CutGradient",
+    "Federation",
+    "LabelServer",
+    "LogitGradient",
+    "Logits",
+    "Moment",
+    "Recording",
+    "RoundResult",
+    "Run",
+    "Server",
+    "ServerObserver",
+    "Settings",
+    "open_run",
+    "step",
+    "train",
+]

@@ -1,0 +1,110 @@
+"""Checkpoints: the global weights after a round, written so that no instant of a crash can spoil them.
+
+A checkpoint is a folder. It is written under another name, flushed to the disk and then renamed, which is
+atomic; the one before it is removed only afterwards. Reading checks a hash of every file and falls back to
+the older one. Formats are safetensors and JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from sigil.errors import TrainingError
+from sigil.federation.aggregation import State
+
+KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The end of a round: both global halves, the metrics so far, and what observers remember."""
+
+    round: int
+    client: State
+    server: State
+    metrics: list[dict[str, Any]]
+    observers: list[dict[str, Any]]
+    reference: State
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint into `folder`, atomically, and drop all but the newest two."""
+    target = folder / f"round-{checkpoint.round:05d}"
+    partial = folder / f".{target.name}.partial"
+    try:
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+        parts = {"client": checkpoint.client, "server": checkpoint.server, "reference": checkpoint.reference}
+        for name, state in parts.items():
+            tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
+            save_file(tensors, partial / f"{name}.safetensors")
+        state = {
+            "round": checkpoint.round,
+            "metrics": checkpoint.metrics,
+            "observers": checkpoint.observers,
+            "sha256": {name: _hash(partial / f"{name}.safetensors") for name in parts},
+        }
+        (partial / "state.json").write_text(json.dumps(state))
+        for file in partial.iterdir():
+            _flush(file)
+        _flush(partial)
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+        _flush(folder)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(partial)
+        raise TrainingError(
+            f"The checkpoint of round {checkpoint.round} could not be written to {folder} ({error}); the "
+            "one before it is kept: make room and start the run again to go on."
+        ) from None
+    for old in _found(folder)[:-KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def read_latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole, or None if there is none."""
+    for path in reversed(_found(folder)):
+        with contextlib.suppress(OSError, ValueError, KeyError, SafetensorError):
+            return _read(path)
+    return None
+
+
+def _read(path: Path) -> Checkpoint:
+    state = json.loads((path / "state.json").read_text())
+    parts = {}
+    for name, digest in state["sha256"].items():
+        file = path / f"{name}.safetensors"
+        if _hash(file) != digest:
+            raise ValueError(f"{file} is damaged")
+        parts[name] = load_file(file)
+    return Checkpoint(round=state["round"], metrics=state["metrics"], observers=state["observers"], **parts)
+
+
+def _found(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

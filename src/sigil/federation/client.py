@@ -1,0 +1,83 @@
+"""A client: images, labels, the first half of the network. Nobody else sees any of these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sigil.errors import TrainingError
+from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
+from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.precision import Precision
+
+
+class Client:
+    """One participant of a round, with its half of the network and an optimizer that starts fresh.
+
+    The half may be shared by all clients of a simulation, one after another: what a client learned is read
+    off with ``half.state_dict()`` when its round is over.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        half: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        precision: Precision,
+        observers: Sequence[ClientObserver] = (),
+    ) -> None:
+        self.index = index
+        self.half = half
+        self.optimizer = optimizer
+        self.precision = precision
+        self.observers = observers
+        self.steps = 0
+        self.loss = torch.zeros((), device=precision.device)
+        self._graph: Tensor | None = None
+        self._labels: Tensor | None = None
+
+    def forward(self, images: Tensor) -> Activation:
+        """Lines 1-2 of the embedding algorithm: run the client half and send the activation."""
+        with self.precision.autocast():
+            self._graph = self.half(images)
+        return Activation(self._graph.detach())
+
+    def loss_gradient(self, logits: Logits, labels: Tensor, *, moment: Moment) -> LogitGradient:
+        """Lines 5-6: compute the loss on the own labels and send its gradient."""
+        for observer in self.observers:
+            labels = observer.on_labels(moment, labels)
+        outputs = logits.values.float().requires_grad_()
+        loss = F.cross_entropy(outputs, labels)
+        (gradient,) = torch.autograd.grad(loss, outputs)
+        self.account(labels, loss.detach())
+        return LogitGradient(gradient)
+
+    def account(self, labels: Tensor, loss: Tensor) -> None:
+        """Remember the labels of the batch under way and add its loss to the record."""
+        self._labels = labels
+        self.loss += loss
+        self.steps += 1
+
+    def backward(self, gradient: CutGradient, *, moment: Moment) -> None:
+        """Line 13: go back through the client half and update it."""
+        if self._graph is None or self._labels is None:
+            raise TrainingError("A gradient arrived for which no activation was sent.")
+        received: Tensor | None = gradient.values
+        for observer in self.observers:
+            if received is not None:
+                received = observer.on_gradient_received(moment, received, self._labels)
+        graph, self._graph, self._labels = self._graph, None, None
+        if received is None:
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        graph.backward(received.to(graph.dtype))
+        self.optimizer.step()
+
+    @property
+    def mean_loss(self) -> float:
+        """Mean loss over the steps so far (the only place where a client waits for its device)."""
+        return float(self.loss) / max(1, self.steps)

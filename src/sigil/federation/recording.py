@@ -1,0 +1,156 @@
+"""A recording of the gradients that a client received: for detectors and for the adaptive attack.
+
+Per-sample gradients at the cut are appended to a flat float32 file, their labels to another; an index says
+which rows belong to which step. All are read memory-mapped, so a recording may be larger than memory, and
+its size has a limit, past which it stops and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from sigil.errors import DataError
+from sigil.federation.observers import ClientObserver, Moment
+
+GRADIENTS, LABELS, INDEX = "gradients.f32", "labels.i64", "index.json"
+
+
+class GradientRecorder(ClientObserver):
+    """Record the gradients of chosen clients, rounds and a share of their steps, up to a size."""
+
+    def __init__(
+        self,
+        folder: Path,
+        shape: Sequence[int],
+        *,
+        clients: Sequence[int],
+        rounds: Sequence[int] = (),
+        share: float = 1.0,
+        limit_mb: int = 512,
+    ) -> None:
+        self.folder = folder
+        self.shape = tuple(shape)
+        self.clients, self.rounds, self.share = set(clients), set(rounds), share
+        self.limit = limit_mb * 2**20
+        self.steps: list[list[int]] = []
+        self.rows = 0
+        self.full = False
+        self._files: tuple[BinaryIO, BinaryIO] | None = None
+
+    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor:
+        if self._wanted(moment):
+            size = gradient.numel() * 4
+            if (self.rows * math.prod(self.shape) * 4) + size > self.limit:
+                self.full = True
+            else:
+                self._append(moment, gradient, labels)
+        return gradient
+
+    def on_round_end(self, round_number: int) -> None:
+        if self._files is not None:
+            for file in self._files:
+                file.flush()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        index = {"shape": self.shape, "rows": self.rows, "full": self.full, "steps": self.steps}
+        partial = self.folder / (INDEX + ".partial")
+        partial.write_text(json.dumps(index))
+        partial.replace(self.folder / INDEX)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows, "steps": self.steps, "full": self.full}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows, self.steps, self.full = state["rows"], state["steps"], state["full"]
+
+    def close(self) -> None:
+        if self._files is not None:
+            for file in self._files:
+                file.close()
+            self._files = None
+
+    def _wanted(self, moment: Moment) -> bool:
+        if self.full or moment.client not in self.clients:
+            return False
+        if self.rounds and moment.round not in self.rounds:
+            return False
+        return math.floor(moment.step * self.share) > math.floor((moment.step - 1) * self.share)
+
+    def _append(self, moment: Moment, gradient: Tensor, labels: Tensor) -> None:
+        if self._files is None:
+            self._files = self._open()
+        gradients_file, labels_file = self._files
+        gradients_file.write(gradient.detach().float().cpu().flatten(1).contiguous().numpy().tobytes())
+        labels_file.write(labels.cpu().numpy().astype(np.int64).tobytes())
+        self.steps.append([moment.round, moment.client, moment.step, self.rows, len(gradient)])
+        self.rows += len(gradient)
+
+    def _open(self) -> tuple[BinaryIO, BinaryIO]:
+        """Open both files and cut off what an interrupted round left behind."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        files = []
+        for name, row in ((GRADIENTS, math.prod(self.shape) * 4), (LABELS, 8)):
+            file = (self.folder / name).open("ab")
+            file.truncate(self.rows * row)
+            files.append(file)
+        return files[0], files[1]
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """One recorded batch: its moment, the gradients (n, d) and the labels (n,)."""
+
+    moment: Moment
+    gradients: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+
+
+class Recording:
+    """A recording opened for reading; nothing is loaded until it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            index = json.loads((folder / INDEX).read_text())
+            self.shape = tuple(int(size) for size in index["shape"])
+            self.full = bool(index["full"])
+            self._steps = [tuple(map(int, row)) for row in index["steps"]]
+            rows, width = int(index["rows"]), math.prod(self.shape)
+        except (OSError, ValueError, KeyError, TypeError):
+            raise DataError(
+                f"There is no gradient recording in {folder}; train with record.clients=[0] to make one."
+            ) from None
+        if rows == 0:
+            raise DataError(f"The recording in {folder} is empty: no step matched record.rounds.")
+        try:
+            self.gradients = np.memmap(folder / GRADIENTS, np.float32, "r", shape=(rows, width))
+            self.labels = np.memmap(folder / LABELS, np.int64, "r", shape=(rows,))
+        except (OSError, ValueError):
+            raise DataError(
+                f"The recording in {folder} is shorter than its index says; record it again."
+            ) from None
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds of which there are steps, in order."""
+        return sorted({row[0] for row in self._steps})
+
+    def steps(
+        self, *, rounds: Sequence[int] | None = None, client: int | None = None
+    ) -> Iterator[RecordedStep]:
+        """The recorded steps in order, of some rounds or one client only."""
+        chosen = None if rounds is None else set(rounds)
+        for number, index, step, start, count in self._steps:
+            if (chosen is None or number in chosen) and (client is None or client == index):
+                rows = slice(start, start + count)
+                yield RecordedStep(Moment(number, index, step), self.gradients[rows], self.labels[rows])

@@ -1,0 +1,301 @@
+"""A run: a training with a directory that holds all of its results and survives any interruption.
+
+======================  =============================================================================
+file                    content
+======================  =============================================================================
+run.json                settings, versions, seed, the key's public commitment, state
+metrics.jsonl           one line a round
+client.safetensors      the global client half at the end
+server.safetensors      the global server half at the end
+reference.safetensors   the server's sums for alignment
+recording/              recorded gradients, if asked for
+checkpoint/             the newest two rounds
+events.out.tfevents.…   the same metrics for TensorBoard
+======================  =============================================================================
+
+No pickle, and no secret: the key is never in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from sigil import data, models
+from sigil.errors import TrainingError
+from sigil.federation import checkpoint as checkpoints
+from sigil.federation.federation import Federation, RoundResult
+from sigil.federation.observers import ClientObserver, ServerObserver
+from sigil.federation.progress import Silent
+from sigil.federation.recording import GradientRecorder
+from sigil.federation.reference import ReferenceRecorder
+from sigil.federation.settings import Settings, make
+from sigil.key import Key
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: where it is and what it came to."""
+
+    folder: Path
+    settings: Settings
+    metrics: list[dict[str, Any]]
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The metrics of the last round."""
+        return self.metrics[-1]
+
+
+def train(
+    settings: Settings,
+    folder: Path,
+    *,
+    key: Key | None = None,
+    data_dir: Path | None = None,
+    progress: Silent | None = None,
+    client_observers: Sequence[ClientObserver] = (),
+    server_observers: Sequence[ServerObserver] = (),
+    name: str | None = None,
+) -> Run:
+    """Train a run in `folder`, or go on with the one that is there; finished work is never redone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder), _threads(settings.run.threads):
+        if _finished(folder, settings, key):
+            return open_run(folder)
+        return _train(
+            settings,
+            folder,
+            key=key,
+            data_dir=data_dir,
+            progress=progress or Silent(),
+            client_observers=client_observers,
+            server_observers=server_observers,
+            name=name or folder.name,
+        )
+
+
+def open_run(folder: Path) -> Run:
+    """Open a finished run for reading."""
+    description = _read_description(folder)
+    if description is None:
+        raise TrainingError(f"There is no run in {folder}; `sigil train --out {folder}` makes one.")
+    if not description["finished"]:
+        raise TrainingError(
+            f"The run in {folder} is not finished; give the same `sigil train` command again to go on."
+        )
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return Run(folder, make(description["settings"]), [json.loads(line) for line in lines])
+
+
+def _train(
+    settings: Settings,
+    folder: Path,
+    *,
+    key: Key | None,
+    data_dir: Path | None,
+    progress: Silent,
+    client_observers: Sequence[ClientObserver],
+    server_observers: Sequence[ServerObserver],
+    name: str,
+) -> Run:
+    dataset = data.load(
+        settings.data.name,
+        data_dir=data_dir,
+        train_limit=settings.data.train_limit,
+        test_limit=settings.data.test_limit,
+        classes=settings.data.classes,
+    )
+    federation = Federation(
+        settings, dataset, key=key, client_observers=client_observers, server_observers=server_observers
+    )
+    if settings.record.clients:
+        federation.client_observers.append(_recorder(settings, folder, federation.shape))
+    reference = ReferenceRecorder(federation.shape)
+    federation.server_observers.append(reference)
+    observers = [*federation.client_observers, *federation.server_observers]
+    writer: SummaryWriter | None = None
+    try:
+        metrics = _resume(folder, federation, reference)
+        _describe(folder, settings, key, finished=False)
+        _write_metrics(folder, metrics)
+        writer = SummaryWriter(str(folder), purge_step=federation.round + 1)
+        rounds = settings.federation.rounds
+        progress.start(
+            name, first_round=federation.round, rounds=rounds, images_per_round=federation.images_per_round
+        )
+        while federation.round < rounds:
+            result = federation.run_round(progress.tick)
+            row = _measure(federation, result, key)
+            metrics.append(row)
+            checkpoints.write(
+                folder / "checkpoint",
+                checkpoints.Checkpoint(
+                    round=federation.round,
+                    client=federation.client_state,
+                    server=federation.server_state,
+                    metrics=metrics,
+                    observers=[observer.state_dict() for observer in observers],
+                    reference=reference.sums,
+                ),
+            )
+            _write_metrics(folder, metrics)
+            _log(writer, row)
+            progress.round_end(row)
+        _save_halves(folder, federation, reference)
+        _describe(folder, settings, key, finished=True)
+        return Run(folder, settings, metrics)
+    finally:
+        progress.close()
+        federation.close()
+        if writer is not None:
+            writer.close()
+
+
+def _measure(federation: Federation, result: RoundResult, key: Key | None) -> dict[str, Any]:
+    settings = federation.settings
+    row: dict[str, Any] = {
+        "round": result.round,
+        "lr": result.lr,
+        "loss": result.loss,
+        "images": result.images,
+        "seconds": round(result.seconds, 3),
+        "images_per_second": round(result.images / result.seconds, 1),
+        **{f"injection_{name}": value for name, value in result.injection.items()},
+    }
+    last = result.round == settings.federation.rounds
+    if result.round % settings.run.evaluate_every == 0 or last:
+        row["accuracy"] = federation.accuracy()
+        if key is not None:
+            report = federation.verify(key, probes=settings.watermark.probes)
+            row["wsr"], row["log10_p"] = report.wsr, report.log10_p
+    return row
+
+
+def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) -> list[dict[str, Any]]:
+    found = checkpoints.read_latest(folder / "checkpoint")
+    if found is None:
+        return []
+    federation.load(found.round, found.client, found.server)
+    reference.sums = found.reference
+    observers = [*federation.client_observers, *federation.server_observers]
+    for observer, state in zip(observers, found.observers, strict=True):
+        observer.load_state_dict(state)
+    return found.metrics
+
+
+def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecorder) -> None:
+    client_half, server_half = federation.halves()
+    extra = {"input_shape": ",".join(map(str, federation.dataset.shape))}
+    for name, half in (("client", client_half), ("server", server_half)):
+        partial = folder / f".{name}.partial"
+        models.save(partial, half, extra=extra)
+        partial.replace(folder / f"{name}.safetensors")
+    reference.save(folder / "reference.safetensors")
+
+
+def _recorder(settings: Settings, folder: Path, shape: tuple[int, ...]) -> GradientRecorder:
+    record = settings.record
+    return GradientRecorder(
+        folder / "recording",
+        shape,
+        clients=record.clients,
+        rounds=record.rounds,
+        share=record.share,
+        limit_mb=record.limit_mb,
+    )
+
+
+def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
+    description = _read_description(folder)
+    if description is None:
+        return False
+    was, now = description["settings"], settings.model_dump(mode="json")
+    for section, values in now.items():
+        for field, value in values.items():
+            if was.get(section, {}).get(field) != value:
+                raise TrainingError(
+                    f"The run in {folder} has {section}.{field} = {was.get(section, {}).get(field)!r}, not "
+                    f"{value!r}; give the same settings to go on, or another --out."
+                )
+    commitment = None if key is None else key.commitment
+    if description["commitment"] != commitment:
+        raise TrainingError(
+            f"The run in {folder} was begun with another key; give the same --key, or another --out."
+        )
+    return bool(description["finished"])
+
+
+def _describe(folder: Path, settings: Settings, key: Key | None, *, finished: bool) -> None:
+    packages = ("sigil", "torch", "numpy", "safetensors")
+    description = {
+        "settings": settings.model_dump(mode="json"),
+        "seed": settings.run.seed,
+        "commitment": None if key is None else key.commitment,
+        "owner": None if key is None else key.owner,
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
+        "updated": datetime.now(UTC).isoformat(timespec="seconds"),
+        "finished": finished,
+    }
+    partial = folder / ".run.json.partial"
+    partial.write_text(json.dumps(description, indent=1) + "\n")
+    partial.replace(folder / "run.json")
+
+
+def _read_description(folder: Path) -> dict[str, Any] | None:
+    try:
+        description: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise TrainingError(f"{folder / 'run.json'} cannot be read; choose another --out.") from None
+    return description
+
+
+def _write_metrics(folder: Path, metrics: list[dict[str, Any]]) -> None:
+    partial = folder / ".metrics.partial"
+    partial.write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    partial.replace(folder / "metrics.jsonl")
+
+
+def _log(writer: SummaryWriter, row: dict[str, Any]) -> None:
+    for name, value in row.items():
+        if name != "round" and isinstance(value, int | float) and np.isfinite(value):
+            writer.add_scalar(name, value, row["round"])
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Two processes must not train the same run; the lock ends with the process, however it ends."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TrainingError(
+                f"Another process is training the run in {folder}; wait for it or choose another --out."
+            ) from None
+        yield
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

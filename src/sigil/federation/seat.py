@@ -1,0 +1,200 @@
+"""A seat: one live copy of the two halves, on which clients train one after another.
+
+A process has one seat, however many clients it simulates: a client's round starts by loading the global
+weights into the seat and ends by adding the result to a running average. So memory does not grow with the
+number of clients, and a client's result depends on nothing but the global weights, its data and the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from sigil.data import Batches, Dataset
+from sigil.errors import TrainingError
+from sigil.federation.aggregation import State, WeightedAverage
+from sigil.federation.client import Client
+from sigil.federation.observers import ClientObserver, Moment, ServerObserver
+from sigil.federation.precision import Precision
+from sigil.federation.seeds import derive, generator
+from sigil.federation.server import LabelServer, Server
+from sigil.federation.settings import Settings
+from sigil.federation.step import step, step_with_labels
+from sigil.injector import InjectionStatistics, Injector
+
+Tick = Callable[[int], None]
+
+
+@dataclass
+class Harvest:
+    """What some clients of a round brought: running averages and sums, ready to be merged with others'."""
+
+    client: WeightedAverage = field(default_factory=WeightedAverage)
+    server: WeightedAverage = field(default_factory=WeightedAverage)
+    loss: float = 0.0
+    steps: int = 0
+    images: int = 0
+    injections: list[InjectionStatistics] = field(default_factory=list)
+
+    def merge(self, other: Harvest) -> None:
+        """Add what other clients brought."""
+        self.client.merge(other.client)
+        self.server.merge(other.server)
+        self.loss += other.loss
+        self.steps += other.steps
+        self.images += other.images
+        self.injections += other.injections
+
+
+class Seat:
+    """Two live halves and everything that trains them."""
+
+    def __init__(
+        self,
+        client_half: nn.Module,
+        server_half: nn.Module,
+        *,
+        settings: Settings,
+        dataset: Dataset,
+        parts: Sequence[Sequence[int]],
+        shape: tuple[int, ...],
+        precision: Precision,
+        injector: Injector | None = None,
+        client_observers: Sequence[ClientObserver] = (),
+        server_observers: Sequence[ServerObserver] = (),
+    ) -> None:
+        place = {"device": precision.device, "memory_format": precision.layout}
+        self.client_half = client_half.to(**place)  # type: ignore[call-overload]
+        self.server_half = server_half.to(**place)  # type: ignore[call-overload]
+        self.settings = settings
+        self.dataset = dataset
+        self.parts = parts
+        self.shape = shape
+        self.precision = precision
+        self.injector = injector
+        self.client_observers = client_observers
+        self.server_observers = server_observers
+
+    def train(
+        self,
+        round_number: int,
+        clients: Sequence[int],
+        client_state: State,
+        server_state: State,
+        *,
+        lr: float,
+        tick: Tick | None = None,
+    ) -> Harvest:
+        """Let these clients do their part of a round, each from the global weights (or in turn)."""
+        federation = self.settings.federation
+        in_turn = federation.mode == "sl"
+        shared_server = in_turn or federation.server_halves == "shared"
+        harvest = Harvest()
+        self.client_half.load_state_dict(client_state)
+        self.server_half.load_state_dict(server_state)
+        self.client_half.train()
+        self.server_half.train()
+        server = self._server(lr)
+        for position, index in enumerate(clients):
+            if position and not in_turn:
+                self.client_half.load_state_dict(client_state)
+            if position and not shared_server:
+                self.server_half.load_state_dict(server_state)
+                server = self._server(lr)
+            self._train_client(round_number, index, server, lr, harvest, tick)
+            samples = len(self.parts[index])
+            if not in_turn:
+                harvest.client.add(self.client_half.state_dict(), weight=samples)
+            if not shared_server:
+                harvest.server.add(self.server_half.state_dict(), weight=samples)
+        if in_turn:
+            harvest.client.add(self.client_half.state_dict(), weight=1)
+        if shared_server:
+            harvest.server.add(self.server_half.state_dict(), weight=1)
+        return harvest
+
+    def _train_client(
+        self,
+        round_number: int,
+        index: int,
+        server: Server,
+        lr: float,
+        harvest: Harvest,
+        tick: Tick | None,
+    ) -> None:
+        seed = self.settings.run.seed
+        client = Client(
+            index,
+            self.client_half,
+            self._optimizer(self.client_half, lr),
+            precision=self.precision,
+            observers=self.client_observers,
+        )
+        batches = Batches(
+            self.dataset.train.images,
+            self.dataset.train.labels,
+            self.parts[index],
+            batch_size=self.settings.federation.batch_size,
+            mean=self.dataset.mean,
+            std=self.dataset.std,
+            augment=self.dataset.augmentation if self.settings.data.augment else "none",
+            device=self.precision.device,
+            memory_format=self.precision.layout,
+        )
+        order = generator(seed, "batches", round_number, index)
+        # Layers with randomness of their own (dropout) draw from torch's global stream.
+        torch.manual_seed(derive(seed, "layers", round_number, index))
+        every = self.settings.watermark.statistics_every if self.injector is not None else 0
+        count = 0
+        for _ in range(self.settings.federation.local_epochs):
+            for images, labels in batches.epoch(order):
+                count += 1
+                moment = Moment(round_number, index, count)
+                measured = every > 0 and (count - 1) % every == 0
+                if self.injector is not None:
+                    self.injector.statistics = measured
+                if isinstance(server, LabelServer):
+                    step_with_labels(client, server, images, labels, moment=moment)
+                else:
+                    step(client, server, images, labels, moment=moment)
+                if measured and self.injector is not None and self.injector.last is not None:
+                    harvest.injections.append(self.injector.last)
+                harvest.images += len(labels)
+                if tick is not None:
+                    tick(len(labels))
+        loss = float(client.loss)
+        if loss != loss or loss in (float("inf"), float("-inf")):
+            raise TrainingError(
+                f"The loss of client {index} is {loss} in round {round_number}, so training stops here with "
+                "the last good checkpoint kept; lower optimizer.lr or lengthen optimizer.warmup_rounds."
+            )
+        harvest.loss += loss
+        harvest.steps += client.steps
+
+    def _server(self, lr: float) -> Server:
+        kind = Server if self.settings.federation.mode == "usfl" else LabelServer
+        return kind(
+            self.server_half,
+            self._optimizer(self.server_half, lr),
+            shape=self.shape,
+            precision=self.precision,
+            injector=self.injector,
+            observers=self.server_observers,
+        )
+
+    def _optimizer(self, half: nn.Module, lr: float) -> torch.optim.Optimizer:
+        optimizer = self.settings.optimizer
+        parameters = [value for value in half.parameters() if value.requires_grad]
+        if not parameters:
+            # A half without weights (a cut right before the last pooling, say) has nothing to update.
+            parameters = [nn.Parameter(torch.zeros((), device=self.precision.device))]
+        return torch.optim.SGD(
+            parameters,
+            lr=lr,
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+            fused=self.precision.device.type in ("cpu", "cuda"),
+        )

@@ -1,0 +1,201 @@
+"""Every setting of a training run, with the paper's defaults (appendix B) and one line of help each.
+
+Settings come from TOML files and from ``--set section.name=value``; an unknown or misspelt name is an error
+that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sigil.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, and closed to unknown names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSettings(Section):
+    name: str = Field("resnet18", description="architecture: resnet18, vgg11, mobilenetv2, densenet121")
+    width: int | None = Field(None, ge=1, description="channels of the first convolution; none: standard")
+    cut: str | None = Field(None, description="cut point; none: the paper's for this architecture")
+
+
+class DataSettings(Section):
+    name: str = Field("digits", description="digits, cifar10, tiny-imagenet, fashion-mnist, folder:…, hub:…")
+    train_limit: int | None = Field(None, ge=2, description="use only this many training images")
+    test_limit: int | None = Field(None, ge=1, description="use only this many test images")
+    classes: int | None = Field(None, ge=2, description="use only the first so many classes")
+    augment: bool = Field(True, description="random crops and flips, as usual for the data set")
+
+
+class FederationSettings(Section):
+    mode: Literal["usfl", "sfl", "sl"] = Field(
+        "usfl", description="usfl: labels stay at the clients; sfl: labels at the server; sl: in turn"
+    )
+    server_halves: Literal["per-client", "shared"] = Field(
+        "per-client", description="one server half a client, averaged (V1), or one for all (V2)"
+    )
+    clients: int = Field(10, ge=1, description="number of clients")
+    partition: Literal["iid", "dirichlet", "lognormal"] = Field("iid", description="who holds what")
+    beta: float | None = Field(None, gt=0, description="Dirichlet parameter; smaller is more skewed")
+    sigma: float | None = Field(None, ge=0, description="deviation of the log of the clients' sizes")
+    rounds: int = Field(80, ge=1, description="global rounds")
+    local_epochs: int = Field(2, ge=1, description="epochs of each client in a round")
+    batch_size: int = Field(256, ge=2, description="batch of one client")
+
+
+class OptimizerSettings(Section):
+    lr: float = Field(0.1, gt=0, description="highest learning rate")
+    lr_min: float = Field(1e-4, ge=0, description="learning rate of the last round")
+    warmup_rounds: int = Field(5, ge=0, description="rounds of linear warm-up")
+    momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum, fresh each round")
+    weight_decay: float = Field(5e-4, ge=0, description="SGD weight decay")
+
+
+class WatermarkSettings(Section):
+    strength: float = Field(0.1, ge=0, description="the paper's λ; 0 trains without a mark")
+    bits: int = Field(50, ge=1, description="length of a key that is made for the run")
+    clip: bool = Field(True, description="clip the watermark gradient; false only as a control")
+    per_sample: bool = Field(False, description="clip by each sample's norms instead of the batch's")
+    statistics_every: int = Field(10, ge=0, description="record norms and cosine every so many steps; 0: never")
+    probes: int = Field(256, ge=1, description="noise inputs for the WSR of each round")
+
+
+class RecordSettings(Section):
+    clients: tuple[int, ...] = Field((), description="clients that record their incoming gradients")
+    rounds: tuple[int, ...] = Field((), description="rounds to record, from 1; none: all")
+    share: float = Field(1.0, gt=0, le=1, description="share of the steps to record")
+    limit_mb: int = Field(512, ge=1, description="largest size of the recording")
+
+
+class RunSettings(Section):
+    seed: int = Field(0, ge=0, description="seed of everything random but the key")
+    device: str = Field("auto", description="auto, cpu, cuda, mps")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="auto: bfloat16 where the hardware has it"
+    )
+    threads: int = Field(0, ge=0, description="threads a process; 0: all cores, shared among the workers")
+    workers: int = Field(0, ge=0, description="processes that train clients side by side; 0: what is fastest")
+    evaluate_every: int = Field(1, ge=1, description="measure accuracy and WSR every so many rounds")
+
+
+class Settings(Section):
+    """All settings of a run."""
+
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    federation: FederationSettings = FederationSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    watermark: WatermarkSettings = WatermarkSettings()
+    record: RecordSettings = RecordSettings()
+    run: RunSettings = RunSettings()
+
+    @property
+    def marked(self) -> bool:
+        """Whether this run embeds a mark."""
+        return self.watermark.strength > 0
+
+
+def make(values: Mapping[str, Any]) -> Settings:
+    """Check a nested mapping of settings, as read from TOML."""
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error)) from None
+    _check_together(settings)
+    return settings
+
+
+def read(file: Path | None = None, changes: Iterable[str] = ()) -> Settings:
+    """Settings from a TOML file (or the defaults) and ``section.name=value`` changes, which win."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        try:
+            values = tomllib.loads(file.read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"The configuration {file} cannot be read: {error.strerror}.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"The configuration {file} is not valid TOML: {error}.") from None
+    for change in changes:
+        _apply(values, change)
+    return make(values)
+
+
+def to_toml(settings: Settings) -> str:
+    """The settings as TOML, for a file that `read` understands."""
+    lines = []
+    for section, values in settings.model_dump(exclude_none=True, mode="json").items():
+        lines.append(f"[{section}]")
+        # JSON's numbers, strings, booleans and lists are TOML's too.
+        lines += [f"{name} = {json.dumps(value)}" for name, value in values.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    name, equals, text = change.partition("=")
+    section, dot, field = name.strip().partition(".")
+    if not (equals and dot and section and field):
+        raise ConfigError(f"{change!r} is not a change of a setting; write section.name=value.")
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()  # a bare word is a string
+    group = values.setdefault(section, {})
+    if not isinstance(group, dict):
+        raise ConfigError(f"{section!r} is a section of the configuration, but the file gives it a value.")
+    group[field] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"]]
+    name = ".".join(path)
+    if first["type"] == "extra_forbidden":
+        nearest = difflib.get_close_matches(name, _known(len(path)), n=1, cutoff=0.5)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "`sigil train --settings` lists all of them."
+        return f"There is no setting {name!r}; {hint}"
+    return f"The setting {name!r} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
+
+
+def _known(depth: int) -> list[str]:
+    sections = Settings.model_fields
+    if depth == 1:
+        return list(sections)
+    return [f"{name}.{field}" for name in sections for field in section_fields(name)]
+
+
+def section_fields(section: str) -> dict[str, Any]:
+    """The fields of one section, by name."""
+    kind = Settings.model_fields[section].annotation
+    assert isinstance(kind, type)
+    assert issubclass(kind, Section)
+    return dict(kind.model_fields)
+
+
+def _check_together(settings: Settings) -> None:
+    federation, record = settings.federation, settings.record
+    if federation.partition == "dirichlet" and federation.beta is None:
+        raise ConfigError("A Dirichlet partition needs federation.beta, for example 0.5.")
+    if federation.partition == "lognormal" and federation.sigma is None:
+        raise ConfigError("A log-normal partition needs federation.sigma, for example 1.0.")
+    for client in record.clients:
+        if not 0 <= client < federation.clients:
+            raise ConfigError(
+                f"record.clients names client {client}, but there are only {federation.clients}, from 0 on."
+            )
+    for number in record.rounds:
+        if not 1 <= number <= federation.rounds:
+            raise ConfigError(
+                f"record.rounds names round {number}, but the run has only {federation.rounds}, from 1 on."
+            )

@@ -1,0 +1,256 @@
+"""The gradient injector: turns the gradient that a server returns into one that carries the mark.
+
+With A the activations of one batch, flattened to N×d, M the secret d×k matrix and b the secret bits,
+the watermark loss is the mean binary cross-entropy of sigmoid(A M) against b. Its gradient has a closed
+form (paper, equations 1 to 3)::
+
+    E       = (sigmoid(A M) - b) / (N k)                            N×k
+    G_wm    = E Mᵀ                                                  N×d
+    s       = min(1, strength · ‖G_main‖ / (‖G_wm‖ + ε))
+    G_final = G_main + s G_wm
+
+Nothing of size N×d is formed twice: ‖G_wm‖² = trace(E (MᵀM) Eᵀ) needs only the k×k Gram matrix of M, so
+that s is known before G_wm exists, and G_final is one fused multiply-add. The rows of M are kept in the
+order in which the activation lies in memory, so that flattening a channels-last tensor copies nothing.
+
+Only tensors go in and out: this file knows nothing of models, data or federations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from sigil.errors import ShapeError, SigilError
+
+EPSILON = 1e-12
+
+
+class Secret(Protocol):
+    """What an injector needs of a :class:`sigil.Key`: the shape at the cut, M (d, k) and b (k,)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def matrix(self) -> Tensor: ...
+    @property
+    def target(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class InjectionStatistics:
+    """What one injection did, as plain numbers.
+
+    ``main_norm``, ``watermark_norm`` and ``injected_norm`` are the norms over the whole batch of G_main, of
+    G_wm before clipping and of s·G_wm; ``factor`` is s (the mean over the samples if clipping is per
+    sample); ``cosine`` is that of G_main and G_wm; ``wsr`` the share of the batch's bits that are right.
+    """
+
+    main_norm: float
+    watermark_norm: float
+    injected_norm: float
+    factor: float
+    cosine: float
+    wsr: float
+
+
+class Injector:
+    """Add a clipped watermark gradient to the gradient that goes back to a client.
+
+    >>> import sigil, torch
+    >>> key = sigil.Key.generate(owner="ACME", shape=(8, 4, 4), bits=16)
+    >>> injector = sigil.Injector(key, strength=0.1)
+    >>> activation, gradient = torch.rand(32, 8, 4, 4), torch.randn(32, 8, 4, 4)
+    >>> final = injector(activation, gradient)
+    >>> bool((final - gradient).norm() <= 0.1001 * gradient.norm())
+    True
+
+    ``strength`` is the paper's λ, the largest ratio of the watermark gradient's norm to the task gradient's.
+    ``clip=False`` adds G_wm as it is (a positive control for detectors; never use it to hide a mark).
+    ``per_sample=True`` clips each sample's gradient by its own norms instead of the batch's.
+    ``statistics=True`` fills :attr:`last` at each call; without it nothing extra is computed.
+    """
+
+    def __init__(
+        self,
+        key: Secret,
+        strength: float = 0.1,
+        *,
+        clip: bool = True,
+        per_sample: bool = False,
+        statistics: bool = False,
+    ) -> None:
+        if not 0.0 <= strength < float("inf"):
+            raise SigilError(
+                f"The watermark strength is {strength}, but it must be a finite number of at least 0; "
+                "the paper uses 0.01, 0.1 and 1.0."
+            )
+        self.key = key
+        self.strength = float(strength)
+        self.clip = clip
+        self.per_sample = per_sample
+        self.statistics = statistics
+        self._operands: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor, Tensor]] = {}
+        self._last: dict[str, Tensor] | None = None
+
+    def __repr__(self) -> str:
+        return f"Injector({self.key!r}, strength={self.strength:g}, clip={self.clip})"
+
+    @property
+    def last(self) -> InjectionStatistics | None:
+        """Statistics of the last call, or None if they were not asked for (or nothing was injected yet)."""
+        if self._last is None:
+            return None
+        return InjectionStatistics(**{name: float(value) for name, value in self._last.items()})
+
+    @torch.no_grad()
+    def __call__(self, activation: Tensor, gradient: Tensor) -> Tensor:
+        """Return G_final for a batch: (N, *shape), (N, *shape) -> (N, *shape), inputs untouched.
+
+        The result has the gradient's dtype, device and memory layout. If the gradient is zero or not
+        finite, or the activation is not finite, nothing is added.
+        """
+        self._check(activation, gradient)
+        work = _work_dtype(gradient)
+        read, target, gram = self._prepared(activation.device, work, _channels_last(activation))
+        write, _, _ = self._prepared(gradient.device, work, _channels_last(gradient))
+
+        projection = _flat(activation).to(work) @ read
+        error = torch.sigmoid(projection.to(gram.dtype)) - target
+        scale = 1.0 / error.numel()
+        # Norms as columns: one row for the batch, or one a sample.
+        main = _norms(gradient, self.per_sample)
+        square = (error @ gram).mul_(error)
+        mark = scale * (square.sum(1, keepdim=True) if self.per_sample else square.sum()[None, None]).sqrt()
+
+        factor = torch.ones_like(mark)
+        if self.clip:
+            factor = (self.strength * main.to(mark.dtype) / (mark + EPSILON)).clamp(max=1.0)
+        sound = torch.isfinite(main) & (main > 0) & torch.isfinite(mark)
+        coefficients = torch.where(sound, error * (scale * factor), 0.0)
+        final = _fused(gradient, coefficients.to(work), write)
+
+        if self.statistics:
+            factor = torch.where(sound, factor, 0.0)
+            inner = ((_flat(gradient).to(work) @ write).to(error.dtype) * error).sum() * scale
+            whole, raw = main.square().sum().sqrt(), mark.square().sum().sqrt()
+            self._last = {
+                "main_norm": whole,
+                "watermark_norm": raw,
+                "injected_norm": (factor * mark).square().sum().sqrt(),
+                "factor": factor.mean(),
+                "cosine": inner / (whole * raw + EPSILON),
+                "wsr": ((projection >= 0) == (target > 0.5)).float().mean(),
+            }
+        return final
+
+    def attach(self, activation: Tensor) -> RemovableHandle:
+        """Hook a tensor, so that what flows back through it is watermarked.
+
+        Works on the activation as it arrived (a leaf) and on one in the middle of a graph. Only the
+        gradient with respect to the activation changes: the parameters behind it, the server's own, get
+        their clean gradients. The hook lives as long as the tensor, or until the returned handle's
+        ``remove()``.
+        """
+        if not activation.requires_grad:
+            raise SigilError(
+                "The activation does not require a gradient, so none would ever arrive to be watermarked; "
+                "call activation.requires_grad_() before the server's forward pass."
+            )
+        # A detached alias shares the storage but not the graph: no reference cycle, nothing kept alive.
+        values, version = activation.detach(), activation._version
+
+        def inject(gradient: Tensor) -> Tensor:
+            if values._version != version:
+                raise SigilError(
+                    "The activation was changed in place after attach(), so its watermark gradient cannot be "
+                    "computed; make the first layer behind it not in-place, or attach to a clone."
+                )
+            return self(values, gradient)
+
+        return activation.register_hook(inject)
+
+    def _check(self, activation: Tensor, gradient: Tensor) -> None:
+        if tuple(activation.shape[1:]) != self.key.shape or activation.ndim == 0 or len(activation) == 0:
+            raise ShapeError(
+                f"The activation has the shape {tuple(activation.shape)}, but the key is for batches of "
+                f"{self.key.shape}; make the key with the shape at the cut."
+            )
+        if gradient.shape != activation.shape or gradient.device != activation.device:
+            raise ShapeError(
+                f"The gradient is {tuple(gradient.shape)} on {gradient.device}, but the activation is "
+                f"{tuple(activation.shape)} on {activation.device}; they must agree."
+            )
+        if not (activation.is_floating_point() and gradient.is_floating_point()):
+            raise ShapeError(
+                f"The activation is {activation.dtype} and the gradient {gradient.dtype}, but both must be "
+                "floating point."
+            )
+
+    def _prepared(
+        self, device: torch.device, work: torch.dtype, channels_last: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """M in the wanted memory order and dtype, b, and the Gram matrix MᵀM, made once."""
+        place = (device, work, channels_last)
+        if place not in self._operands:
+            matrix = self.key.matrix
+            if channels_last:
+                matrix = matrix.unflatten(0, self.key.shape).permute(1, 2, 0, 3).flatten(0, 2)
+            # Half precision would lose the norm: errors, target and Gram matrix stay in float32 or wider.
+            wide = torch.promote_types(work, torch.float32)
+            matrix, target = matrix.to(device), self.key.target.to(device, wide)
+            gram = matrix.to(wide).mT @ matrix.to(wide)
+            self._operands[place] = (matrix.to(work).contiguous(), target, gram)
+        return self._operands[place]
+
+
+def _work_dtype(gradient: Tensor) -> torch.dtype:
+    """The dtype to multiply in: bfloat16 only where the processor does it natively, never float16.
+
+    The coefficients of a large batch lie below float16's smallest number, and a processor without
+    bfloat16 instructions emulates them at a tenth of float32's speed.
+    """
+    if gradient.dtype is torch.float64:
+        return torch.float64
+    if gradient.dtype is torch.bfloat16:
+        native = gradient.device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    return torch.float32
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    return (
+        tensor.ndim == 4
+        and tensor.is_contiguous(memory_format=torch.channels_last)
+        and not tensor.is_contiguous()
+    )
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """(N, *shape) -> (N, d) in memory order; a copy only if the tensor is in neither usual layout."""
+    return (tensor.permute(0, 2, 3, 1) if _channels_last(tensor) else tensor).flatten(1)
+
+
+def _norms(gradient: Tensor, per_sample: bool) -> Tensor:
+    """Norm of the batch (1, 1) or of each sample (N, 1), in at least float32."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    flat = _flat(gradient)
+    if per_sample:
+        return torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=wide)
+    return torch.linalg.vector_norm(flat, dtype=wide)[None, None]
+
+
+def _fused(gradient: Tensor, coefficients: Tensor, matrix: Tensor) -> Tensor:
+    """gradient + coefficients · matrixᵀ as one multiply-add, in the gradient's dtype and layout."""
+    flat = torch.addmm(_flat(gradient).to(matrix.dtype), coefficients, matrix.mT).to(gradient.dtype)
+    if _channels_last(gradient):
+        n, c, h, w = gradient.shape
+        return flat.view(n, h, w, c).permute(0, 3, 1, 2)
+    final = flat.view(gradient.shape)
+    if gradient.is_contiguous():
+        return final
+    return torch.empty_like(gradient, memory_format=torch.preserve_format).copy_(final)

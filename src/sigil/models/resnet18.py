@@ -1,0 +1,61 @@
+"""ResNet-18 with the stem for small images (paper, appendix A, table 1): 3×3, no pooling."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sigil.models.normalization import BatchNormReLU
+
+STANDARD_WIDTH = 64
+DEFAULT_CUT = "layer3"
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut.
+
+    (N, inputs, H, W) -> (N, outputs, ⌈H/stride⌉, ⌈W/stride⌉)
+    """
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = BatchNormReLU(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample: nn.Module
+        if stride == 1 and inputs == outputs:
+            self.downsample = nn.Identity()
+        else:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
+                nn.BatchNorm2d(outputs),
+            )
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(input))))
+        output += self.downsample(input)
+        return F.relu(output, inplace=True)
+
+
+def _layer(inputs: int, outputs: int, *, stride: int) -> nn.Sequential:
+    return nn.Sequential(
+        BasicBlock(inputs, outputs, stride=stride),
+        BasicBlock(outputs, outputs, stride=1),
+    )
+
+
+def rows(width: int, channels: int, classes: int) -> dict[str, nn.Module]:
+    """The rows of the table in order, for images with ``channels`` planes."""
+    return {
+        "conv1": nn.Conv2d(channels, width, 3, padding=1, bias=False),
+        "bn1": BatchNormReLU(width),
+        "maxpool": nn.Identity(),
+        "layer1": _layer(width, width, stride=1),
+        "layer2": _layer(width, 2 * width, stride=2),
+        "layer3": _layer(2 * width, 4 * width, stride=2),
+        "layer4": _layer(4 * width, 8 * width, stride=2),
+        "avgpool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+        "fc": nn.Linear(8 * width, classes),
+    }

@@ -1,0 +1,150 @@
+"""What a model is, in six values; which architectures exist and where each can be cut."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from sigil.errors import ModelError
+from sigil.models import densenet121, mobilenetv2, resnet18, vgg11
+
+Part = Literal["whole", "client", "server"]
+PARTS = ("whole", "client", "server")
+
+# A spec may come out of an adversary's file: these bound what it can make us build.
+MAX_WIDTH = 1024
+MAX_CLASSES = 100_000
+MAX_CHANNELS = 64
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One table of the paper: ``rows(width, channels, classes)`` makes its rows in order."""
+
+    standard_width: int
+    default_cut: str
+    rows: Callable[[int, int, int], dict[str, nn.Module]]
+
+
+ARCHITECTURES = {
+    "resnet18": Architecture(resnet18.STANDARD_WIDTH, resnet18.DEFAULT_CUT, resnet18.rows),
+    "vgg11": Architecture(vgg11.STANDARD_WIDTH, vgg11.DEFAULT_CUT, vgg11.rows),
+    "mobilenetv2": Architecture(
+        mobilenetv2.STANDARD_WIDTH, mobilenetv2.DEFAULT_CUT, mobilenetv2.rows
+    ),
+    "densenet121": Architecture(
+        densenet121.STANDARD_WIDTH, densenet121.DEFAULT_CUT, densenet121.rows
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything that fixes the structure of a model or half; a spec that exists is a valid one.
+
+    ``width`` is the number of channels of the first convolution, ``channels`` that of the images. A
+    half has the ``cut`` it was made at: the client half ends with that row, the server half starts
+    after it.
+    """
+
+    name: str
+    classes: int
+    width: int
+    channels: int
+    part: Part = "whole"
+    cut: str | None = None
+
+    def __post_init__(self) -> None:
+        architecture(self.name)
+        check_range("classes", self.classes, 1, MAX_CLASSES)
+        check_range("width", self.width, 1, MAX_WIDTH)
+        check_range("channels", self.channels, 1, MAX_CHANNELS)
+        if self.part not in PARTS:
+            raise unknown("part of a model", self.part, PARTS)
+        if self.part == "whole":
+            if self.cut is not None:
+                raise ModelError(
+                    f"a whole model has no cut, but the cut {shown(self.cut)} was given"
+                )
+        elif self.cut is None:
+            raise ModelError(f"a {self.part} half needs the name of the cut that it was made at")
+        else:
+            check_cut(self.name, self.cut)
+
+    def __str__(self) -> str:
+        half = "" if self.part == "whole" else f"{self.part} half at {self.cut} of "
+        return f"{half}{self.name} with width {self.width} and {self.classes} classes"
+
+
+def names() -> list[str]:
+    """The architectures that :func:`sigil.models.build` knows."""
+    return list(ARCHITECTURES)
+
+
+def cut_points(name: str) -> list[str]:
+    """The rows after which a model can be cut, in order: all but the last, as no half is empty."""
+    return list(row_names(name)[:-1])
+
+
+def default_cut(name: str) -> str:
+    """The row after which the paper cuts this architecture."""
+    return architecture(name).default_cut
+
+
+def architecture(name: str) -> Architecture:
+    """The architecture of that name, or an error that says which one was probably meant."""
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise unknown("architecture", name, ARCHITECTURES)
+    return ARCHITECTURES[name]
+
+
+def row_names(name: str) -> tuple[str, ...]:
+    """All rows of the architecture's table in order, the last one included."""
+    architecture(name)  # before the cache, whose argument must be hashable
+    return _row_names(name)
+
+
+@functools.cache
+def _row_names(name: str) -> tuple[str, ...]:
+    with torch.device("meta"):
+        return tuple(ARCHITECTURES[name].rows(1, 1, 1))
+
+
+def check_cut(name: str, cut: str) -> None:
+    """Raise unless ``cut`` is a cut point of the architecture ``name``."""
+    points = cut_points(name)
+    if cut not in points:
+        raise unknown(f"cut point of {name}", cut, points)
+
+
+def check_range(what: str, value: object, least: int, most: int) -> None:
+    """Raise unless ``value`` is a whole number from ``least`` to ``most``."""
+    if type(value) is not int or not least <= value <= most:
+        raise ModelError(
+            f"{what} must be a whole number from {least:,} to {most:,}, not {shown(value)}"
+        )
+
+
+def unknown(kind: str, given: object, known: Iterable[str]) -> ModelError:
+    """The error for a name that does not exist: says the nearest, then all."""
+    known = list(known)
+    nearest = difflib.get_close_matches(str(given)[:80], known, n=1, cutoff=0)[0]
+    return ModelError(
+        f"there is no {kind} {shown(given)}, the nearest is {nearest!r}: "
+        f"choose one of {', '.join(known)}"
+    )
+
+
+def shown(value: object) -> str:
+    """A value that an adversary may have chosen, short and printable."""
+    try:
+        text = ascii(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,273 @@
+"""The injector against autograd of the loss it differentiates by hand."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from sigil.errors import ShapeError, SigilError
+from sigil.injector import Injector
+from sigil.key import Key
+
+SHAPES = st.one_of(
+    st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4)),
+    st.tuples(st.integers(1, 6), st.integers(1, 8)),
+    st.tuples(st.integers(1, 40)),
+)
+
+
+def make_key(shape: tuple[int, ...], bits: int) -> Key:
+    return Key.generate("ACME", shape=shape, bits=bits, seed=bytes(range(32)))
+
+
+def by_autograd(key: Key, activation: Tensor, gradient: Tensor, strength: float) -> tuple[Tensor, Tensor]:
+    """G_wm and G_final, straight from equations 1 to 3 of the paper, in float64."""
+    leaf = activation.double().contiguous().requires_grad_()
+    logits = leaf.flatten(1) @ key.matrix.double()
+    loss = F.binary_cross_entropy_with_logits(logits, key.target.double().expand_as(logits))
+    (mark,) = torch.autograd.grad(loss, leaf)
+    main = gradient.double()
+    factor = min(1.0, strength * float(main.norm()) / (float(mark.norm()) + 1e-12))
+    return mark, main + factor * mark
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+@given(
+    shape=SHAPES,
+    bits=st.integers(1, 24),
+    batch=st.integers(1, 9),
+    strength=st.sampled_from([0.0, 0.01, 0.1, 1.0, 1e6]),
+    magnitude=st.sampled_from([1e-6, 1e-2, 1.0, 1e3]),
+    channels_last=st.tuples(st.booleans(), st.booleans()),
+    seed=st.integers(0, 2**31),
+)
+def test_equals_autograd_of_the_loss(
+    shape: tuple[int, ...],
+    bits: int,
+    batch: int,
+    strength: float,
+    magnitude: float,
+    channels_last: tuple[bool, bool],
+    seed: int,
+) -> None:
+    key = make_key(shape, bits)
+    generator = torch.Generator().manual_seed(seed)
+    activation = torch.randn(batch, *shape, generator=generator)
+    gradient = magnitude * torch.randn(batch, *shape, generator=generator)
+    if len(shape) == 3:
+        if channels_last[0]:
+            activation = activation.to(memory_format=torch.channels_last)
+        if channels_last[1]:
+            gradient = gradient.to(memory_format=torch.channels_last)
+    before = activation.clone(), gradient.clone()
+
+    final = Injector(key, strength)(activation, gradient)
+
+    mark, want = by_autograd(key, activation, gradient, strength)
+    assert relative(final, want) < 1e-5
+    # The sum could hide an error in the small part: the added part alone must be right too, as far as
+    # float32 can hold it beside the gradient.
+    added = final.double() - gradient.double()
+    floor = 1e-6 * float(gradient.double().norm())
+    assert float((added - (want - gradient.double())).norm()) < 1e-5 * float(mark.norm()) + floor
+    assert final.stride() == gradient.stride()
+    assert torch.equal(activation, before[0])
+    assert torch.equal(gradient, before[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_half_precision_is_the_float32_result_rounded(dtype: torch.dtype, channels_last: bool) -> None:
+    key = make_key((16, 4, 4), 20)
+    generator = torch.Generator().manual_seed(1)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    activation = torch.randn(64, 16, 4, 4, generator=generator).to(dtype, memory_format=layout)
+    gradient = (1e-3 * torch.randn(64, 16, 4, 4, generator=generator)).to(dtype, memory_format=layout)
+
+    final = Injector(key, 1.0)(activation, gradient)
+
+    _, want = by_autograd(key, activation, gradient, 1.0)
+    assert final.dtype is dtype
+    assert relative(final, want) < 2 * torch.finfo(dtype).eps
+
+
+def test_float16_coefficients_below_its_smallest_number_survive() -> None:
+    key = make_key((8, 4, 4), 50)
+    generator = torch.Generator().manual_seed(2)
+    activation = torch.randn(256, 8, 4, 4, generator=generator).half()
+    gradient = (1e-6 * torch.randn(256, 8, 4, 4, generator=generator)).half()
+    final = Injector(key, 1.0)(activation, gradient)
+    added = final.float() - gradient.float()
+    assert 0.8 < float(added.norm() / gradient.float().norm()) < 1.2
+
+
+def test_unusual_strides_are_kept() -> None:
+    key = make_key((4, 6), 8)
+    gradient = torch.randn(5, 6, 4).mT
+    activation = torch.randn(6, 5, 4).permute(1, 2, 0)
+    final = Injector(key, 0.5)(activation, gradient)
+    assert final.stride() == gradient.stride()
+    assert relative(final, by_autograd(key, activation, gradient, 0.5)[1]) < 1e-5
+
+
+def test_clipping_is_exact_on_both_sides_of_one() -> None:
+    key = make_key((32,), 8)
+    activation = torch.randn(4, 32)
+    mark, _ = by_autograd(key, activation, torch.ones(4, 32), 1.0)
+    direction = torch.randn(4, 32)
+    gradient = direction / direction.norm() * float(mark.norm())
+    for strength in (0.3, 0.999, 1.001, 5.0):
+        added = Injector(key, strength)(activation, gradient).double() - gradient.double()
+        assert float(added.norm() / mark.norm()) == pytest.approx(min(1.0, strength), rel=1e-4)
+    unclipped = Injector(key, 0.3, clip=False)(activation, gradient) - gradient
+    assert relative(unclipped, mark) < 1e-5
+
+
+def test_per_sample_clipping_bounds_every_sample() -> None:
+    key = make_key((32,), 8)
+    activation = torch.randn(6, 32)
+    gradient = torch.randn(6, 32) * torch.logspace(-6, -2, 6)[:, None]
+    added = Injector(key, 0.1, per_sample=True)(activation, gradient) - gradient
+    assert torch.allclose(added.norm(dim=1), 0.1 * gradient.norm(dim=1), rtol=1e-3)
+    mark, _ = by_autograd(key, activation, gradient, 0.1)
+    cosines = F.cosine_similarity(added.double(), mark, dim=1)
+    assert torch.allclose(cosines, torch.ones(6, dtype=torch.float64), atol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
+def test_zero_or_broken_gradient_is_returned_as_it_is(bad: float) -> None:
+    key = make_key((8, 2, 2), 6)
+    activation = torch.randn(3, 8, 2, 2)
+    gradient = torch.zeros(3, 8, 2, 2)
+    gradient[0, 0, 0, 0] = bad
+    final = Injector(key, 1.0, statistics=True)(activation, gradient)
+    assert torch.equal(final.nan_to_num(7.0, 8.0), gradient.nan_to_num(7.0, 8.0))
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_broken_activation_never_puts_nan_into_the_gradient(per_sample: bool) -> None:
+    key = make_key((8, 2, 2), 6)
+    activation = torch.randn(3, 8, 2, 2)
+    activation[1, 0, 0, 0] = float("nan")
+    gradient = torch.randn(3, 8, 2, 2)
+    final = Injector(key, 1.0, per_sample=per_sample)(activation, gradient)
+    assert bool(torch.isfinite(final).all())
+    assert torch.equal(final[1], gradient[1])
+
+
+def test_statistics_are_what_they_say_and_absent_when_not_asked_for() -> None:
+    key = make_key((16, 2, 2), 10)
+    activation, gradient = torch.randn(8, 16, 2, 2), 1e-3 * torch.randn(8, 16, 2, 2)
+    silent = Injector(key, 0.25)
+    silent(activation, gradient)
+    assert silent.last is None
+
+    injector = Injector(key, 0.25, statistics=True)
+    final = injector(activation, gradient)
+    assert torch.equal(final, silent(activation, gradient))
+    mark, _ = by_autograd(key, activation, gradient, 0.25)
+    got = injector.last
+    assert got is not None
+    assert got.main_norm == pytest.approx(float(gradient.norm()), rel=1e-5)
+    assert got.watermark_norm == pytest.approx(float(mark.norm()), rel=1e-5)
+    assert got.injected_norm == pytest.approx(0.25 * float(gradient.norm()), rel=1e-5)
+    assert got.factor == pytest.approx(got.injected_norm / got.watermark_norm, rel=1e-5)
+    cosine = F.cosine_similarity(gradient.double().flatten(), mark.flatten(), dim=0)
+    assert got.cosine == pytest.approx(float(cosine), abs=1e-5)
+    bits = (activation.flatten(1) @ key.matrix >= 0).float()
+    assert got.wsr == pytest.approx(float((bits == key.target).float().mean()))
+
+
+def test_attach_marks_the_clients_gradient_and_leaves_the_servers_alone() -> None:
+    torch.manual_seed(0)
+    key = make_key((4, 4, 4), 8)
+    client, server = nn.Conv2d(3, 4, 3, padding=1), nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    images, labels = torch.randn(6, 3, 4, 4), torch.randint(5, (6,))
+
+    def gradients(injector: Injector | None) -> tuple[Tensor, Tensor, Tensor]:
+        client.zero_grad()
+        server.zero_grad()
+        activation = client(images)
+        activation.retain_grad()
+        if injector is not None:
+            injector.attach(activation)
+        F.cross_entropy(server(activation), labels).backward()
+        assert activation.grad is not None
+        assert client.weight.grad is not None
+        linear = server[1]
+        assert linear.weight.grad is not None
+        return activation.grad.clone(), client.weight.grad.clone(), linear.weight.grad.clone()
+
+    clean, marked = gradients(None), gradients(Injector(key, 0.5))
+    want = Injector(key, 0.5)(client(images).detach(), clean[0])
+    assert torch.allclose(marked[0], want, rtol=1e-5, atol=1e-8)
+    assert not torch.equal(marked[1], clean[1])
+    assert torch.equal(marked[2], clean[2])
+
+
+def test_attach_works_on_a_received_leaf_and_its_handle_removes_it() -> None:
+    key = make_key((4,), 4)
+    injector = Injector(key, 1.0)
+    activation = torch.randn(3, 4).requires_grad_()
+    handle = injector.attach(activation)
+    activation.sum().backward()
+    assert activation.grad is not None
+    assert torch.equal(activation.grad, injector(activation.detach(), torch.ones(3, 4)))
+    handle.remove()
+    activation.grad = None
+    activation.sum().backward()
+    assert torch.equal(activation.grad, torch.ones(3, 4))
+
+
+def test_attach_keeps_nothing_alive() -> None:
+    injector = Injector(make_key((4,), 4), 1.0)
+    activation = torch.randn(3, 4).requires_grad_()
+    injector.attach(activation)
+    watcher = weakref.ref(activation)
+    gc.disable()
+    try:
+        del activation
+        assert watcher() is None
+    finally:
+        gc.enable()
+
+
+def test_attach_says_when_the_activation_was_changed_in_place() -> None:
+    injector = Injector(make_key((4,), 4), 1.0)
+    activation = nn.Linear(2, 4)(torch.randn(3, 2))
+    injector.attach(activation)
+    with pytest.raises(SigilError, match="in place"):
+        activation.relu_().sum().backward()
+
+
+def test_bad_use_gives_one_sentence() -> None:
+    key = make_key((4, 2, 2), 4)
+    injector = Injector(key)
+    good = torch.randn(2, 4, 2, 2)
+    for activation, gradient in [
+        (torch.randn(2, 4, 2, 3), torch.randn(2, 4, 2, 3)),
+        (good, torch.randn(3, 4, 2, 2)),
+        (torch.randn(0, 4, 2, 2), torch.randn(0, 4, 2, 2)),
+        (torch.ones(2, 4, 2, 2, dtype=torch.long), good),
+    ]:
+        with pytest.raises(ShapeError):
+            injector(activation, gradient)
+    with pytest.raises(SigilError, match="requires_grad_"):
+        injector.attach(torch.randn(2, 4, 2, 2))
+    for strength in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(SigilError, match="strength"):
+            Injector(key, strength)
+
+
+def test_repr_tells_the_setting() -> None:
+    assert "strength=0.25" in repr(Injector(make_key((4,), 4), 0.25))
