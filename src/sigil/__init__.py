@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sigil import attacks, baselines, detectors, models
+    from sigil import models
     from sigil.errors import SigilError
     from sigil.injector import Injector
     from sigil.key import Key
@@ -20,7 +20,7 @@ _HOMES = {
     "SigilError": "sigil.errors",
     "verify": "sigil.verification",
 }
-_PACKAGES = {"attacks", "baselines", "detectors", "models"}
+_PACKAGES = {"models"}
 
 
 def __getattr__(name: str) -> Any:

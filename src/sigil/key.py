@@ -101,7 +101,12 @@ class Key:
 
     @classmethod
     def generate(
-        cls, owner: str, *, shape: Sequence[int], bits: int = 50, seed: bytes | None = None
+        cls,
+        owner: str,
+        *,
+        shape: Sequence[int],
+        bits: int = 50,
+        seed: bytes | None = None,
     ) -> Key:
         """Draw a new key from the operating system's randomness.
 
@@ -268,7 +273,7 @@ class Key:
     def __repr__(self) -> str:
         return (
             f"Key(owner={self.owner!r}, shape={self.shape}, bits={self.bits}, "
-            f"commitment={self.commitment[:12]!r}…)"
+            f"commitment='{self.commitment[:12]}…')"
         )
 
     def __eq__(self, other: object) -> bool:

@@ -140,10 +140,7 @@ def _parse(data: bytes, path: str, passphrase: str | None) -> Fields:
         raise KeyFileError(f"{path} is truncated: its end is missing; restore it from a backup.")
     document = _document(data)
     if document is None:
-        raise KeyFileError(
-            f"{path} is damaged: it is not, byte for byte, what Sigil wrote; "
-            "restore it from a backup."
-        )
+        raise KeyFileError(f"{path} is damaged: its content has changed; restore it from a backup.")
     return Fields(
         version=document["version"],
         owner=document["owner"],

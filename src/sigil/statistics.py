@@ -14,8 +14,8 @@ The event is ``D <= d`` with ``d = floor((A - T/g) / 2)``, so that ``p`` is the 
 the ``a_j`` with sum at most ``d``, divided by ``2^k``. It is found in one of three ways:
 
 *Table.* Count the subsets of every sum up to ``d``, one weight after the other. Only positive
-numbers are added, so the relative error is below ``2 k`` times 1.1e-16, and there is none at all up
-to 53 bits.
+numbers are added, so the relative error is about ``k`` times 1.1e-16 at most, and up to 53 bits the
+count has none at all.
 
 *Tilted blocks*, for more than 1,000 bits or large tables. A subset of sum ``D`` gets the weight
 ``exp(-tilt D)``, with the tilt that puts the mean of ``D`` at ``d``; the tables of a few blocks of
@@ -23,13 +23,14 @@ weights are then convolved by FFT. The rounding of an FFT is relative to its lar
 tilting puts the largest value where the answer is: the relative error stays near 1e-12 even for
 ``p = 2^-3000``. Mass outside a window that holds all but 1e-20 of it (Hoeffding) is left out.
 
-*Bound*, when a second of work would not do (``Tail.exact`` is then False). Chernoff's bound
+*Bound*, when a second of work would not do (``Tail.exact`` is then False; this depends on the
+weights only, not on ``T``). Chernoff's bound
 ``exp(tilt d) prod (1 + exp(-tilt a_j)) / 2``, which equals
 ``min_t exp(-t T) prod cosh(t w_j)``, times a factor of at most one; see :func:`_log_bound`.
 
 Worked example: three bits, four probes, counts of ones 4, 1, 2, so ``w = 4, -2, 0``. With target
-bits 1, 0, 0 the statistic is ``T = 6``, one of the two in eight sign patterns that reach 6
-(the third weight is zero):
+bits 1, 0, 0 the statistic is ``T = 6``, which two of the eight sign patterns reach (the third weight
+is zero):
 
 >>> tail([4, -2, 0], 6).p
 0.25
@@ -65,7 +66,7 @@ _LEFT_OUT = 1e-20
 # (I. G. Shevtsova, Doklady Mathematics 82, 2010).
 _BERRY_ESSEEN = 0.56
 _PLOT_POINTS = 2000
-_NAMES = tuple(f"{prefix}illion" for prefix in "m b tr quadr quint sext sept oct non".split())
+_PREFIXES = ("m", "b", "tr", "quadr", "quint", "sext", "sept", "oct", "non")
 
 
 @dataclass(frozen=True)
@@ -135,17 +136,17 @@ def tail(weights: ArrayLike, statistic: int) -> Tail:
         return Tail(0.0, exact=True)
     if deficit < sizes[0]:  # only one sign pattern of 2^k is as good
         return Tail(-math.log10(1 << bits), exact=True)
-    blocks = _blocks(sizes, deficit)
+    blocks = _blocks(sizes)
     if blocks == 0:
         return Tail(_log_bound(sizes, deficit) / math.log(10.0), exact=False)
     if blocks == 1:
-        subsets = float(np.cumsum(_table(sizes, np.ones(bits), deficit))[-1])
+        subsets = float(_table(sizes, np.ones(bits), deficit).sum())
         return Tail(min(0.0, math.log10(math.ldexp(subsets, -bits))), exact=True)
     tilt = _tilt(sizes, deficit)
     start, law = _tilted(sizes, tilt, deficit, blocks)
     below = law[: deficit - start + 1]
     decay = np.exp(tilt * np.arange(1 - len(below), 1, dtype=np.float64))
-    log_p = _log_moment(sizes, tilt) + tilt * deficit + math.log(float(np.dot(below, decay)))
+    log_p = _log_moment(sizes, tilt) + tilt * deficit + math.log(float(np.sum(below * decay)))
     return Tail(min(0.0, log_p / math.log(10.0)), exact=True)
 
 
@@ -168,12 +169,11 @@ def threshold(weights: ArrayLike, *, probes: int, alpha: float) -> float:
     if math.log2(alpha) < -len(sizes):
         return math.inf
     total = int(sizes.sum())
-    highest = total if alpha >= 0.5 else total // 2
-    blocks = _blocks(sizes, highest)
+    blocks = _blocks(sizes)
     if blocks == 0:
         deficit = _largest_bounded(sizes, math.log(alpha))
     elif blocks == 1:
-        subsets = np.cumsum(_table(sizes, np.ones(len(sizes)), highest))
+        subsets = np.cumsum(_table(sizes, np.ones(len(sizes)), total))
         deficit = int(np.searchsorted(subsets, math.ldexp(alpha, len(sizes)), side="right")) - 1
         deficit = _largest_subset_sum(sizes, deficit)
     else:
@@ -203,12 +203,12 @@ def null_distribution(weights: ArrayLike, *, probes: int) -> tuple[Floats, Float
     _within(values, probes)
     sizes, unit = _reduce(values)
     total = int(sizes.sum())
-    if _blocks(sizes, total) == 0:
+    if _blocks(sizes) == 0:
         grain = -(-total // (100 * _PLOT_POINTS))
         sizes = (sizes + grain // 2) // grain
         sizes = sizes[sizes > 0]
         unit, total = unit * grain, int(sizes.sum())
-    blocks = _blocks(sizes, total)
+    blocks = _blocks(sizes)
     law = np.zeros(total + 1)
     if blocks <= 1:
         law[:] = np.ldexp(_table(sizes, np.ones(len(sizes)), total), -len(sizes))
@@ -223,7 +223,7 @@ def null_distribution(weights: ArrayLike, *, probes: int) -> tuple[Floats, Float
 
 
 def in_words(log10_p: float) -> str:
-    """A probability in the words of a report, never smaller than it is: N is rounded down.
+    """A probability in the words of a report; below one in ten, N is rounded down, never up.
 
     >>> in_words(math.log10(2**-4)), in_words(math.log10(2**-50)), in_words(-300.2)
     ('one in 16', 'one in 1.1 quadrillion', 'one in 10^300')
@@ -240,7 +240,7 @@ def in_words(log10_p: float) -> str:
         group = int(exponent // 3)
         number = 10.0 ** (exponent - 3 * group)
         figure = math.floor(number * 10) / 10 if number < 100 else math.floor(number)
-        return f"one in {figure:g} {_NAMES[group - 2]}"
+        return f"one in {figure:g} {_PREFIXES[group - 2]}illion"
     return f"one in 10^{math.floor(exponent)}"
 
 
@@ -261,19 +261,20 @@ def _length(sizes: Integers) -> int:
     return int(fft.next_fast_len(min(int(window) + 3, int(sizes.sum()) + 1), real=True))
 
 
-def _blocks(sizes: Integers, highest: int) -> int:
-    """Blocks that make ``P(D <= highest)`` cheapest: 1 is the plain table, 0 is too much work."""
+def _blocks(sizes: Integers) -> int:
+    """Blocks that make the exact law cheapest: 1 is the plain table, 0 is too much work."""
     bits, total = len(sizes), int(sizes.sum())
-    table = bits * (highest + 1) / 2 if bits <= _TABLE_BITS else math.inf
     length = _length(sizes)
     transform = length * math.log2(length + 1)
     # Tables of n blocks take k A / 2 n steps, their transforms n L log L: equal parts are best.
     blocks = max(2, -(-bits // _BLOCK_BITS), round(math.sqrt(bits * total / (2 * transform))))
-    tilted = bits * total / (2 * blocks) + blocks * transform
-    if table <= tilted:
-        return 1 if table <= _WORK_LIMIT and highest < _LENGTH_LIMIT else 0
-    longest = max(length, total / blocks)
-    return blocks if tilted <= _WORK_LIMIT and longest <= _LENGTH_LIMIT else 0
+    work = bits * total / (2 * blocks) + blocks * transform
+    longest = max(length, total // blocks)
+    # Half of the sums matter when the target does better than chance.
+    table = bits * total / 4
+    if bits <= _TABLE_BITS and table <= work:
+        blocks, work, longest = 1, table, total
+    return blocks if work <= _WORK_LIMIT and longest <= _LENGTH_LIMIT else 0
 
 
 def _table(sizes: Integers, factors: Floats, highest: int) -> Floats:
@@ -302,7 +303,7 @@ def _tilted(sizes: Integers, tilt: float, highest: int, blocks: int) -> tuple[in
         spectrum *= fft.rfft(table, length)
     law = np.maximum(fft.irfft(spectrum, length), 0.0)
     # The convolution is circular: the window around the mean says which turn each place is on.
-    mean = float(np.dot(sizes, expit(-tilt * sizes)))
+    mean = _mean(sizes, tilt)
     start = min(max(0, int(mean) - length // 2), max(0, int(sizes.sum()) + 1 - length))
     return start, np.roll(law, -(start % length))
 
@@ -310,6 +311,12 @@ def _tilted(sizes: Integers, tilt: float, highest: int, blocks: int) -> tuple[in
 def _log_moment(sizes: Integers, tilt: float) -> float:
     """``log E exp(-tilt D)`` under the null."""
     return float(np.sum(np.log1p(np.exp(-tilt * sizes)) - math.log(2.0)))
+
+
+def _mean(sizes: Integers, tilt: float) -> float:
+    """Mean of the tilted deficit."""
+    # Not np.dot: its threads make a short product slow on a busy machine.
+    return float(np.sum(sizes * expit(-tilt * sizes)))
 
 
 def _tilt(sizes: Integers, deficit: int) -> float:
@@ -321,7 +328,7 @@ def _tilt(sizes: Integers, deficit: int) -> float:
     # sum a / (1 + e^(t a)) <= A e^-t, so that the upper end is past the root.
     return float(
         brentq(
-            lambda tilt: float(np.dot(sizes, expit(-tilt * sizes))) - wanted,
+            lambda tilt: _mean(sizes, tilt) - wanted,
             0.0,
             math.log(total / wanted),
             xtol=1e-300,
@@ -344,21 +351,15 @@ def _log_bound(sizes: Integers, deficit: int) -> float:
     tilt = _tilt(sizes, deficit)
     if tilt == 0.0:
         return 0.0
-    mean, deviation, distance = _tilted_moments(sizes, tilt)
-    margin = (deficit - mean) / deviation
-    normal = 0.5 * math.exp(-(margin**2) / 2) * erfcx((tilt * deviation - margin) / math.sqrt(2))
-    factor = min(1.0, float(normal) + 2.0 * distance)
-    return min(0.0, _log_moment(sizes, tilt) + tilt * deficit + math.log(factor))
-
-
-def _tilted_moments(sizes: Integers, tilt: float) -> tuple[float, float, float]:
-    """Mean and standard deviation of the tilted deficit, and its distance from the normal law."""
-    share = expit(-tilt * sizes)
-    spread = share * (1.0 - share)
     scale = sizes.astype(np.float64)
+    share = expit(-tilt * scale)
+    spread = share * (1.0 - share)
     deviation = math.sqrt(float(np.sum(scale**2 * spread)))
     third = float(np.sum(scale**3 * spread * (share**2 + (1.0 - share) ** 2)))
-    return float(np.dot(scale, share)), deviation, _BERRY_ESSEEN * third / deviation**3
+    margin = (deficit - _mean(sizes, tilt)) / deviation
+    normal = 0.5 * math.exp(-(margin**2) / 2) * erfcx((tilt * deviation - margin) / math.sqrt(2))
+    factor = min(1.0, float(normal) + 2.0 * _BERRY_ESSEEN * third / deviation**3)
+    return min(0.0, _log_moment(sizes, tilt) + tilt * deficit + math.log(factor))
 
 
 def _largest_bounded(sizes: Integers, log_alpha: float) -> int:
@@ -375,27 +376,16 @@ def _largest_bounded(sizes: Integers, log_alpha: float) -> int:
 
 def _largest_tilted(sizes: Integers, log_alpha: float, blocks: int) -> int:
     """Largest deficit ``d`` with ``P(D <= d) <= alpha``, from the law tilted towards it."""
-
-    def log_estimate(tilt: float) -> float:
-        mean, deviation, _ = _tilted_moments(sizes, tilt)
-        normal = float(erfcx(tilt * deviation / math.sqrt(2))) / 2
-        return _log_moment(sizes, tilt) + tilt * mean + math.log(normal) - log_alpha
-
-    steepest = math.log(100.0 * int(sizes.sum()))
-    if log_estimate(0.0) <= 0.0:
-        tilt = 0.0
-    elif log_estimate(steepest) >= 0.0:
-        tilt = steepest
-    else:
-        tilt = float(brentq(log_estimate, 0.0, steepest, xtol=1e-300, rtol=1e-9))
-    centre = float(np.dot(sizes, expit(-tilt * sizes)))
-    start, law = _tilted(sizes, tilt, int(sizes.sum()), blocks)
-    rise = tilt * (start - centre + np.arange(len(law), dtype=np.float64))
+    near = _largest_bounded(sizes, log_alpha)
+    tilt = _tilt(sizes, near)
+    total = int(sizes.sum())
+    start, law = _tilted(sizes, tilt, total, blocks)
+    rise = tilt * np.arange(start - near, start - near + len(law), dtype=np.float64)
     # Beyond e^700 the sum is far above alpha; cutting there avoids an overflow.
     sums = np.cumsum(law * np.exp(np.minimum(rise, 700.0)))
-    limit = math.exp(log_alpha - _log_moment(sizes, tilt) - tilt * centre)
+    limit = math.exp(log_alpha - _log_moment(sizes, tilt) - tilt * near)
     found = start + int(np.searchsorted(sums, limit, side="right")) - 1
-    return min(max(0, found), int(sizes.sum()))
+    return min(max(0, found), total)
 
 
 def _largest_subset_sum(sizes: Integers, highest: int) -> int:
@@ -423,8 +413,8 @@ def _whole(number: int, name: str) -> None:
 
 def _positive(number: int, name: str) -> None:
     _whole(number, name)
-    if number < 1:
-        raise SigilError(f"The {name} is {number} but must be at least 1.")
+    if not 1 <= number <= 2**53:
+        raise SigilError(f"The {name} is {number} but must lie between 1 and 2^53.")
 
 
 def _within(weights: Integers, probes: int) -> None:
@@ -439,9 +429,7 @@ def _integers(values: ArrayLike, name: str) -> Integers:
     """The values as a vector of integers whose sums cannot overflow."""
     array = np.asarray(values)
     if array.ndim != 1 or len(array) == 0:
-        raise ShapeError(
-            f"The {name} have the shape {array.shape} but must be a list with one number a bit."
-        )
+        raise ShapeError(f"The {name} have the shape {array.shape} but must be a list with one number a bit.")
     if array.dtype.kind not in "biuf" or not np.all(np.isfinite(array) & (array == np.rint(array))):
         raise SigilError(f"The {name} must be whole numbers; give counts, not shares.")
     if float(np.abs(array.astype(np.float64)).max()) * len(array) > 2.0**61:

@@ -97,9 +97,9 @@ class Report:
                 f"probability of {bound}{chance}."
             )
         if math.isinf(self.threshold):
-            needed = f"no agreement on {self.bits} bits could prove it at {self.alpha:.1g}"
+            needed = f"no agreement on its {self.bits} bits would be proof (p <= {self.alpha:.1g})"
         else:
-            needed = f"proof at {self.alpha:.1g} needs {self.threshold:.1%}"
+            needed = f"proof (p <= {self.alpha:.1g}) takes {self.threshold:.1%}"
         return (
             f"The suspect is not shown to carry the mark: {found}, which chance alone would reach "
             f"with a probability of {bound}{chance}, and {needed}."
@@ -131,9 +131,7 @@ def verify(
     """
     _check_settings(probes=probes, seed=seed, alpha=alpha, tries=tries, batch_size=batch_size)
     shape = _input_shape(suspect, input_shape)
-    ones, sums, squares = _project(
-        suspect, key, shape=shape, probes=probes, seed=seed, batch_size=batch_size
-    )
+    ones, sums, squares = _project(suspect, key, shape=shape, probes=probes, seed=seed, batch_size=batch_size)
 
     target = key.target.to(torch.int64)
     signs = 2 * target - 1
@@ -151,9 +149,7 @@ def verify(
         p_value=10.0**log10_p,
         log10_p=log10_p,
         exact=tail.exact,
-        threshold=statistics.threshold(
-            (2 * ones - probes).numpy(), probes=probes, alpha=alpha / tries
-        ),
+        threshold=statistics.threshold((2 * ones - probes).numpy(), probes=probes, alpha=alpha / tries),
         alpha=alpha,
         tries=tries,
         bits=key.bits,
@@ -179,9 +175,7 @@ def _check_settings(*, probes: int, seed: int, alpha: float, tries: int, batch_s
         raise ConfigError(f"alpha is {alpha}, but it must lie between 0 and 1, such as {ALPHA:g}.")
 
 
-def _input_shape(
-    suspect: Callable[[Tensor], Tensor], given: Sequence[int] | None
-) -> tuple[int, ...]:
+def _input_shape(suspect: Callable[[Tensor], Tensor], given: Sequence[int] | None) -> tuple[int, ...]:
     known = given if given is not None else getattr(suspect, "input_shape", None)
     if known is None:
         raise ShapeError(
@@ -213,7 +207,7 @@ def _project(
 
     # Several batches wait for one projection, so that a key too large to be held as a whole is
     # derived once for all of them.
-    wave = max(batch_size, _BUDGET // key.dimension // batch_size * batch_size)
+    wave = max(1, _BUDGET // max(key.dimension, key.bits) // batch_size) * batch_size
     with _undisturbed(module, device=device, seed=seed):
         for first in range(0, probes, wave):
             last = min(first + wave, probes)

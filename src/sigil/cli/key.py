@@ -27,7 +27,8 @@ app = typer.Typer(
 
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key file.")]
 AskPassphrase = Annotated[
-    bool, typer.Option("--passphrase", help="Ask for the passphrase at the terminal.")
+    bool,
+    typer.Option("--passphrase", help="Ask for the passphrase at the terminal."),
 ]
 PassphraseFile = Annotated[
     Path | None,
@@ -40,13 +41,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The key file to write.")],
     owner: Annotated[
-        str, typer.Option(metavar="NAME", help="Your name, as the evidence will state it.")
+        str,
+        typer.Option(metavar="NAME", help="Your name, as the evidence will state it."),
     ],
     shape: Annotated[
         str,
-        typer.Option(
-            metavar="C,H,W", help="Shape of one sample's activation at the cut, without the batch."
-        ),
+        typer.Option(metavar="C,H,W", help="Shape of one activation at the cut, without batch."),
     ],
     bits: Annotated[int, typer.Option(metavar="K", help="Length of the watermark.")] = 50,
     passphrase: AskPassphrase = False,
@@ -156,7 +156,10 @@ def read_passphrase(*, ask: bool, file: Path | None, confirm: bool = False) -> s
     if ask:
         try:
             answer: str = typer.prompt(
-                "Passphrase", hide_input=True, confirmation_prompt=confirm, err=True
+                "Passphrase",
+                hide_input=True,
+                confirmation_prompt=confirm,
+                err=True,
             )
         except typer.Abort as abort:
             if not isinstance(abort.__context__, EOFError):

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -23,7 +23,10 @@ PIPE_CLOSED = 141
 BUG = 70
 
 # Newer releases of typer carry their own copy of click; this finds the right class in all of them.
-_UsageError = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+_UsageError = cast(
+    type[typer.BadParameter],
+    next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"),
+)
 
 app = typer.Typer(
     name="sigil",
@@ -55,21 +58,18 @@ def root(
 ) -> None:
     """Prove who owns a model that was trained by split federated learning.
 
-    \b
     Make a key and publish its commitment before training:
       sigil key new owner.key --owner "ACME" --shape 256,8,8
       sigil key commit owner.key
 
-    \b
     Test a suspect model, and keep the result:
       sigil verify suspect.safetensors --key owner.key
-      sigil verify suspect.safetensors --key owner.key --report page.html --evidence case.json
+      sigil verify suspect.safetensors --key owner.key --report page.html
 
-    \b
     Check somebody else's evidence, offline and without their key:
       sigil evidence check case.json --statement "$(cat published.txt)"
 
-    Exit status: 0 done or owned, 1 not owned or a check failed, 2 bad use or bad input.
+    Exit status: 0 done or owned, 1 not owned or a check failed, 2 bad input.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -85,13 +85,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     try:
         command = typer.main.get_command(app)
-        result = command.main(args=arguments, prog_name="sigil", standalone_mode=False)
+        # The arguments are also the context's object: evidence records the command that made it.
+        result = command.main(args=arguments, prog_name="sigil", standalone_mode=False, obj=tuple(arguments))
         sys.stdout.flush()
     except SigilError as error:
         _complain(str(error))
         return 2
     except _UsageError as error:
-        error.show()  # type: ignore[attr-defined]
+        error.show()
         return 2
     except (typer.Abort, KeyboardInterrupt):
         _complain("Interrupted: nothing more was done.")

@@ -12,6 +12,4 @@ def printable(text: str) -> str:
     >>> printable("model\\x1b[2J.pt")
     'model\\\\x1b[2J.pt'
     """
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -47,13 +47,14 @@ class Allocate(Protocol):
 class Source:
     """A data set as it lies on disk.
 
-    `name` names the cache entry; `files` are what the fingerprint covers (names, sizes and times);
-    `options` are settings that change the decoded images; `decode` fills the arrays that it asks for
-    and returns the number of classes.
+    `name` names the cache entry; `files` (paths under `root`) are what the fingerprint covers: names,
+    sizes and times; `options` are settings that change the decoded images; `decode` fills the arrays
+    that it asks for and returns the number of classes.
     """
 
     name: str
-    files: Sequence[str | os.PathLike[str]]
+    root: Path
+    files: Sequence[str]
     decode: Callable[[Allocate], int]
     options: str = ""
 
@@ -75,8 +76,13 @@ def fingerprint(source: Source) -> str:
     """Give 16 hex digits that change with the name, size or time of any source file."""
     digest = hashlib.sha256(f"{_VERSION}\n{source.options}\n".encode())
     for file in source.files:
-        status = os.stat(file)
-        line = f"{os.fspath(file)}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        try:
+            status = os.stat(os.path.join(source.root, file))
+        except OSError as error:
+            raise DataError(
+                f"{source.root / file} cannot be read ({error.strerror}): restore or remove it."
+            ) from error
+        line = f"{file}\0{status.st_size}\0{status.st_mtime_ns}\n"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:16]
 

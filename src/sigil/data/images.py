@@ -77,15 +77,15 @@ def decode(
         # 16-bit greys do not fit 8 bits: `convert` would clip them to white.
         if picture.mode.startswith("I"):
             picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-        picture = picture.convert("L" if channels == 1 else "RGB")
+        mode = "L" if channels == 1 else "RGB"
+        if picture.mode != mode:
+            picture = picture.convert(mode)
         if picture.size != (width, height):
             picture = picture.resize((width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(picture).reshape(height, width, channels)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         name = label or (str(source) if isinstance(source, Path) else "a picture")
-        raise DataError(
-            f"{name} cannot be decoded ({error}): replace or remove it."
-        ) from error
-    pixels = np.asarray(picture).reshape(height, width, channels)
+        raise DataError(f"{name} cannot be decoded ({error}): replace or remove it.") from error
     return pixels.transpose(2, 0, 1)
 
 

@@ -7,7 +7,6 @@ that whoever made the suspect has chosen; sorted, it says no more than the test 
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,10 +21,13 @@ if TYPE_CHECKING:
     from sigil.verification import Report
 
 MAX_BITS = 65_536
-MAX_PROBES = 2**24
+MAX_PROBES = 10**9
 
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Line = Annotated[str, StringConstraints(max_length=2_000)]
+Moment = Annotated[
+    str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")
+]
 Name = Annotated[str, StringConstraints(max_length=200)]
 Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=2**31)]
@@ -46,10 +48,10 @@ class Verdict(_Strict):
     exact: bool
     alpha: Annotated[float, Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
     threshold: Share | None
-    tries: Annotated[int, Field(ge=1, le=2**62)]
+    tries: Annotated[int, Field(ge=1, le=10**15)]
     bits: Annotated[int, Field(ge=1, le=MAX_BITS)]
     probes: Annotated[int, Field(ge=1, le=MAX_PROBES)]
-    probe_seed: Annotated[int, Field(ge=-(2**63), lt=2**64)]
+    probe_seed: Annotated[int, Field(ge=0, lt=2**63)]
     agreements: Annotated[tuple[int, ...], Field(min_length=1, max_length=MAX_BITS)]
     paper_rule: bool
     aligned: bool
@@ -104,9 +106,7 @@ class Facts(_Strict):
 
     format: Literal["sigil-evidence"] = "sigil-evidence"
     version: Literal[1] = 1
-    created: Annotated[
-        str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", max_length=20)
-    ]
+    created: Moment
     command: Annotated[str, StringConstraints(max_length=20_000)]
     verdict: Verdict
     key: KeyFacts
@@ -119,15 +119,18 @@ def gather(
     key: Key,
     *,
     suspect: Suspect,
-    file: str | os.PathLike[str],
+    input_shape: Sequence[int],
     command: str,
     created: datetime | None = None,
 ) -> Facts:
-    """Collect the facts of one verification; `created` is the present moment if not given."""
+    """Collect the facts of one verification; `created` is the present moment if not given.
+
+    `input_shape` is that of the probes, `command` the line that repeats the verification.
+    """
     moment = (created or datetime.now(UTC)).astimezone(UTC)
     return Facts(
         created=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        command=_text(command),
+        command=_text(command, limit=20_000),
         verdict=Verdict(
             owned=report.owned,
             wsr=report.wsr,
@@ -150,11 +153,11 @@ def gather(
             shape=key.shape,
         ),
         suspect=SuspectFacts(
-            file=_text(os.path.basename(os.fspath(file))),
+            file=_text(suspect.path.name),
             sha256=suspect.sha256,
             kind=suspect.kind,
             description=_text(suspect.description),
-            input_shape=tuple(suspect.input_shape),
+            input_shape=tuple(input_shape),
         ),
         software=software(),
     )
@@ -179,6 +182,6 @@ def _agreements(shares: Sequence[float], probes: int) -> tuple[int, ...]:
     return tuple(sorted((round(share * probes) for share in shares), reverse=True))
 
 
-def _text(text: str) -> str:
-    """A file name may hold bytes that are not text; the evidence holds only text."""
-    return os.fsencode(text).decode("utf-8", "replace")
+def _text(text: str, limit: int = 2_000) -> str:
+    """Names from outside may be long or hold bytes that are not text; the evidence holds neither."""
+    return text.encode("utf-8", "replace").decode("utf-8")[:limit]

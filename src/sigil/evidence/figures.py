@@ -16,7 +16,8 @@ import numpy.typing as npt
 from markupsafe import Markup, escape
 
 _LINE = 17
-_LETTER = 6.7
+# Width of a letter of the widest common sans-serif, regular and bold, at the page's 12.5 pixels.
+_LETTER, _BOLD_LETTER = 6.5, 7.5
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
@@ -60,10 +61,10 @@ def null_figure(
     `observed` is the WSR and log10 p of the suspect, `level` the log10 of the level of proof and
     its label, `width` the width in CSS pixels, `name` a prefix for the ids in the drawing.
     """
-    left, right = 66, width - 14
+    left, right = 66, width - 24
     top = 8 + _LINE * len(markers)
     bell_bottom = top + 110
-    log_top = bell_bottom + 34
+    log_top = bell_bottom + 48
     log_bottom = log_top + 130
     height = log_bottom + 44
 
@@ -80,34 +81,34 @@ def null_figure(
     parts = [
         _panel(left, right, top=top, bottom=bell_bottom),
         _panel(left, right, top=log_top, bottom=log_bottom),
-        _text(left, top - 6, "Where unrelated models land", "head", anchor="start")
-        if not markers
-        else "",
     ]
     # The bell.
-    centres, heights = _bins(null, low=low, high=high)
+    centres, heights = _bins(null, low=low, high=high, most=(right - left) / 5)
     bar = 0.86 * (right - left) * (centres[1] - centres[0]) / (high - low)
     tallest = max(heights)
     for centre, share in zip(centres, heights, strict=True):
         rise = (bell_bottom - top - 12) * share / tallest
+        start, end = max(left, x(centre) - bar / 2), min(right, x(centre) + bar / 2)
         if rise >= 0.25:
             parts.append(
-                f'<rect class="bar" x="{x(centre) - bar / 2:.1f}" y="{bell_bottom - rise:.1f}" '
-                f'width="{bar:.1f}" height="{rise:.1f}"/>'
+                f'<rect class="bar" x="{start:.1f}" y="{bell_bottom - rise:.1f}" '
+                f'width="{end - start:.1f}" height="{rise:.1f}"/>'
             )
     parts.append(_text(left - 8, top + 12, "how", "axis", anchor="end"))
     parts.append(_text(left - 8, top + 27, "often", "axis", anchor="end"))
     # The tail.
+    parts.append(_text(left - 8, log_top - 12, "chance", "axis", anchor="end"))
     for log10 in _ticks(deepest):
         parts.append(
             f'<path class="grid" d="M{left} {y(log10):.1f}H{right}"/>'
             + _text(left - 8, y(log10) + 4, _one_in(log10), "axis", anchor="end")
         )
-    points = " ".join(
-        f"{x(wsr):.1f},{y(log10):.1f}"
+    tail = [
+        (wsr, log10)
         for wsr, log10 in zip(null.tail_wsr, null.tail_log10, strict=True)
         if low <= wsr <= high and log10 >= deepest
-    )
+    ]
+    points = " ".join(f"{x(wsr):.1f},{y(log10):.1f}" for wsr, log10 in tail)
     parts.append(f'<polyline class="curve" points="{points}"/>')
     parts.append(f'<path class="level" d="M{left} {y(level[0]):.1f}H{right}"/>')
     # Shared axis and markers.
@@ -118,32 +119,28 @@ def null_figure(
             + _text(place, bell_bottom + 18, f"{percent} %", "axis")
             + _text(place, log_bottom + 18, f"{percent} %", "axis")
         )
-    parts.append(
-        _text((left + right) / 2, height - 6, "share of answers that agree with the key", "axis")
-    )
-    places = [x(marker.wsr) for marker in markers]
-    for lane, marker in enumerate(markers):
-        above = 8 + _LINE * lane
+    parts.append(_text((left + right) / 2, height - 6, "share of answers that agree with the key", "axis"))
+    # Rightmost on top and every label to the left of its line: so no line runs through a label.
+    for lane, marker in enumerate(sorted(markers, key=lambda marker: -marker.wsr)):
+        place, above = x(marker.wsr), 8 + _LINE * lane
         parts.append(
-            f'<path class="{marker.style}" '
-            f'd="M{places[lane]:.1f} {above}V{bell_bottom}M{places[lane]:.1f} {log_top}V{log_bottom}"/>'
-            + _marker_label(marker, lane, places=places, left=left, right=right, y=above + 12)
+            f'<path class="{marker.style}" d="M{place:.1f} {above}V{bell_bottom}'
+            f'M{place:.1f} {log_top}V{log_bottom}"/>' + _marker_label(marker, place, above + 12)
         )
-    # The level's label stands above or below its line, at the end that the curve is far from.
-    near_top = y(level[0]) - log_top < _LINE + 4
+    # The level's label keeps clear of the curve, which crosses the level where proof begins.
+    meets = max((wsr for wsr, log10 in tail if log10 >= level[0]), default=low)
+    leftwards = x(meets) - left > 120
     parts.append(
         _text(
-            left + 6,
-            y(level[0]) + (14 if near_top else -5),
+            left + 6 if leftwards else right,
+            y(level[0]) + (15 if leftwards and y(level[0]) - log_top < _LINE else -5),
             level[1],
             "level-label",
-            anchor="start",
+            anchor="start" if leftwards else "end",
         )
     )
     parts.append(f'<circle class="dot" cx="{x(observed[0]):.1f}" cy="{y(observed[1]):.1f}" r="5"/>')
-    return _svg(
-        parts, width=width, height=height, name=name, title=title, description=description
-    )
+    return _svg(parts, width=width, height=height, name=name, title=title, description=description)
 
 
 def bits_figure(
@@ -198,9 +195,7 @@ def bits_figure(
     )
 
 
-def _svg(
-    parts: Sequence[str], *, width: int, height: int, name: str, title: str, description: str
-) -> Markup:
+def _svg(parts: Sequence[str], *, width: int, height: int, name: str, title: str, description: str) -> Markup:
     return Markup(
         f'<svg role="img" aria-labelledby="{name}-t {name}-d" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}">'
@@ -217,45 +212,40 @@ def _text(x: float, y: float, text: str, style: str, *, anchor: str = "middle") 
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _marker_label(
-    marker: Marker, lane: int, *, places: Sequence[float], left: float, right: float, y: float
-) -> str:
-    """Beside its line, on the side where it neither leaves the drawing nor meets a line above."""
-    place = places[lane]
-    long = _LETTER * len(marker.label) + 6
-    lines_above = places[:lane]
-    for anchor, start, end in (("end", place - long, place), ("start", place, place + long)):
-        if start >= left and end <= right and not any(start <= p <= end for p in lines_above):
-            break
-    else:
-        anchor = "end" if place - left > right - place else "start"
-    shift = -5 if anchor == "end" else 5
-    return _text(place + shift, y, marker.label, f"{marker.style}-label", anchor=anchor)
+def _marker_label(marker: Marker, place: float, y: float) -> str:
+    """To the left of its line, or to the right where the drawing's edge is too near."""
+    letter = _BOLD_LETTER if marker.style == "seen" else _LETTER
+    fits = place - 5 >= letter * len(marker.label)
+    x, anchor = (place - 5, "end") if fits else (place + 5, "start")
+    return _text(x, y, marker.label, f"{marker.style}-label", anchor=anchor)
 
 
 def _range(null: Null, markers: Sequence[Marker]) -> tuple[float, float]:
     """From left of the bell to right of everything marked, in steps of ten points."""
     spread = math.sqrt(float(np.sum(null.probability * (null.grid - 0.5) ** 2)))
-    values = [0.5 - 4 * spread, 0.5 + 4 * spread, *(marker.wsr for marker in markers)]
-    low = math.floor(10 * (min(values) - 0.015)) / 10
+    # Not less than twenty points left of the middle: the labels need that room.
+    values = [0.3, 0.5 - 4 * spread, 0.5 + 4 * spread, *(marker.wsr for marker in markers)]
+    low = math.floor(10 * min(values)) / 10
     high = math.ceil(10 * (max(values) + 0.015)) / 10
     return max(low, 0.0), min(high, 1.0)
 
 
-def _bins(null: Null, *, low: float, high: float) -> tuple[list[float], list[float]]:
+def _bins(null: Null, *, low: float, high: float, most: float) -> tuple[list[float], list[float]]:
     """Collect the distribution in bars that are whole, odd multiples of one bit's worth (1/k).
 
     A bit on which all probes agree moves the WSR by exactly 1/k; bars of any other width would show
-    a comb that is not in the data.
+    a comb that is not in the data. `most` is the largest number of bars.
     """
-    step = math.ceil((high - low) / 60 * null.bits)
+    step = math.ceil((high - low) / most * null.bits)
     width = (step + 1 - step % 2) / null.bits
-    first = math.floor(low / width)
-    count = math.ceil(high / width) - first + 1
-    index = np.rint(null.grid / width).astype(int) - first
+    # For an even number of bits 50 % is a possible value, for an odd one it lies between two.
+    centre = 0.5 if null.bits % 2 == 0 else 0.5 + width / 2
+    first = math.floor((low - centre) / width)
+    count = math.ceil((high - centre) / width) - first + 1
+    index = np.rint((null.grid - centre) / width).astype(int) - first
     inside = (index >= 0) & (index < count)
     heights = np.bincount(index[inside], weights=null.probability[inside], minlength=count)
-    centres = [(first + i) * width for i in range(count)]
+    centres = [centre + (first + i) * width for i in range(count)]
     kept = [(c, h) for c, h in zip(centres, heights.tolist(), strict=True) if low <= c <= high]
     return [c for c, _ in kept], [h for _, h in kept]
 
@@ -281,6 +271,6 @@ def _ticks(deepest: float) -> list[float]:
 
 def _one_in(log10: float) -> str:
     power = round(-log10)
-    if power <= 3:
-        return f"1 in {10**power:,}".replace(",", "\u202f")
+    if power <= 2:
+        return f"1 in {10**power}"
     return "1 in 10" + str(power).translate(_SUPERSCRIPT)

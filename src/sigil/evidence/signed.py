@@ -256,6 +256,10 @@ def _recompute(verdict: Verdict) -> None:
     safe_bound = tail.exact and not verdict.exact and verdict.log10_p >= log10_p
     if not (close and tail.exact == verdict.exact) and not safe_bound:
         _contradiction("its p-value does not follow from its agreements")
+    needed = statistics.threshold(verdict.weights, probes=probes, alpha=verdict.alpha / verdict.tries)
+    recorded = math.inf if verdict.threshold is None else verdict.threshold
+    if not (math.isclose(recorded, needed, abs_tol=1e-9) or (safe_bound and recorded > needed)):
+        _contradiction("its threshold does not follow from its agreements")
     if verdict.owned != (verdict.log10_p <= math.log10(verdict.alpha)):
         _contradiction("its verdict does not follow from its p-value")
     if verdict.paper_rule != (verdict.wsr > PAPER_THRESHOLD):

@@ -45,17 +45,21 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir(parents=True)
-        parts = {"client": checkpoint.client, "server": checkpoint.server, "reference": checkpoint.reference}
+        parts = {
+            "client": checkpoint.client,
+            "server": checkpoint.server,
+            "reference": checkpoint.reference,
+        }
         for name, state in parts.items():
             tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
             save_file(tensors, partial / f"{name}.safetensors")
-        state = {
+        description = {
             "round": checkpoint.round,
             "metrics": checkpoint.metrics,
             "observers": checkpoint.observers,
             "sha256": {name: _hash(partial / f"{name}.safetensors") for name in parts},
         }
-        (partial / "state.json").write_text(json.dumps(state))
+        (partial / "state.json").write_text(json.dumps(description))
         for file in partial.iterdir():
             _flush(file)
         _flush(partial)

@@ -23,8 +23,13 @@ def accuracy(
     server_half.eval()
     right = torch.zeros((), dtype=torch.long, device=precision.device)
     for images, labels in evaluate_batches(
-        dataset.test, mean=dataset.mean, std=dataset.std, batch_size=batch_size,
-        device=precision.device, memory_format=precision.layout,
+        dataset.test.images,
+        dataset.test.labels,
+        mean=dataset.mean,
+        std=dataset.std,
+        batch_size=batch_size,
+        device=precision.device,
+        memory_format=precision.layout,
     ):
         with precision.autocast():
             logits = server_half(client_half(images))

@@ -59,7 +59,6 @@ class Federation:
     ) -> None:
         self.settings = settings
         self.dataset = dataset
-        self.precision = precisions.choose(settings.run.device, settings.run.precision)
         self.client_observers = list(client_observers)
         self.server_observers = list(server_observers)
         self.cut = settings.model.cut or models.default_cut(settings.model.name)
@@ -68,8 +67,11 @@ class Federation:
             classes=dataset.classes,
             width=settings.model.width,
             channels=dataset.shape[0],
+            input_size=dataset.shape[1:],
             seed=derive(settings.run.seed, "weights"),
         )
+        chosen = precisions.choose(settings.run.device, settings.run.precision)
+        self.precision = precisions.for_model(chosen, whole)
         client_half, server_half = models.split(whole, self.cut)
         self.shape = models.activation_shape(client_half, dataset.shape)
         self.key = key
@@ -168,9 +170,7 @@ class Federation:
             self.workers = self._start_workers()
         if self.workers is not None:
             return self.workers.train(number, clients, self.client_state, self.server_state, lr, tick)
-        return self.seat.train(
-            number, clients, self.client_state, self.server_state, lr=lr, tick=tick
-        )
+        return self.seat.train(number, clients, self.client_state, self.server_state, lr=lr, tick=tick)
 
     def _learning_rate(self, number: int) -> float:
         optimizer = self.settings.optimizer
@@ -211,7 +211,6 @@ class Federation:
                 "An observer follows the clients in order, so run.workers must be 1 (or 0) here."
             )
         return Workers(count, self)
-
 
 
 def _copy(state: State) -> State:

@@ -61,9 +61,7 @@ class ServerObserver(Observer):
     def merge(self, sums: dict[str, Tensor]) -> None:
         """Add the sums that a copy has collected."""
 
-    def on_gradient_sent(
-        self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor
-    ) -> None:
+    def on_gradient_sent(self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
         """The server is about to send `final` (G_final), made from `main` (G_main), for `activation`."""
 
 
@@ -74,8 +72,6 @@ class ClientObserver(Observer):
         """The client is about to compute its loss: return the labels to use (SplitGuard sends wrong ones)."""
         return labels
 
-    def on_gradient_received(
-        self, moment: Moment, gradient: Tensor, labels: Tensor
-    ) -> Tensor | None:
+    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor | None:
         """A gradient arrived: return what the client shall use, or None for a batch without an update."""
         return gradient

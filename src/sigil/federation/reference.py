@@ -7,6 +7,7 @@ sample.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -40,9 +41,7 @@ class ReferenceRecorder(ServerObserver):
         }
 
     @torch.no_grad()
-    def on_gradient_sent(
-        self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor
-    ) -> None:
+    def on_gradient_sent(self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
         positions = tuple(range(2, activation.ndim))
         values = activation.float()
         pooled = values.mean(positions) if positions else values
@@ -68,5 +67,6 @@ class ReferenceRecorder(ServerObserver):
         save_file(
             {name: value.contiguous() for name, value in self.sums.items()},
             path,
-            metadata={"sigil": "reference 1", "shape": ",".join(map(str, self.shape))},
+            # One entry only: safetensors writes several in no fixed order, and equal runs give equal bytes.
+            metadata={"sigil": json.dumps({"reference": 1, "shape": self.shape})},
         )

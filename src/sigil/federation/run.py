@@ -119,7 +119,11 @@ def _train(
         classes=settings.data.classes,
     )
     federation = Federation(
-        settings, dataset, key=key, client_observers=client_observers, server_observers=server_observers
+        settings,
+        dataset,
+        key=key,
+        client_observers=client_observers,
+        server_observers=server_observers,
     )
     if settings.record.clients:
         federation.client_observers.append(_recorder(settings, folder, federation.shape))
@@ -134,7 +138,10 @@ def _train(
         writer = SummaryWriter(str(folder), purge_step=federation.round + 1)
         rounds = settings.federation.rounds
         progress.start(
-            name, first_round=federation.round, rounds=rounds, images_per_round=federation.images_per_round
+            name,
+            first_round=federation.round,
+            rounds=rounds,
+            images_per_round=federation.images_per_round,
         )
         while federation.round < rounds:
             result = federation.run_round(progress.tick)
@@ -198,11 +205,8 @@ def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) 
 
 def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecorder) -> None:
     client_half, server_half = federation.halves()
-    extra = {"input_shape": ",".join(map(str, federation.dataset.shape))}
-    for name, half in (("client", client_half), ("server", server_half)):
-        partial = folder / f".{name}.partial"
-        models.save(partial, half, extra=extra)
-        partial.replace(folder / f"{name}.safetensors")
+    models.save(folder / "client.safetensors", client_half)
+    models.save(folder / "server.safetensors", server_half)
     reference.save(folder / "reference.safetensors")
 
 

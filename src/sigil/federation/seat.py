@@ -140,7 +140,7 @@ class Seat:
             batch_size=self.settings.federation.batch_size,
             mean=self.dataset.mean,
             std=self.dataset.std,
-            augment=self.dataset.augmentation if self.settings.data.augment else "none",
+            augment=self.dataset.augment if self.settings.data.augment else "none",
             device=self.precision.device,
             memory_format=self.precision.layout,
         )

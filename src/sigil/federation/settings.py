@@ -40,7 +40,8 @@ class DataSettings(Section):
 
 class FederationSettings(Section):
     mode: Literal["usfl", "sfl", "sl"] = Field(
-        "usfl", description="usfl: labels stay at the clients; sfl: labels at the server; sl: in turn"
+        "usfl",
+        description="usfl: labels stay at the clients; sfl: labels at the server; sl: in turn",
     )
     server_halves: Literal["per-client", "shared"] = Field(
         "per-client", description="one server half a client, averaged (V1), or one for all (V2)"
@@ -67,7 +68,9 @@ class WatermarkSettings(Section):
     bits: int = Field(50, ge=1, description="length of a key that is made for the run")
     clip: bool = Field(True, description="clip the watermark gradient; false only as a control")
     per_sample: bool = Field(False, description="clip by each sample's norms instead of the batch's")
-    statistics_every: int = Field(10, ge=0, description="record norms and cosine every so many steps; 0: never")
+    statistics_every: int = Field(
+        10, ge=0, description="record norms and cosine every so many steps; 0: never"
+    )
     probes: int = Field(256, ge=1, description="noise inputs for the WSR of each round")
 
 

@@ -7,6 +7,7 @@ with the same number of workers and threads repeats bit for bit.
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -172,7 +173,8 @@ def _recipe(federation: Federation) -> dict[str, Any]:
 def _build(recipe: dict[str, Any]) -> Seat:
     images = recipe["images"]
     images = images.open() if isinstance(images, _MappedArray) else images
-    client_half, server_half = recipe["halves"]
+    # Tensors arrive as shared memory: without copies, all workers would train the same weights at once.
+    client_half, server_half = copy.deepcopy(recipe["halves"])
     injector = recipe["injector"]
     return Seat(
         client_half,

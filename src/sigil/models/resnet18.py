@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,19 +25,26 @@ class BasicBlock(nn.Module):
         self.bn1 = BatchNormReLU(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
-        self.downsample: nn.Module
-        if stride == 1 and inputs == outputs:
-            self.downsample = nn.Identity()
-        else:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False),
-                nn.BatchNorm2d(outputs),
-            )
+        self.downsample = nn.Identity() if stride == 1 else _shortcut(inputs, outputs, stride)
 
     def forward(self, input: Tensor) -> Tensor:
         output: Tensor = self.bn2(self.conv2(self.bn1(self.conv1(input))))
         output += self.downsample(input)
         return F.relu(output, inplace=True)
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """A 1×1 convolution with ``stride`` and batch norm, with the well-known keys ``0`` and ``1``.
+
+    The pixels that the stride keeps are picked first and convolved with stride 1. That is the same
+    function, but the weight gradient of a strided 1×1 convolution of few channels in channels-last
+    layout writes outside its memory on x86 CPUs (github.com/uxlfoundation/oneDNN/issues/6035).
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    layers["subsample"] = nn.AvgPool2d(1, stride=stride)
+    layers["0"] = nn.Conv2d(inputs, outputs, 1, bias=False)
+    layers["1"] = nn.BatchNorm2d(outputs)
+    return nn.Sequential(layers)
 
 
 def _layer(inputs: int, outputs: int, *, stride: int) -> nn.Sequential:

@@ -134,7 +134,7 @@ def check_range(what: str, value: object, least: int, most: int) -> None:
 def unknown(kind: str, given: object, known: Iterable[str]) -> ModelError:
     """The error for a name that does not exist: says the nearest, then all."""
     known = list(known)
-    nearest = difflib.get_close_matches(str(given)[:80], known, n=1, cutoff=0)[0]
+    nearest = difflib.get_close_matches(shown(given).strip("'"), known, n=1, cutoff=0)[0]
     return ModelError(
         f"there is no {kind} {shown(given)}, the nearest is {nearest!r}: "
         f"choose one of {', '.join(known)}"

@@ -116,9 +116,9 @@ def from_state(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
                 f"a state dict maps names to tensors, not {shown(name)} "
                 f"to a {type(tensor).__name__}"
             )
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        if tensor.layout != torch.strided or tensor.is_meta:
             raise SuspectError(
-                f"the tensor {shown(name)} is sparse, quantized or empty: give dense ones"
+                f"the tensor {shown(name)} is sparse or without values: give a dense one"
             )
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     return _fill(spec, shapes, state.__getitem__, source="the state dict")

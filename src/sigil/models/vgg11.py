@@ -1,7 +1,7 @@
 """VGG11 for small images (paper, appendix A, table 2), with batch normalisation.
 
-The paper does not say whether it normalises; at its learning rate of 0.1 the plain network does not
-train. Its last row reads "Linear(512, 512) ...": here two linear layers with a ReLU between them
+The paper does not say whether it normalises; it is the usual choice for a learning rate of 0.1. The
+last row of its table reads "Linear(512, 512) ...": here two linear layers with a ReLU between them,
 and no dropout, so that training needs no random numbers of its own.
 """
 

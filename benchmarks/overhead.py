@@ -1,0 +1,179 @@
+"""What the mark costs: injector, verification and key file, each as a ratio measured in one run.
+
+Variants are interleaved and medians taken, so that a busy machine disturbs all of them alike.
+
+    python benchmarks/overhead.py --json overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import sigil
+from sigil.federation.precision import Precision, choose
+
+
+def interleaved(variants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each variant, run in turns; the first turn warms up and is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(repeats + 1):
+        for name, run in variants.items():
+            began = time.perf_counter()
+            run()
+            if turn:
+                times[name].append(time.perf_counter() - began)
+    return times
+
+
+def server_step(half: nn.Module, activation: Tensor, labels: Tensor, precision: Precision) -> Tensor:
+    """Forward, loss gradient, backward and update of the server half; returns G_main."""
+    optimizer = server_step.__dict__.setdefault(
+        "optimizer", torch.optim.SGD(half.parameters(), lr=1e-4, momentum=0.9, fused=True)
+    )
+    leaf = activation.detach().requires_grad_()
+    with precision.autocast():
+        logits = half(leaf)
+    optimizer.zero_grad(set_to_none=True)
+    F.cross_entropy(logits.float(), labels).backward()
+    optimizer.step()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def autograd_gradient(key: sigil.Key, matrix: Tensor, activation: Tensor, gradient: Tensor) -> Tensor:
+    """The same G_final as research code writes it: BCE by autograd, norms of full gradients."""
+    leaf = activation.detach().clone().requires_grad_()
+    projection = leaf.flatten(1).float() @ matrix
+    loss = F.binary_cross_entropy_with_logits(projection, key.target.expand_as(projection))
+    (mark,) = torch.autograd.grad(loss, leaf)
+    factor = min(1.0, 0.1 * float(gradient.norm()) / (float(mark.norm()) + 1e-12))
+    return gradient + factor * mark
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+
+    precision = choose("cpu", options.precision)
+    dtype = torch.bfloat16 if precision.bfloat16 else torch.float32
+    whole = sigil.models.build("resnet18", classes=10, width=options.width, seed=0)
+    client, server = sigil.models.split(whole, "layer3")
+    client, server = (half.to(memory_format=torch.channels_last).train() for half in (client, server))
+    shape = (options.width * 4, 8, 8)
+    generator = torch.Generator().manual_seed(0)
+    activation = torch.rand(options.batch, *shape, generator=generator)
+    activation = activation.to(dtype, memory_format=torch.channels_last)
+    labels = torch.randint(10, (options.batch,), generator=generator)
+    gradient = server_step(server, activation, labels, precision)
+    keys = {k: sigil.Key.generate("benchmark", shape=shape, bits=k) for k in (50, 1000)}
+    injectors = {k: sigil.Injector(key, 0.1) for k, key in keys.items()}
+    for injector in injectors.values():
+        injector(activation, gradient)  # derives and arranges M once
+
+    def marked(k: int) -> Tensor:
+        return injectors[k](activation, server_step(server, activation, labels, precision))
+
+    steps = interleaved(
+        {
+            "step": lambda: server_step(server, activation, labels, precision),
+            "step + injector, k=50": lambda: marked(50),
+            "step + injector, k=1000": lambda: marked(1000),
+            "injector, k=50": lambda: injectors[50](activation, gradient),
+            "injector, k=1000": lambda: injectors[1000](activation, gradient),
+        },
+        options.repeats,
+    )
+    forms = interleaved(
+        {
+            "closed form, k=50": lambda: injectors[50](activation, gradient),
+            "autograd, k=50": lambda: autograd_gradient(
+                keys[50], keys[50].matrix, activation.contiguous(), gradient.contiguous()
+            ),
+        },
+        4 * options.repeats,
+    )
+    client.eval()
+    probes = torch.randn(256, 3, 32, 32, generator=generator).to(memory_format=torch.channels_last)
+
+    @torch.inference_mode()
+    def forward() -> None:
+        for batch in probes.split(64):
+            client(batch)
+
+    checks = interleaved(
+        {
+            "forward of 256 probes": forward,
+            "verify, 256 probes, k=50": lambda: sigil.verify(
+                client, keys[50], input_shape=(3, 32, 32), probes=256, batch_size=64
+            ),
+        },
+        max(3, options.repeats // 3),
+    )
+    median = {name: statistics.median(times) for name, times in {**steps, **forms, **checks}.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {}
+        for k, key in keys.items():
+            key.save(Path(folder) / f"{k}.key")
+            sizes[k] = (Path(folder) / f"{k}.key").stat().st_size
+
+    def within(k: int) -> float:
+        """(step + injector) / step, with the injector's own time over the same run's step."""
+        return 1 + median[f"injector, k={k}"] / median["step"]
+
+    rows = [
+        ("server step with injector / without, k=50", within(50), "<= 1.01"),
+        ("the same, whole steps compared", median["step + injector, k=50"] / median["step"], ""),
+        ("server step with injector / without, k=1000", within(1000), "<= 1.10"),
+        ("the same, whole steps compared", median["step + injector, k=1000"] / median["step"], ""),
+        (
+            "closed form / autograd of BCE, k=50",
+            median["closed form, k=50"] / median["autograd, k=50"],
+            "<= 0.5",
+        ),
+        (
+            "verification / plain forward, k=50",
+            median["verify, 256 probes, k=50"] / median["forward of 256 probes"],
+            "<= 1.2",
+        ),
+        ("key file, bytes, k=50", float(sizes[50]), "< 1024"),
+        ("key file, bytes, k=1000", float(sizes[1000]), "< 1024"),
+    ]
+    name = "bfloat16" if precision.bfloat16 else "float32"
+    print(
+        f"ResNet-18 width {options.width}, cut layer3, batch {options.batch}, channels-last {name}, "
+        f"{torch.get_num_threads()} threads, medians of {options.repeats}\n"
+    )
+    print("| claim | measured | must reach |\n| --- | --- | --- |")
+    for claim, value, target in rows:
+        print(f"| {claim} | {value:.4g} | {target} |")
+    print("\n| part | median ms |\n| --- | --- |")
+    for part, seconds in median.items():
+        print(f"| {part} | {1000 * seconds:.1f} |")
+    if options.json:
+        result = {
+            "claims": [{"claim": c, "measured": v, "target": t} for c, v, t in rows],
+            "median_seconds": median,
+            "setting": {**vars(options), "json": None, "precision": name, "machine": platform.processor()},
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

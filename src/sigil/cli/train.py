@@ -1,0 +1,121 @@
+"""`sigil train`: U-SFL, SFL or SL training in one process, with or without a mark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
+from sigil.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from sigil.federation.settings import Settings
+    from sigil.key import Key
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the `sigil` command."""
+    app.command("train")(train)
+
+
+def train(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory of the run.")] = Path(
+        "runs/run"
+    ),
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Settings in TOML; see --settings.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
+    ] = None,
+    owner: Annotated[str, typer.Option(metavar="NAME", help="Owner's name in a key that is made.")] = "owner",
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are."),
+    ] = None,
+    passphrase: AskPassphrase = False,
+    passphrase_file: PassphraseFile = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    settings_only: Annotated[
+        bool, typer.Option("--settings", help="Print the settings as TOML, and do not train.")
+    ] = False,
+) -> None:
+    """Train a network by split federated learning and embed a mark on the way.
+
+    \b
+    A run can be stopped at any time, with any signal: the same command goes
+    on where it stopped and ends with exactly the same weights. The key is
+    never in the run's directory; one that is made lies beside it.
+
+    \b
+    Examples:
+      sigil train                                   small, on embedded data
+      sigil train -o runs/a --set data.name=cifar10 --data-dir ~/data \\
+          --set model.width=16 --set federation.rounds=20 --key owner.key
+      sigil train --set watermark.strength=0        without a mark
+      sigil train --settings > my.toml              all settings, to edit
+      sigil train --config my.toml -o runs/b
+    """
+    from sigil.federation import progress
+    from sigil.federation import run as runs
+    from sigil.federation import settings as reader
+
+    settings = reader.read(config, change or [])
+    if settings_only:
+        typer.echo(reader.to_toml(settings), nl=False)
+        return
+    key = _key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
+    finished = runs.train(settings, out, key=key, data_dir=data_dir, progress=progress.choose(quiet))
+    if quiet:
+        return
+    final = finished.final
+    typer.echo(f"accuracy {100 * final['accuracy']:.1f} %", nl=key is None)
+    if key is not None:
+        typer.echo(f", WSR {100 * final['wsr']:.1f} %, p = 10^{final['log10_p']:.1f}")
+        typer.echo(f"Verify with: sigil verify {printable(str(out))}/client.safetensors --key FILE")
+
+
+def _key(
+    settings: Settings,
+    out: Path,
+    key_file: Path | None,
+    owner: str,
+    data_dir: Path | None,
+    ask: bool,
+    passphrase_file: Path | None,
+    quiet: bool,
+) -> Key | None:
+    """The key to embed: the one given, or one beside the run's directory, made at the first start."""
+    from sigil import data, models
+    from sigil.federation.seeds import derive
+    from sigil.key import Key
+
+    if not settings.marked:
+        return None
+    beside = out.with_name(out.name + ".key")
+    if key_file is not None or beside.exists():
+        return load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
+    dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
+    whole = models.build(
+        settings.model.name,
+        classes=dataset.classes,
+        width=settings.model.width,
+        channels=dataset.shape[0],
+        seed=derive(settings.run.seed, "weights"),
+    )
+    cut = settings.model.cut or models.default_cut(settings.model.name)
+    shape = models.activation_shape(models.split(whole, cut)[0], dataset.shape)
+    key = Key.generate(owner, shape=shape, bits=settings.watermark.bits)
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    key.save(beside)
+    if not quiet:
+        typer.echo(f"Made the key {printable(str(beside))}: keep it, and publish this line now:")
+        typer.echo(key.statement())
+    return key

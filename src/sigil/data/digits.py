@@ -1,0 +1,34 @@
+"""The 8 x 8 handwritten digits that come with scikit-learn: no file, no download."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sigil.data.subsets import stratified
+
+CLASSES = 10
+SHAPE = (1, 8, 8)
+# The split never changes, whatever the seed of a run: test images stay unseen.
+_SPLIT_SEED = 0
+_TEST_SHARE = 0.2
+
+
+def read() -> tuple[
+    tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]],
+    tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]],
+]:
+    """Give (images, labels) of the training split and of the test split, 1,438 and 359 samples.
+
+    Images are uint8 (n, 1, 8, 8), the original grey levels 0..16 scaled to 0..255. Every class is
+    divided four to one.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    labels = bunch.target.astype(np.int64)
+    chosen = stratified(labels, round(_TEST_SHARE * len(labels)), seed=_SPLIT_SEED)
+    is_test = np.zeros(len(labels), dtype=bool)
+    is_test[chosen] = True
+    return (pixels[~is_test], labels[~is_test]), (pixels[is_test], labels[is_test])

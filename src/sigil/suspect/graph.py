@@ -1,0 +1,310 @@
+"""ONNX graphs: the part up to one tensor, run by onnxruntime on the CPU.
+
+A graph is data, but what it may refer to is not harmless: files beside it (external data, which can
+point anywhere on the disk), operators of loadable libraries, loops without end. Only the nodes that
+the wanted tensor depends on are taken, and each must be a plain operator of the ONNX standard that
+computes numbers from numbers. They go into a new model, so that nothing else of the file reaches
+onnxruntime.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from torch import Tensor
+
+from sigil.errors import SuspectError
+from sigil.models.spec import shown
+
+MAX_NODES = 100_000
+MAX_MEMORY_BYTES = 4 * 1024**3
+
+_STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+_RANDOM = {
+    *("Bernoulli", "Multinomial"),
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+}
+_FLOATS: dict[int, type[np.floating[Any]]] = {
+    TensorProto.FLOAT: np.float32,
+    TensorProto.FLOAT16: np.float16,
+    TensorProto.DOUBLE: np.float64,
+}
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations."""
+
+    run: Callable[[Tensor], Tensor]
+    input_shape: tuple[int, ...] | None
+    tensor: str
+
+
+def open_graph(
+    data: bytes,
+    *,
+    source: Path,
+    at: str | None = None,
+    activation_shape: Sequence[int] | None = None,
+) -> Graph:
+    """Cut the ONNX model in ``data`` at the tensor or node ``at`` and make it ready to run.
+
+    Without ``at`` the graph must have one output, whose shape, if both are known, is
+    ``activation_shape``.
+    """
+    try:
+        model = onnx.load_model_from_string(data)
+    except Exception as error:
+        raise SuspectError(f"{source} is damaged or is no ONNX model.") from error
+    if len(model.graph.node) > MAX_NODES:
+        raise SuspectError(
+            f"{source} has {len(model.graph.node):,} nodes, more than the limit of {MAX_NODES:,}."
+        )
+    tensor = _wanted_tensor(model, at, activation_shape, source)
+    part = _extract(model, tensor, source)
+    entry = part.graph.input[0]
+    kind = entry.type.tensor_type
+    if kind.elem_type not in _FLOATS:
+        raise SuspectError(
+            f"{source} takes inputs that are no floating-point numbers: give a model that takes "
+            "images as floats."
+        )
+    sizes = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
+    session = _session(part, source)
+
+    def run(batch: Tensor) -> Tensor:
+        return _run(session, batch, entry.name, _FLOATS[kind.elem_type], sizes, source)
+
+    rest = [size for size in sizes[1:] if size is not None and size > 0]
+    known = len(rest) == len(sizes) - 1 and bool(rest)
+    return Graph(run, tuple(rest) if known else None, tensor)
+
+
+def _wanted_tensor(
+    model: ModelProto, at: str | None, activation_shape: Sequence[int] | None, source: Path
+) -> str:
+    """The name of the tensor that is the activation."""
+    made = [name for node in model.graph.node for name in node.output if name]
+    if at is None:
+        outputs = [output.name for output in model.graph.output]
+        shapes = _shapes(model)
+        wanted = None if activation_shape is None else tuple(activation_shape)
+        if len(outputs) == 1 and (wanted is None or shapes.get(outputs[0], wanted) == wanted):
+            return outputs[0]
+        fitting = [name for name in made if wanted is not None and shapes.get(name) == wanted]
+        if fitting:
+            choice = f"of the key's shape {wanted} are {_listed(fitting[::-1])}"
+        else:
+            choice = f"the last are {_listed(made[::-1])}"
+        raise SuspectError(
+            f"{source} does not end at the activation: say with at=NAME (--at NAME) which tensor "
+            f"it is; {choice}."
+        )
+    if at in made:
+        return at
+    for node in model.graph.node:
+        if node.name == at and node.output and node.output[0]:
+            return node.output[0]
+    candidates = [*made, *(node.name for node in model.graph.node if node.name)]
+    nearest = difflib.get_close_matches(at[:200], _short(candidates), n=5, cutoff=0.3)
+    raise SuspectError(
+        f"{source} has no node or computed tensor {shown(at)}; the nearest names are "
+        f"{_listed(nearest or made[::-1])}."
+    )
+
+
+def _shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
+    """The shapes, without the batch, of all tensors of which ONNX can tell."""
+    try:
+        graph = onnx.shape_inference.infer_shapes(model).graph
+    except Exception:
+        # Only a help to find the right name: a graph that cannot be inferred may still run.
+        graph = model.graph
+    shapes = {}
+    for info in (*graph.value_info, *graph.output):
+        sizes = [size.dim_value for size in info.type.tensor_type.shape.dim]
+        if len(sizes) > 1 and min(sizes[1:]) > 0:
+            shapes[info.name] = tuple(sizes[1:])
+    return shapes
+
+
+def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
+    """A new model with one input, the nodes that ``tensor`` depends on, and that one output."""
+    producers = {}
+    for index, node in enumerate(model.graph.node):
+        for name in filter(None, node.output):
+            if name in producers:
+                raise SuspectError(f"{source} computes the tensor {shown(name)} twice.")
+            producers[name] = index
+    initializers = {weights.name: weights for weights in model.graph.initializer}
+    inputs = {info.name: info for info in model.graph.input}
+    needed: set[int] = set()
+    weights: dict[str, TensorProto] = {}
+    entries: dict[str, ValueInfoProto] = {}
+    waiting, seen = [tensor], {tensor}
+    while waiting:
+        name = waiting.pop()
+        if name in producers:
+            if producers[name] in needed:
+                continue
+            needed.add(producers[name])
+            node = model.graph.node[producers[name]]
+            _check_node(node, model, source)
+            waiting += [wanted for wanted in node.input if wanted and wanted not in seen]
+            seen.update(node.input)
+        elif name in initializers:
+            weights[name] = _checked_weights(initializers[name], source)
+        elif name in inputs:
+            entries[name] = inputs[name]
+        else:
+            raise SuspectError(f"{source} lacks the tensor {shown(name)}, which its nodes need.")
+    if len(entries) != 1 or not needed:
+        raise SuspectError(
+            f"{source} needs {len(entries)} inputs to compute {shown(tensor)}, but a model up to "
+            "the cut takes images and nothing else."
+        )
+    graph = onnx.helper.make_graph(
+        [model.graph.node[index] for index in sorted(needed)],
+        "suspect",
+        list(entries.values()),
+        [ValueInfoProto(name=tensor)],
+        list(weights.values()),
+    )
+    opsets = [opset for opset in model.opset_import if opset.domain in _STANDARD]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
+
+
+def _check_node(node: NodeProto, model: ModelProto, source: Path) -> None:
+    """Raise unless ``node`` is a standard operator that only computes."""
+    what = f"{source} uses the operator {shown(node.op_type)}"
+    if node.domain not in _STANDARD:
+        raise SuspectError(
+            f"{what} of the domain {shown(node.domain)}, which is not of the ONNX standard: export "
+            "the model with standard operators only."
+        )
+    if any(function.name == node.op_type for function in model.functions):
+        raise SuspectError(
+            f"{what}, which the file defines itself: inline its functions with onnx.inliner first."
+        )
+    if node.op_type in _RANDOM:
+        raise SuspectError(f"{what}, which draws random numbers: export the model for inference.")
+    for attribute in node.attribute:
+        if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) or (
+            attribute.HasField("g") or attribute.graphs
+        ):
+            raise SuspectError(
+                f"{what}, which contains a graph of its own: loops and branches are not opened, as "
+                "they can run without end."
+            )
+        for tensor in _tensors_of(attribute):
+            _check_internal(tensor, source)
+
+
+def _tensors_of(attribute: AttributeProto) -> Iterable[TensorProto]:
+    yield attribute.t
+    yield from attribute.tensors
+    for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+        yield from (sparse.values, sparse.indices)
+
+
+def _check_internal(tensor: TensorProto, source: Path) -> None:
+    if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
+        raise SuspectError(
+            f"{source} keeps {shown(tensor.name)} in another file, which is not opened, as the "
+            "name of that file could point anywhere: save the model as one file "
+            "(external_data=False)."
+        )
+
+
+def _checked_weights(tensor: TensorProto, source: Path) -> TensorProto:
+    _check_internal(tensor, source)
+    try:
+        values = onnx.numpy_helper.to_array(tensor)
+        finite = values.dtype.kind != "f" or bool(np.isfinite(values).all())
+    except Exception as error:
+        raise SuspectError(
+            f"{source} is damaged: the values of {shown(tensor.name)} do not have its shape."
+        ) from error
+    if not finite:
+        raise SuspectError(f"{source} holds values in {shown(tensor.name)} that are not finite.")
+    return tensor
+
+
+@functools.cache
+def _limit_memory() -> None:
+    """Register the allocator that suspects share, so that none can take all memory."""
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    arena = {"max_mem": MAX_MEMORY_BYTES, "arena_extend_strategy": 1}
+    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(arena))
+
+
+def _session(model: ModelProto, source: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.use_deterministic_compute = True
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    _limit_memory()
+    try:
+        return onnxruntime.InferenceSession(
+            model.SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
+            enable_fallback=0,  # or else it prints to the standard output and tries again
+        )
+    except Exception as error:
+        raise SuspectError(f"{source} cannot be run by onnxruntime: {_first_line(error)}.") from error
+
+
+def _run(
+    session: Any,
+    batch: Tensor,
+    entry: str,
+    dtype: type[np.floating[Any]],
+    sizes: Sequence[int | None],
+    source: Path,
+) -> Tensor:
+    """Run a batch, in pieces of the size that the graph was exported for if it has a fixed one."""
+    images = batch.detach().cpu().numpy().astype(dtype, copy=False)
+    step = sizes[0] if sizes and sizes[0] else len(images)
+    outputs = []
+    try:
+        for start in range(0, len(images), step):
+            piece = images[start : start + step]
+            padding = np.zeros((step - len(piece), *piece.shape[1:]), dtype)
+            output = session.run(None, {entry: np.concatenate([piece, padding])})[0]
+            outputs.append(np.asarray(output, np.float32)[: len(piece)])
+        return torch.from_numpy(np.concatenate(outputs))
+    except Exception as error:
+        raise SuspectError(
+            f"{source} does not run on inputs of shape {tuple(images.shape[1:])}: {_first_line(error)}."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0].rstrip(".")[:300]
+
+
+def _short(names: Iterable[str]) -> list[str]:
+    """The names to look through: an adversary's may be long, many, or bytes that are no text."""
+    kept = (name for name in names if isinstance(name, str) and len(name) <= 200)
+    return list(dict.fromkeys(itertools.islice(kept, 10_000)))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(shown(name) for name in names[:5]) or "none"

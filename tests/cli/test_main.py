@@ -1,0 +1,113 @@
+"""The `sigil` command itself: help, version, and the exit status of every kind of ending."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+
+import pytest
+import typer
+
+from sigil.cli import main as module
+from sigil.cli.main import main
+from sigil.errors import KeyFileError
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None], int]:
+    """Run a command that ends in a given way through `main`."""
+
+    def run(outcome: BaseException | None) -> int:
+        app = typer.Typer()
+
+        @app.command()
+        def only() -> None:
+            if outcome is not None:
+                raise outcome
+
+        monkeypatch.setattr(module, "app", app)
+        return main([])
+
+    return run
+
+
+def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    alone = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.split() == alone.split()
+    for word in ("sigil key new", "sigil verify", "sigil evidence check", "Exit status"):
+        assert word in alone
+
+
+@pytest.mark.parametrize("command", ["verify", "evidence check", "key new"])
+def test_every_command_teaches_by_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"sigil {command} ") >= 2
+    assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sigil {metadata.version('sigil')}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], ["--nonsense"], ["verify"], ["verify", "x", "--key", "k", "--probes", "many"]],
+)
+def test_bad_use_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "Usage: sigil" in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_an_error_of_sigil_is_one_sentence(
+    ending: Callable[[BaseException | None], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ending(KeyFileError("The key file \x1b[2Jx is damaged; restore it.")) == 2
+    assert capsys.readouterr().err == "sigil: The key file \\x1b[2Jx is damaged; restore it.\n"
+
+
+def test_endings_that_no_verdict_can_be_confused_with(
+    ending: Callable[[BaseException | None], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ending(None) == 0
+    assert ending(typer.Exit(1)) == 1
+    assert ending(KeyboardInterrupt()) == 130
+    assert ending(typer.Abort()) == 130
+    capsys.readouterr()
+    assert ending(RuntimeError("a bug")) == 70
+    assert "RuntimeError: a bug" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_not_a_verdict() -> None:
+    """`sigil --help | true`: no traceback, and not the status that means "not owned"."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "sigil.cli.main", "--help"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+def test_help_does_not_wait_for_heavy_libraries() -> None:
+    code = (
+        "import sys; from sigil.cli.main import main; main(['verify', '--help']);"
+        "print(sorted({'torch', 'numpy', 'scipy', 'jinja2', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1]
+    # Typer itself may bring pydantic along.
+    assert loaded in ("[]", "['pydantic']")

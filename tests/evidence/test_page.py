@@ -1,0 +1,182 @@
+"""The page says what was found, to people, and brings nothing from elsewhere."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from sigil.evidence.page import SignedRecord, render, superscripts
+
+
+class Reader(HTMLParser):
+    """Collect the text that is shown, the elements and their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def test_an_owned_model(make: Callable[..., Any]) -> None:
+    facts, key = make(1.0)
+    page = Reader(render(facts))
+    assert not page.open
+    assert "This model carries the watermark of ACME ." in page.text
+    for fact in (
+        "one in 1.1 quadrillion",
+        "8.9 × 10⁻¹⁶, exact",
+        "100 %",
+        "50 of 50 bits",
+        facts.suspect.sha256,
+        key.commitment,
+        key.statement(),
+        facts.command,
+        "1 March 2026, 12:30:59 UTC",
+        f"torch {facts.software.torch}",
+        f"numpy {facts.software.numpy}",
+        f"Python {facts.software.python}",
+        f"sigil {facts.software.sigil}",
+        "The paper’s rule, more than 70 % met",
+    ):
+        assert fact in page.text
+
+
+def test_not_owned_is_not_proven_and_nothing_more(make: Callable[..., Any]) -> None:
+    text = Reader(render(make(0.5)[0])).text
+    assert "The watermark of ACME is not proven in this model." in text
+    assert "gives no verdict" in text
+    assert "does not show that the model is independent" in text
+    assert "carries the watermark" not in text
+    for word in ("stolen", "innocent", "not guilty", "does not carry"):
+        assert word not in text.lower()
+
+
+def test_a_key_too_short_for_the_level_is_explained(make: Callable[..., Any]) -> None:
+    text = Reader(render(make(1.0, bits=8)[0])).text
+    assert "out of reach" in text
+    assert "8 bits are too few" in text
+
+
+def test_the_papers_rule_beside_a_verdict_that_differs(make: Callable[..., Any]) -> None:
+    facts, _ = make(0.9, bits=10)
+    assert facts.verdict.paper_rule
+    assert not facts.verdict.owned
+    assert "does not say how often chance meets it" not in Reader(render(facts)).text
+    facts, _ = make(0.75, bits=24)
+    assert facts.verdict.paper_rule
+    assert not facts.verdict.owned
+    assert "does not say how often chance meets it" in Reader(render(facts)).text
+
+
+def test_tries_and_bounds_are_said(make: Callable[..., Any]) -> None:
+    facts, _ = make(1.0, tries=1000)
+    text = Reader(render(facts)).text
+    assert "divided by the 1,000 tries" in text
+    bound = facts.model_copy(update={"verdict": facts.verdict.model_copy(update={"exact": False})})
+    text = Reader(render(bound)).text
+    assert "at most one in" in text
+    assert "a proven bound" in text
+
+
+@pytest.mark.parametrize("bits", [8, 50, 1000])
+def test_nothing_comes_from_elsewhere_and_nothing_runs(make: Callable[..., Any], bits: int) -> None:
+    page = render(make(0.9, bits=bits)[0])
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "//" not in page
+    assert "@import" not in page
+    reader = Reader(page)
+    policy = [tag for tag in reader.tags if tag[1].get("http-equiv") == "Content-Security-Policy"]
+    assert policy[0][1]["content"] == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert not {"script", "link", "iframe", "img", "object", "a", "form"} & {t for t, _ in reader.tags}
+    for _, attributes in reader.tags:
+        assert not any(name.startswith("on") or name in ("src", "href") for name in attributes)
+    assert set(re.findall(r"url\(([^)]*)\)", page)) <= {"#bits-wide-cross", "#bits-narrow-cross"}
+
+
+def test_hostile_names_are_text(make: Callable[..., Any]) -> None:
+    attack = "<script>alert(1)</script>"
+    quote = "\"><img src=x onerror='x'>"
+    facts, key = make(
+        1.0, owner=attack, file=f"x{quote}.pt", description=f"{{{{ 7*7 }}}}{attack}", command=quote + attack
+    )
+    page = render(facts, record=SignedRecord(file=attack, sha256="0" * 64, public_key="1" * 64))
+    reader = Reader(page)
+    assert not {"script", "img"} & {tag for tag, _ in reader.tags}
+    assert attack not in page
+    assert quote not in page
+    assert html.escape(attack) in page
+    assert "{{ 7*7 }}" in reader.text
+    assert key.statement() in reader.text
+
+
+def test_it_points_to_the_signed_record(make: Callable[..., Any]) -> None:
+    record = SignedRecord(file="case.json", sha256="ab" * 32, public_key="cd" * 32)
+    text = Reader(render(make()[0], record=record)).text
+    assert "case.json" in text
+    assert record.sha256 in text
+    assert record.public_key in text
+    assert "--evidence" in Reader(render(make()[0])).text
+
+
+def test_ids_are_unique_and_every_picture_is_labelled(make: Callable[..., Any]) -> None:
+    reader = Reader(render(make()[0]))
+    ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    pictures = [attributes for tag, attributes in reader.tags if tag == "svg"]
+    assert len(pictures) == 4
+    for picture in pictures:
+        assert picture["role"] == "img"
+        assert set((picture["aria-labelledby"] or "").split()) <= set(ids)
+
+
+def test_the_secret_is_not_on_the_page(make: Callable[..., Any]) -> None:
+    facts, key = make()
+    page = render(facts)
+    assert bytes(range(100, 132)).hex() not in page
+    assert key.signing_key().private_bytes_raw().hex() not in page
+
+
+def test_light_dark_phone_and_paper_are_provided_for(make: Callable[..., Any]) -> None:
+    page = render(make()[0])
+    for rule in ("prefers-color-scheme: dark", "max-width: 760px", "@media print", "size: A4"):
+        assert rule in page
+    assert 'name="viewport"' in page
+
+
+def test_powers_are_raised() -> None:
+    assert superscripts("one in 10^300") == "one in 10<sup>300</sup>"
+    assert superscripts("one in 16") == "one in 16"
+
+
+def test_thousands_of_bits_stay_a_small_page(make: Callable[..., Any]) -> None:
+    page = render(make(0.9, bits=3000, probes=64)[0])
+    assert len(page) < 100_000
+    assert "of 3,000 bits" in page

@@ -1,0 +1,40 @@
+"""Published statements are read exactly or not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from sigil.errors import EvidenceError
+from sigil.evidence.statement import parse
+from sigil.key import Key
+
+
+@pytest.mark.parametrize(
+    "owner",
+    ["ACME", 'Say "hi"', "back\\slash", "Ünïcode GmbH", "x commitment=" + "0" * 64, '" bits=9'],
+)
+def test_the_statement_of_a_key_is_read_back(owner: str) -> None:
+    key = Key.generate(owner, shape=(256, 8, 8), bits=50, seed=bytes(32))
+    found = parse(f"  {key.statement()}\n")
+    assert found.owner == owner
+    assert found.shape == (256, 8, 8)
+    assert found.bits == 50
+    assert found.commitment == key.commitment
+    assert found.evidence_key == key.signing_key().public_key().public_bytes_raw().hex()
+
+
+def test_anything_else_is_refused() -> None:
+    line = Key.generate("ACME", shape=(4,), seed=bytes(32)).statement()
+    for wrong in (
+        "",
+        "hello",
+        line[:-1],
+        line + "0",
+        line.replace("bits=50", "bits=fifty"),
+        line.replace("commitment=", "Commitment="),
+        line + " " + line,
+        line.replace('"ACME"', '"\\x"'),
+        line.replace("ACME", "A" * 5000),
+    ):
+        with pytest.raises(EvidenceError, match="not the statement of a key"):
+            parse(wrong)
