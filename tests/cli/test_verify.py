@@ -226,5 +226,18 @@ def test_a_hostile_file_name_cannot_drive_the_terminal(
     assert "model\\x1b[2J" in out
 
 
+def test_a_terminal_gets_colour_and_whole_hashes(
+    case: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert verify(case, case.marked) == 0
+    out = capsys.readouterr().out
+    assert "\x1b[1;32mOWNED" in out
+    assert case.key.commitment in out
+
+
 def test_a_missing_suspect_is_bad_input(case: Any, tmp_path: Path) -> None:
     assert verify(case, tmp_path / "nothing.safetensors") == 2

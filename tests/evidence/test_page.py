@@ -89,7 +89,7 @@ def test_the_papers_rule_beside_a_verdict_that_differs(make: Callable[..., Any])
     assert facts.verdict.paper_rule
     assert not facts.verdict.owned
     assert "does not say how often chance meets it" not in Reader(render(facts)).text
-    facts, _ = make(0.75, bits=24)
+    facts, _ = make(0.72, bits=24)
     assert facts.verdict.paper_rule
     assert not facts.verdict.owned
     assert "does not say how often chance meets it" in Reader(render(facts)).text

@@ -49,9 +49,7 @@ def pickled(payload: object) -> bytes:
 
 
 @pytest.fixture
-def poisoned(
-    exported: Path, exploit: Exploit, tmp_path: Path, rewrite: Callable[..., None]
-) -> Path:
+def poisoned(exported: Path, exploit: Exploit, tmp_path: Path, rewrite: Callable[..., None]) -> Path:
     """An archive that says of one weight that it is a pickle."""
     index = index_of(exported)
     entry = next(iter(index["config"].values()))
@@ -106,9 +104,7 @@ def older_layout(path: Path, weights: bytes) -> Path:
     return path
 
 
-def test_the_older_layout_is_opened(
-    half: models.Model, images: torch.Tensor, tmp_path: Path
-) -> None:
+def test_the_older_layout_is_opened(half: models.Model, images: torch.Tensor, tmp_path: Path) -> None:
     path = older_layout(tmp_path / "old.pt2", pickled(dict(half.state_dict())))
     with torch.no_grad():
         assert torch.equal(open_suspect(path, **VGG)(images), half(images))

@@ -28,9 +28,7 @@ SAFETENSORS = (2).to_bytes(8, "little") + b"{}"
         ("a.bin", ONNX, "onnx"),
     ],
 )
-def test_the_content_decides_the_format(
-    tmp_path: Path, name: str, content: bytes, expected: str
-) -> None:
+def test_the_content_decides_the_format(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     file = SuspectFile(path)
@@ -48,9 +46,7 @@ def test_the_content_decides_the_format(
         ("a.onnx", SAFETENSORS),
     ],
 )
-def test_a_name_that_promises_another_content_is_refused(
-    tmp_path: Path, name: str, content: bytes
-) -> None:
+def test_a_name_that_promises_another_content_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(SuspectError, match="renamed"):
@@ -87,9 +83,7 @@ def test_what_is_no_readable_file_is_refused(tmp_path: Path) -> None:
             SuspectFile(path)
 
 
-def test_a_file_beyond_the_limit_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(SAFETENSORS)
     monkeypatch.setattr(suspect_file, "MAX_FILE_BYTES", len(SAFETENSORS))

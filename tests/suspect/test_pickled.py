@@ -63,9 +63,7 @@ def test_ancient_pickles_are_no_known_format(exploit: Exploit, tmp_path: Path, h
 
 
 @pytest.mark.parametrize("name", ["suspect.safetensors", "suspect.onnx", "suspect.pt2", "suspect"])
-def test_an_exploit_under_another_name_does_not_run(
-    exploit: Exploit, tmp_path: Path, name: str
-) -> None:
+def test_an_exploit_under_another_name_does_not_run(exploit: Exploit, tmp_path: Path, name: str) -> None:
     payload, marker = exploit
     for how in ("zip", "4"):
         with pytest.raises(SuspectError):
@@ -111,9 +109,10 @@ def test_honest_state_dicts_open_in_every_wrapping(
 
 
 def test_other_wrappers_and_parameters_open(half: models.Model, tmp_path: Path) -> None:
-    wrapped = {"model": OrderedDict((name, nn.Parameter(t, requires_grad=False))
-                                    for name, t in half.state_dict().items())}  # fmt: skip
-    path = saved(wrapped, tmp_path / "a.ckpt", "zip")
+    parameters = OrderedDict(
+        (name, nn.Parameter(tensor, requires_grad=False)) for name, tensor in half.state_dict().items()
+    )
+    path = saved({"model": parameters}, tmp_path / "a.ckpt", "zip")
     assert open_suspect(path, **VGG).module is not None
 
 
@@ -157,21 +156,19 @@ def four_bytes(number: int) -> bytes:
     return b"J" + number.to_bytes(4, "little")
 
 
-def test_storages_and_sizes_beyond_the_file_are_refused(
-    tmp_path: Path, rewrite: Callable[..., None]
-) -> None:
+def test_storages_and_sizes_beyond_the_file_are_refused(tmp_path: Path, rewrite: Callable[..., None]) -> None:
     path, forged = tmp_path / "a.pt", tmp_path / "forged.pt"
     torch.save({"weight": torch.zeros(77)}, path)
     index = index_of(path)
     storage, size = (match.start() for match in re.finditer(rb"K\x4d", index))
-    for number in (78, 10**6, 2**31 - 1):
-        for positions in ([size], [storage, size]):
-            content = index
-            for position in reversed(positions):
-                content = content[:position] + four_bytes(number) + content[position + 2 :]
-            rewrite(path, forged, {"data.pkl": content})
-            with pytest.raises(SuspectError):
-                load_state(forged)
+    forgeries = [([size], 78), ([size], 2**31 - 1), ([storage, size], 10**4)]
+    for positions, number in [*forgeries, ([storage, size], 2**31 - 1)]:
+        content = index
+        for position in reversed(positions):
+            content = content[:position] + four_bytes(number) + content[position + 2 :]
+        rewrite(path, forged, {"data.pkl": content})
+        with pytest.raises(SuspectError):
+            load_state(forged)
 
 
 def test_a_tensor_that_repeats_its_few_values_is_refused(tmp_path: Path) -> None:

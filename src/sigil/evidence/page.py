@@ -39,6 +39,7 @@ def render(facts: Facts, *, record: SignedRecord | None = None) -> str:
     """Return the page as HTML text."""
     verdict = facts.verdict
     wsr, needed = success_rate(verdict)
+    wsr, needed = unbroken(wsr), None if needed is None else unbroken(needed)
     raw = statistics.tail(verdict.weights, verdict.statistic).log10_p
     return _template().render(
         facts=facts,
@@ -47,13 +48,13 @@ def render(facts: Facts, *, record: SignedRecord | None = None) -> str:
         wsr=wsr,
         needed=needed,
         chance=superscripts(chance(verdict)),
-        p=scientific(verdict.log10_p),
-        raw_p=scientific(raw),
-        level=statistics.in_words(math.log10(verdict.alpha)),
-        alpha=scientific(math.log10(verdict.alpha)),
-        one_try_level=statistics.in_words(math.log10(verdict.alpha / verdict.tries)),
-        paper=percent(PAPER_THRESHOLD, 0),
-        date=datetime.fromisoformat(facts.created).strftime("%-d %B %Y, %H:%M:%S UTC"),
+        p=unbroken(scientific(verdict.log10_p)),
+        raw_p=unbroken(scientific(raw)),
+        level=superscripts(statistics.in_words(math.log10(verdict.alpha))),
+        alpha=unbroken(scientific(math.log10(verdict.alpha))),
+        one_try_level=superscripts(statistics.in_words(math.log10(verdict.alpha / verdict.tries))),
+        paper=unbroken(percent(PAPER_THRESHOLD, 0)),
+        date=_date(facts.created),
         null=_null_pictures(verdict, wsr=wsr, needed=needed, raw=raw),
         bits=_bits_pictures(verdict),
     )
@@ -63,6 +64,16 @@ def superscripts(words: str) -> Markup:
     """Write a power such as 10^300 with a raised exponent."""
     base, hat, exponent = words.partition("^")
     return escape(base) + Markup("<sup>{}</sup>").format(exponent) if hat else escape(base)
+
+
+def unbroken(text: str) -> str:
+    """Keep a number and what belongs to it on one line."""
+    return text.replace(" ", "\u00a0")
+
+
+def _date(created: str) -> str:
+    moment = datetime.fromisoformat(created)
+    return f"{moment.day} {moment:%B %Y, %H:%M:%S} UTC"
 
 
 @cache

@@ -69,10 +69,14 @@ def train(
     client_observers: Sequence[ClientObserver] = (),
     server_observers: Sequence[ServerObserver] = (),
     name: str | None = None,
+    wait: bool = False,
 ) -> Run:
-    """Train a run in `folder`, or go on with the one that is there; finished work is never redone."""
+    """Train a run in `folder`, or go on with the one that is there; finished work is never redone.
+
+    If another process is at it, `wait` waits for that one's result instead of raising an error.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder), _threads(settings.run.threads):
+    with _locked(folder, wait), _threads(settings.run.threads):
         if _finished(folder, settings, key):
             return open_run(folder)
         return _train(
@@ -282,11 +286,11 @@ def _log(writer: SummaryWriter, row: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, wait: bool) -> Iterator[None]:
     """Two processes must not train the same run; the lock ends with the process, however it ends."""
     with (folder / ".lock").open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise TrainingError(
                 f"Another process is training the run in {folder}; wait for it or choose another --out."

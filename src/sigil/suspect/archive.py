@@ -9,9 +9,11 @@ from typing import Self
 
 from sigil.errors import SuspectError
 from sigil.models.spec import shown
+from sigil.suspect.file import reason
 
 MAX_ENTRIES = 100_000
-MAX_RECORD_BYTES = 16 * 1024**2
+# Of an index of tensors: a thousand of them take about 100 KB.
+MAX_RECORD_BYTES = 4 * 1024**2
 
 # What zipfile raises on hostile bytes.
 _DAMAGE = (zipfile.BadZipFile, OSError, ValueError, KeyError, EOFError, RuntimeError)
@@ -29,7 +31,7 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(path)
         except _DAMAGE as error:
-            raise SuspectError(f"{path} is a damaged or truncated zip archive: {error}.") from error
+            raise SuspectError(f"{path} is a damaged or truncated zip archive: {reason(error)}.") from error
         try:
             self._check()
         except SuspectError:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sigil.errors import SuspectError
 from sigil.models.spec import shown
+from sigil.suspect.file import reason
 
 MAX_NODES = 100_000
 MAX_MEMORY_BYTES = 4 * 1024**3
@@ -98,9 +99,11 @@ def _wanted_tensor(
     made = [name for node in model.graph.node for name in node.output if name]
     if at is None:
         outputs = [output.name for output in model.graph.output]
-        shapes = _shapes(model)
         wanted = None if activation_shape is None else tuple(activation_shape)
-        if len(outputs) == 1 and (wanted is None or shapes.get(outputs[0], wanted) == wanted):
+        if len(outputs) == 1 and wanted is None:
+            return outputs[0]
+        shapes = _shapes(model)
+        if len(outputs) == 1 and shapes.get(outputs[0], wanted) == wanted:
             return outputs[0]
         fitting = [name for name in made if wanted is not None and shapes.get(name) == wanted]
         if fitting:
@@ -267,7 +270,7 @@ def _session(model: ModelProto, source: Path) -> Any:
             enable_fallback=0,  # or else it prints to the standard output and tries again
         )
     except Exception as error:
-        raise SuspectError(f"{source} cannot be run by onnxruntime: {_first_line(error)}.") from error
+        raise SuspectError(f"{source} cannot be run by onnxruntime: {reason(error)}.") from error
 
 
 def _run(
@@ -291,13 +294,8 @@ def _run(
         return torch.from_numpy(np.concatenate(outputs))
     except Exception as error:
         raise SuspectError(
-            f"{source} does not run on inputs of shape {tuple(images.shape[1:])}: {_first_line(error)}."
+            f"{source} does not run on inputs of shape {tuple(images.shape[1:])}: {reason(error)}."
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].rstrip(".")[:300]
 
 
 def _short(names: Iterable[str]) -> list[str]:

@@ -16,8 +16,9 @@ from sigil import models
 from sigil.errors import ModelError, ShapeError, SuspectError
 from sigil.models.building import assemble
 from sigil.models.spec import architecture as find_architecture
+from sigil.models.spec import shown
 from sigil.suspect.exported import is_exported, load_exported_state
-from sigil.suspect.file import SuspectFile
+from sigil.suspect.file import SuspectFile, reason
 from sigil.suspect.graph import open_graph
 from sigil.suspect.pickled import load_legacy_state, load_state, refuse_bare_pickle
 
@@ -111,7 +112,7 @@ def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None) -> Suspect:
     return Suspect(
         path=file.path,
         kind="onnx",
-        description=f"ONNX graph up to {graph.tensor}",
+        description=f"ONNX graph up to {shown(graph.tensor)}",
         sha256=file.sha256,
         input_shape=wanted.input_shape or graph.input_shape,
         module=None,
@@ -171,7 +172,7 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:
         # Dtypes that this PyTorch lacks raise AttributeError, and there may be more of the kind.
-        raise SuspectError(f"{path} is a damaged safetensors file: {error}.") from error
+        raise SuspectError(f"{path} is a damaged safetensors file: {reason(error)}.") from error
 
 
 def _client_spec(path: Path, wanted: _Wanted, described: models.Description | None) -> models.ModelSpec:

@@ -1,0 +1,61 @@
+"""`sigil reproduce`: the paper's tables and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the `sigil` command."""
+    app.command("reproduce")(reproduce)
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Experiments, or `all`.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke (seconds), cpu (minutes each), paper (GPU).")] = "smoke",
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to N-1.")] = 1,
+    status: Annotated[bool, typer.Option("--status", help="Only say what has been measured.")] = False,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes side by side; 0: one a core.")] = 0,
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Where the cells are kept.")] = Path("results"),
+    runs: Annotated[Path, typer.Option(metavar="DIR", help="Where the trainings are kept.")] = Path("runs"),
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Reproduce tables and figures of the paper, each number beside the paper's.
+
+    \b
+    Finished cells are small files under results/SCALE and are never computed
+    again; interrupted work goes on where it stopped.
+
+    \b
+    Examples:
+      sigil reproduce --status --scale cpu          what there is, what is missing
+      sigil reproduce fidelity                      in seconds, on embedded data
+      sigil reproduce fidelity clients --scale cpu --seeds 3 --data-dir ~/data
+      sigil reproduce all --scale paper             as published, on a GPU
+    """
+    from sigil.experiments import registry
+    from sigil.experiments import reproduce as runner
+    from sigil.experiments.scales import get
+    from sigil.experiments.store import Store
+
+    get(scale)
+    chosen = list(registry.EXPERIMENTS) if not names or "all" in names else names
+    for name in chosen:
+        registry.get(name)
+    store = Store(scale, results=results, runs=runs, data_dir=data_dir)
+    numbers = range(seeds)
+    if status or not names:
+        for name, done, count in runner.status(chosen, store, numbers):
+            typer.echo(f"{name:16} {done:4} of {count:4} cells")
+        return
+    runner.reproduce(
+        chosen, store, seeds=numbers, jobs=jobs, say=(lambda text: None) if quiet else typer.echo
+    )

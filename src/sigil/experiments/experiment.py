@@ -1,0 +1,58 @@
+"""What an experiment is: cells to measure, how to measure one, and how to show them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sigil.experiments.scales import Scale
+from sigil.experiments.store import Cell, Result
+from sigil.federation.run import Run
+
+Results = dict[tuple[str, int], Result]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of the paper.
+
+    `cells` lists what must be measured at a scale, `measure` turns the trainings of a cell into numbers,
+    and `show` returns the table as Markdown and may draw figures into the given folder.
+    """
+
+    name: str
+    caption: str
+    cells: Callable[[Scale, Sequence[int]], list[Cell]]
+    measure: Callable[[Cell, list[Run]], dict[str, Any]]
+    show: Callable[[list[Cell], Results, Path], str]
+
+
+def curves(run: Run, *names: str) -> dict[str, list[Any]]:
+    """The given metrics of a run, round by round (None where a round was not evaluated)."""
+    return {name: [row.get(name) for row in run.metrics] for name in ("round", *names)}
+
+
+def final_numbers(cell: Cell, runs: list[Run]) -> dict[str, Any]:
+    """Accuracy and WSR (%) at the end of a training, its mean cosine, and its curves."""
+    run = runs[-1]
+    final = run.final
+    numbers: dict[str, Any] = {"accuracy": 100 * final["accuracy"]}
+    if "wsr" in final:
+        cosines = [row["injection_cosine"] for row in run.metrics if "injection_cosine" in row]
+        numbers["wsr"] = 100 * final["wsr"]
+        numbers["log10_p"] = final["log10_p"]
+        numbers["cosine"] = sum(cosines) / len(cosines) if cosines else None
+    numbers["curves"] = curves(
+        run,
+        "loss",
+        "accuracy",
+        "wsr",
+        "injection_cosine",
+        "injection_cosine_abs",
+        "injection_main_norm",
+        "injection_watermark_norm",
+        "injection_injected_norm",
+    )
+    return numbers

@@ -1,0 +1,73 @@
+"""Fidelity, effectiveness and orthogonality (the paper's second table).
+
+Each cell: accuracy (%), WSR (%) and mean cosine of G_main and G_wm, of a clean model and of models marked
+at three strengths, for four architectures on two data sets, ten clients, IID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sigil.experiments import paper
+from sigil.experiments.experiment import Experiment, Results, final_numbers
+from sigil.experiments.scales import STRENGTHS, TASKS, Scale
+from sigil.experiments.store import Cell
+from sigil.experiments.tables import beside, markdown, spread, values
+
+
+def name_of(model: str, strength: float) -> str:
+    """Name of a cell: the architecture and the strength."""
+    return f"{model} {'clean' if strength == 0 else f'strength {strength:g}'}"
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """All architectures, clean and at three strengths."""
+    return [cell for model in TASKS for cell in model_cells(scale, seeds, model)]
+
+
+def model_cells(scale: Scale, seeds: Sequence[int], model: str) -> list[Cell]:
+    """One architecture, clean and at three strengths."""
+    return [
+        Cell(
+            experiment="fidelity",
+            name=name_of(model, strength),
+            seed=seed,
+            trainings=(scale.settings(model, seed=seed, watermark={"strength": strength}),),
+            options={"model": model, "strength": strength},
+        )
+        for seed in seeds
+        for strength in (0.0, *STRENGTHS)
+    ]
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """The table, ours with the paper's in brackets."""
+    rows = []
+    for model, dataset in TASKS.items():
+        clean = values(cells, results, name_of(model, 0.0), "accuracy")
+        published = paper.fidelity(model, 0.0) or {}
+        row = [f"{model} / {dataset}", beside(spread(clean), published.get("accuracy"))]
+        for strength in STRENGTHS:
+            name = name_of(model, strength)
+            published = paper.fidelity(model, strength) or {}
+            parts = [
+                "acc " + beside(spread(values(cells, results, name, "accuracy")), published.get("accuracy")),
+                "WSR " + beside(spread(values(cells, results, name, "wsr")), published.get("wsr")),
+                "cos "
+                + beside(
+                    spread(values(cells, results, name, "cosine"), ".1e"), published.get("cosine"), ".1e"
+                ),
+            ]
+            row.append("<br>".join(parts))
+        rows.append(row)
+    return markdown(["task", "clean", *(f"λ = {strength:g}" for strength in STRENGTHS)], rows)
+
+
+EXPERIMENT = Experiment(
+    name="fidelity",
+    caption="Accuracy, WSR and cosine of clean and marked models; the paper's numbers in brackets.",
+    cells=cells,
+    measure=final_numbers,
+    show=show,
+)

@@ -1,0 +1,57 @@
+"""The look of all figures, and the one kind that most of them are: curves over rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Colour-blind safe (Okabe and Ito); the same strength has the same colour everywhere.
+COLOURS = {0.0: "#000000", 0.01: "#56b4e9", 0.1: "#009e73", 1.0: "#d55e00"}
+
+
+def label(strength: float) -> str:
+    """Legend entry of a strength."""
+    return "clean" if strength == 0 else f"λ = {strength:g}"
+
+
+def panels(count: int, *, columns: int = 4) -> tuple[Figure, list[Axes]]:
+    """A row (or grid) of axes with one style."""
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.0 * columns, 3.1 * rows), squeeze=False, dpi=120)
+    flat = list(axes.flat)
+    for axis in flat:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    for axis in flat[count:]:
+        axis.set_visible(False)
+    return figure, flat[:count]
+
+
+def curve(axis: Axes, rounds: Sequence[Any], values: Sequence[Any], **style: Any) -> None:
+    """One curve, without the rounds that were not measured."""
+    points = [(x, y) for x, y in zip(rounds, values, strict=True) if y is not None]
+    if points:
+        axis.plot(*zip(*points, strict=True), **{"marker": "o", "markersize": 3, "linewidth": 1.4} | style)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure and let go of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Software": None})
+    plt.close(figure)
+
+
+def legend(axis: Axes, styles: Mapping[str, Any] | None = None) -> None:
+    """A small legend, if there is anything to name."""
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=8, frameon=False, **(styles or {}))

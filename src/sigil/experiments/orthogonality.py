@@ -1,0 +1,54 @@
+"""Gradient orthogonality (the paper's cosine figure): cosine of G_main and G_wm over the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sigil.experiments import fidelity, figures
+from sigil.experiments.experiment import Experiment, Results, final_numbers
+from sigil.experiments.scales import STRENGTHS, Scale
+from sigil.experiments.store import Cell
+from sigil.experiments.tables import markdown, spread, values
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """ResNet-18 at three strengths: the same cells as in the fidelity table."""
+    return [cell for cell in fidelity.model_cells(scale, seeds, "resnet18") if cell.options["strength"]]
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """The figure, and the mean over training beside the scale of chance, 1/√d."""
+    figure, (signed, absolute) = figures.panels(2)
+    first = min((cell.seed for cell in cells), default=0)
+    for strength in STRENGTHS:
+        result = results.get((fidelity.name_of("resnet18", strength), first))
+        if result is None:
+            continue
+        rows = result.numbers["curves"]
+        style = {"color": figures.COLOURS[strength], "label": figures.label(strength)}
+        figures.curve(signed, rows["round"], rows["injection_cosine"], **style)
+        figures.curve(absolute, rows["round"], rows["injection_cosine_abs"], **style)
+    signed.axhline(0, color="black", linewidth=0.8)
+    signed.set(title="mean cosine of G_main and G_wm", xlabel="round", ylabel="cosine")
+    absolute.set(title="mean absolute cosine", xlabel="round", ylim=(0, None))
+    figures.legend(signed)
+    figures.save(figure, folder / "orthogonality.png")
+    rows_ = [
+        [
+            figures.label(strength),
+            spread(values(cells, results, fidelity.name_of("resnet18", strength), "cosine"), ".1e"),
+        ]
+        for strength in STRENGTHS
+    ]
+    table = markdown(["resnet18", "mean cosine over training"], rows_)
+    return f"![Cosine over the rounds](orthogonality.png)\n\n{table}"
+
+
+EXPERIMENT = Experiment(
+    name="orthogonality",
+    caption="Cosine of the task gradient and the watermark gradient over the rounds (ResNet-18).",
+    cells=cells,
+    measure=final_numbers,
+    show=show,
+)

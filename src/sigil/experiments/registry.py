@@ -1,0 +1,31 @@
+"""All experiments, by name, in the paper's order."""
+
+from __future__ import annotations
+
+import difflib
+
+from sigil.errors import ExperimentError
+from sigil.experiments import (
+    clients,
+    fidelity,
+    gradient_norms,
+    non_iid,
+    orthogonality,
+    training_curves,
+    unbalanced,
+)
+from sigil.experiments.experiment import Experiment
+
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (fidelity, training_curves, orthogonality, gradient_norms, clients, non_iid, unbalanced)
+}
+
+
+def get(name: str) -> Experiment:
+    """The experiment with this name."""
+    if name not in EXPERIMENTS:
+        nearest = difflib.get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"choose one of {', '.join(EXPERIMENTS)}."
+        raise ExperimentError(f"There is no experiment {name!r}; {hint}")
+    return EXPERIMENTS[name]

@@ -1,0 +1,107 @@
+"""Run experiments: the trainings that are missing, then the cells that are missing, then the tables.
+
+Trainings and cells run side by side in as many processes as there are cores, one thread each: for small
+networks that is faster than one training on all cores. Every finished training and cell is on the disk at
+once, so an interruption loses at most a round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from sigil.experiments import registry, scales
+from sigil.experiments.store import Cell, Store
+from sigil.federation.settings import Settings
+
+Say = Callable[[str], None]
+
+
+def status(names: Sequence[str], store: Store, seeds: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Name, measured cells and all cells of each experiment."""
+    rows = []
+    for name in names:
+        cells = registry.get(name).cells(scales.get(store.scale), seeds)
+        rows.append((name, sum(store.has(cell) for cell in cells), len(cells)))
+    return rows
+
+
+def reproduce(
+    names: Sequence[str], store: Store, *, seeds: Sequence[int], jobs: int = 0, say: Say = lambda text: None
+) -> None:
+    """Measure what is missing of these experiments and write their tables and figures."""
+    scale = scales.get(store.scale)
+    missing: dict[tuple[str, str], tuple[str, Cell]] = {}
+    for name in names:
+        for cell in registry.get(name).cells(scale, seeds):
+            if not store.has(cell):
+                missing.setdefault((cell.experiment, cell.file), (name, cell))
+    if missing:
+        _measure(list(missing.values()), store, jobs or len(os.sched_getaffinity(0)), say)
+    for name in names:
+        say(f"{show(name, store, seeds)}")
+
+
+def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
+    """Write an experiment's page (Markdown and figures) from the cells that are there."""
+    experiment = registry.get(name)
+    cells = experiment.cells(scales.get(store.scale), seeds)
+    folder = store.results / name
+    folder.mkdir(parents=True, exist_ok=True)
+    body = experiment.show(cells, store.results_of(cells), folder)
+    done = sum(store.has(cell) for cell in cells)
+    page = folder / "README.md"
+    page.write_text(
+        f"# {name}\n\n{experiment.caption}\n\n{body}\n"
+        f"{done} of {len(cells)} cells measured. Scale `{store.scale}`: {scales.get(store.scale).note}\n\n"
+        f"Made by `sigil reproduce {name} --scale {store.scale}`.\n"
+    )
+    return page
+
+
+def _measure(missing: list[tuple[str, Cell]], store: Store, jobs: int, say: Say) -> None:
+    """First each training once, then each cell as soon as all of its trainings are done."""
+    waiting: dict[Path, Settings] = {}
+    for _, cell in missing:
+        for settings in cell.trainings:
+            waiting.setdefault(store.folder(settings), settings)
+    open_cells = list(missing)
+    finished: set[Path] = set()
+    count = len(missing)
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        running: dict[Future[None], Path | Cell] = {
+            pool.submit(_train, store, settings): folder for folder, settings in waiting.items()
+        }
+        try:
+            while running:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                    what = running.pop(future)
+                    if isinstance(what, Cell):
+                        count -= 1
+                        say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {count} cells left")
+                    else:
+                        finished.add(what)
+                for entry in list(open_cells):
+                    name, cell = entry
+                    if all(store.folder(settings) in finished for settings in cell.trainings):
+                        open_cells.remove(entry)
+                        running[pool.submit(_measure_cell, store, name, cell)] = cell
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _train(store: Store, settings: Settings) -> None:
+    store.train(settings)
+
+
+def _measure_cell(store: Store, name: str, cell: Cell) -> None:
+    store.measure(cell, registry.get(name).measure)

@@ -1,0 +1,113 @@
+"""How large an experiment is run: `paper` exactly as published, `cpu` in minutes, `smoke` in seconds.
+
+A scale turns what an experiment varies (architecture, strength, clients, …) into the full settings of a
+training. Reductions are stated here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sigil.errors import ExperimentError
+from sigil.federation.settings import Settings, make
+
+Sections = Mapping[str, Mapping[str, Any]]
+
+TASKS = {"resnet18": "cifar10", "vgg11": "cifar10", "mobilenetv2": "tiny-imagenet", "densenet121": "tiny-imagenet"}
+STRENGTHS = (0.01, 0.1, 1.0)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """One scale: settings for all trainings, and for each architecture on top of them."""
+
+    name: str
+    note: str
+    base: Sections
+    models: Mapping[str, Sections] = field(default_factory=dict)
+    client_counts: tuple[int, ...] = (10, 20, 50, 100)
+    seeds: int = 1
+
+    def settings(self, model: str = "resnet18", *, seed: int, **sections: Mapping[str, Any]) -> Settings:
+        """Full settings of a training of this architecture, with what the experiment changes on top."""
+        merged: dict[str, dict[str, Any]] = {}
+        layers: list[Sections] = [
+            {"model": {"name": model}, "data": {"name": TASKS[model]}},
+            self.base,
+            self.models.get(model, {}),
+            sections,
+            # One thread: trainings run side by side, one a core, and the bits do not depend on the machine.
+            {"run": {"seed": seed, "threads": 1, "workers": 1}},
+        ]
+        for layer in layers:
+            for name, values in layer.items():
+                merged.setdefault(name, {}).update(values)
+        return make(merged)
+
+
+PAPER = Scale(
+    name="paper",
+    note="The paper's setting: full width, all images, 80 rounds of 2 local epochs, batch 256.",
+    base={},
+    seeds=3,
+)
+
+CPU = Scale(
+    name="cpu",
+    note=(
+        "ResNet-18 and VGG11 at width 8 (standard 64) on 10,000 of the 50,000 CIFAR-10 training images; "
+        "MobileNetV2 and DenseNet-121 at width 16 (standard 32 and 64) on the first 20 classes of "
+        "Tiny-ImageNet, 150 images each; 10 rounds of 1 local epoch (Tiny-ImageNet: 2) instead of 80 of 2; "
+        "batch 16 instead of 256, learning rate 0.05 instead of 0.1, 1 round of warm-up instead of 5. "
+        "All test images of the classes used."
+    ),
+    base={
+        "federation": {"rounds": 10, "local_epochs": 1, "batch_size": 16},
+        "optimizer": {"lr": 0.05, "warmup_rounds": 1},
+        "run": {"precision": "float32", "evaluate_every": 2},
+    },
+    models={
+        "resnet18": {"model": {"width": 8}, "data": {"train_limit": 10_000}},
+        "vgg11": {"model": {"width": 8}, "data": {"train_limit": 10_000}},
+        "mobilenetv2": {
+            "model": {"width": 16},
+            "data": {"classes": 20, "train_limit": 3_000},
+            "federation": {"local_epochs": 2},
+        },
+        "densenet121": {
+            "model": {"width": 16},
+            "data": {"classes": 20, "train_limit": 3_000},
+            "federation": {"local_epochs": 2},
+        },
+    },
+)
+
+SMOKE = Scale(
+    name="smoke",
+    note="Seconds on the embedded digits: shows that everything runs, and says nothing about the paper.",
+    base={
+        "data": {"name": "digits32", "train_limit": 80, "test_limit": 40},
+        "federation": {"clients": 4, "rounds": 2, "local_epochs": 1, "batch_size": 16},
+        "optimizer": {"lr": 0.05, "warmup_rounds": 0},
+        "watermark": {"probes": 16, "statistics_every": 1},
+        "run": {"precision": "float32"},
+    },
+    models={
+        "resnet18": {"model": {"width": 8}, "data": {"name": "digits"}},
+        "vgg11": {"model": {"width": 8}},
+        "mobilenetv2": {"model": {"width": 8}},
+        "densenet121": {"model": {"width": 8}},
+    },
+    client_counts=(4, 8),
+)
+
+SCALES = {scale.name: scale for scale in (SMOKE, CPU, PAPER)}
+
+
+def get(name: str) -> Scale:
+    """The scale with this name."""
+    if name not in SCALES:
+        raise ExperimentError(f"There is no scale {name!r}; choose one of {', '.join(SCALES)}.")
+    return SCALES[name]

@@ -1,0 +1,139 @@
+"""What has been computed: trainings by their full configuration, and cells of tables as small files.
+
+A training is done once, whichever tables need it, in a folder named by the hash of its settings; it resumes
+by itself. A cell is one JSON file under ``results/<scale>/<experiment>/``, with everything needed to judge
+it: configuration, seed, versions, time and numbers. A cell that exists is never computed again; one that
+does not is missing, and says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from sigil.errors import ExperimentError
+from sigil.federation.run import Run, train
+from sigil.federation.settings import Settings
+from sigil.key import Key
+
+OWNER = "Sigil experiments"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a table or figure: a name, a seed, and the trainings that it is measured on."""
+
+    experiment: str
+    name: str
+    seed: int
+    trainings: tuple[Settings, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """File name of the cell."""
+        return f"{self.name.replace(' ', '_').replace('/', '-')}.seed{self.seed}.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A cell that has been measured."""
+
+    cell: str
+    seed: int
+    options: dict[str, Any]
+    numbers: dict[str, Any]
+
+
+class Store:
+    """Trainings under `runs`, cells under `results`."""
+
+    def __init__(self, scale: str, *, results: Path, runs: Path, data_dir: Path | None = None) -> None:
+        self.scale = scale
+        self.results = results / scale
+        self.runs = runs / scale
+        self.data_dir = data_dir
+
+    def folder(self, settings: Settings) -> Path:
+        """Where the training with these settings is (or will be)."""
+        text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
+        return self.runs / hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def train(self, settings: Settings) -> Run:
+        """The training with these settings: opened if it is there, finished or begun if not."""
+        return train(
+            settings, self.folder(settings), key=self.key(settings), data_dir=self.data_dir, wait=True
+        )
+
+    def key(self, settings: Settings) -> Key | None:
+        """The key of a marked training: fixed by its seed, since experiments must repeat."""
+        if not settings.marked:
+            return None
+        return experiment_key(settings, self.data_dir)
+
+    def has(self, cell: Cell) -> bool:
+        """Whether this cell has been measured."""
+        return self._path(cell).exists()
+
+    def measure(self, cell: Cell, how: Callable[[Cell, list[Run]], dict[str, Any]]) -> None:
+        """Measure a cell and write it down, atomically; its trainings are done first if need be."""
+        began = time.perf_counter()
+        runs = [self.train(settings) for settings in cell.trainings]
+        numbers = how(cell, runs)
+        content = {
+            "experiment": cell.experiment,
+            "cell": cell.name,
+            "seed": cell.seed,
+            "scale": self.scale,
+            "options": cell.options,
+            "numbers": numbers,
+            "training_seconds": [round(sum(row["seconds"] for row in run.metrics), 1) for run in runs],
+            "seconds": round(time.perf_counter() - began, 1),
+            "settings": [settings.model_dump(mode="json") for settings in cell.trainings],
+            "command": f"sigil reproduce {cell.experiment} --scale {self.scale}",
+            "versions": {name: version(name) for name in ("sigil", "torch", "numpy")}
+            | {"python": platform.python_version()},
+            "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        path = self._path(cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        partial.write_text(json.dumps(content, indent=1) + "\n")
+        partial.replace(path)
+
+    def results_of(self, cells: list[Cell]) -> dict[tuple[str, int], Result]:
+        """The measured ones among these cells, by name and seed."""
+        found = {}
+        for cell in cells:
+            path = self._path(cell)
+            if path.exists():
+                try:
+                    content = json.loads(path.read_text())
+                    numbers = content["numbers"]
+                except (ValueError, KeyError):
+                    raise ExperimentError(f"{path} is not a cell; delete it to measure it again.") from None
+                found[cell.name, cell.seed] = Result(cell.name, cell.seed, cell.options, numbers)
+        return found
+
+    def _path(self, cell: Cell) -> Path:
+        return self.results / cell.experiment / cell.file
+
+
+def experiment_key(settings: Settings, data_dir: Path | None = None) -> Key:
+    """A key that anybody can make again: for experiments only, never to protect a model."""
+    from sigil.federation.shapes import cut_shape
+
+    shape = cut_shape(settings, data_dir)
+    text = f"sigil experiment key, seed {settings.run.seed}"
+    return Key.generate(
+        OWNER, shape=shape, bits=settings.watermark.bits, seed=hashlib.sha256(text.encode()).digest()
+    )

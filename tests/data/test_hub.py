@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import io
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from sigil.data import hub
+from sigil.data.cache import Decoded, cached, fingerprint
+from sigil.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let no test reach the network, and fail one that tries."""
+    tried = []
+
+    def refuse(_: socket.socket, address: Any) -> None:
+        tried.append(address)
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    yield
+    assert tried == []
+
+
+def load(root: Path, tmp_path: Path, **options: Any) -> Decoded:
+    source = hub.source(str(root), downloads=tmp_path / "downloads", **options)
+    return cached(source, roots=[tmp_path / "cache"])
+
+
+def picture(pixels: np.ndarray) -> dict[str, Any]:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (8, 6, 6), dtype=np.uint8)
+
+
+def write_parquet(root: Path, labels: Any, feature: Any, *, column: str = "label") -> Path:
+    """Eight pictures to train and the first four of them to test, as Parquet files."""
+    root.mkdir()
+    features = datasets.Features({column: feature, "image": datasets.Image()})
+    rows = {column: list(labels), "image": [picture(pixels) for pixels in PIXELS]}
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    whole.to_parquet(str(root / "train-00000.parquet"))
+    whole.select(range(4)).to_parquet(str(root / "validation-00000.parquet"))
+    return root
+
+
+def test_parquet_with_class_labels(tmp_path: Path) -> None:
+    feature = datasets.ClassLabel(names=["a", "b", "never seen"])
+    root = write_parquet(tmp_path / "set", [0, 1] * 4, feature)
+    decoded = load(root, tmp_path)
+    assert np.array_equal(decoded.train_images[:, 0], PIXELS)
+    assert np.array_equal(decoded.test_images[:, 0], PIXELS[:4])
+    assert decoded.train_labels.tolist() == [0, 1] * 4
+    assert decoded.classes == 3
+    assert load(root, tmp_path, size=9).train_images.shape == (8, 1, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("values", "feature"),
+    [
+        (["x", "y"] * 4, datasets.Value("string")),
+        ([10, 70] * 4, datasets.Value("int32")),
+    ],
+)
+def test_other_labels_are_numbered_in_order(tmp_path: Path, values: Any, feature: Any) -> None:
+    decoded = load(write_parquet(tmp_path / "set", values, feature), tmp_path)
+    assert decoded.train_labels.tolist() == [0, 1] * 4
+    assert decoded.classes == 2
+
+
+def test_class_column_of_another_name_is_found(tmp_path: Path) -> None:
+    feature = datasets.ClassLabel(names=["a", "b"])
+    root = write_parquet(tmp_path / "set", [1, 0] * 4, feature, column="species")
+    assert load(root, tmp_path).train_labels.tolist() == [1, 0] * 4
+
+
+def test_directory_of_pictures(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for split in ("train", "test"):
+        for brightness, name in ((5, "cat"), (250, "dog")):
+            (root / split / name).mkdir(parents=True)
+            for number in range(2):
+                Image.new("RGB", (7, 5), (brightness,) * 3).save(root / split / name / f"{number}.png")
+    decoded = load(root, tmp_path)
+    assert decoded.train_images.shape == (4, 3, 5, 7)
+    assert decoded.train_images[:, 0, 0, 0].tolist() == [5, 5, 250, 250]
+    assert decoded.test_labels.tolist() == [0, 0, 1, 1]
+
+
+def test_changed_local_files_change_the_fingerprint(tmp_path: Path) -> None:
+    root = write_parquet(tmp_path / "set", [0, 1] * 4, datasets.Value("int64"))
+    before = fingerprint(hub.source(str(root), downloads=tmp_path))
+    (root / "more.parquet").write_bytes(b"x")
+    assert fingerprint(hub.source(str(root), downloads=tmp_path)) != before
+
+
+def test_loading_script_is_refused_and_not_run(tmp_path: Path) -> None:
+    root = tmp_path / "scripted"
+    root.mkdir()
+    (root / "scripted.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(DataError, match="script"):
+        load(root, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_unknown_labels_are_refused(tmp_path: Path) -> None:
+    root = write_parquet(tmp_path / "set", [0] * 8, datasets.Value("int64"))
+    features = datasets.Features({"label": datasets.Value("int64"), "image": datasets.Image()})
+    odd = {"label": [5], "image": [picture(PIXELS[0])]}
+    other = datasets.Dataset.from_dict(odd, features=features)
+    other.to_parquet(str(root / "validation-00000.parquet"))
+    with pytest.raises(DataError, match="label 5"):
+        load(root, tmp_path)
+
+
+def test_set_without_test_split_or_pictures_is_refused(tmp_path: Path) -> None:
+    root = write_parquet(tmp_path / "set", [0, 1] * 4, datasets.Value("int64"))
+    (root / "validation-00000.parquet").unlink()
+    with pytest.raises(DataError, match="has the splits train"):
+        load(root, tmp_path)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for split in ("train", "test"):
+        datasets.Dataset.from_dict({"label": [0, 1]}).to_parquet(str(plain / f"{split}.parquet"))
+    with pytest.raises(DataError, match="has the columns label"):
+        load(plain, tmp_path)
+
+
+def test_row_without_a_picture_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="without a picture"):
+        hub._content({"bytes": None, "path": str(tmp_path / "absent.png")}, "set")
+    with pytest.raises(DataError, match="without a picture"):
+        hub._content(None, "set")

@@ -1,0 +1,284 @@
+"""ONNX graphs: cut at the activation, standard operators only, nothing from other files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from sigil import models
+from sigil.errors import ShapeError, SuspectError
+from sigil.suspect import graph as suspect_graph
+from sigil.suspect import open_suspect
+
+ACTIVATION = (8, 4, 4)
+TENSOR = "/pool2/MaxPool_output_0"
+
+
+def test_a_graph_is_cut_at_a_tensor_or_a_node(graph: Path, half: models.Model, images: torch.Tensor) -> None:
+    with torch.no_grad():
+        expected = half(images)
+    for at in (TENSOR, "/pool2/MaxPool"):
+        suspect = open_suspect(graph, at=at)
+        assert suspect.kind == "onnx"
+        assert suspect.module is None
+        assert suspect.input_shape == (3, 16, 16)
+        # Five images through a graph that was exported for two: pieces, the last one padded.
+        found = suspect(images)
+        assert found.dtype == torch.float32
+        assert found.shape == expected.shape
+        assert torch.allclose(found, expected, atol=1e-5)
+
+
+def test_an_unknown_name_lists_the_nearest(graph: Path) -> None:
+    with pytest.raises(SuspectError, match=r"no node or computed tensor .*'/pool2/MaxPool'"):
+        open_suspect(graph, at="/pool2/MaxPol")
+    with pytest.raises(SuspectError, match="nearest names are"):
+        open_suspect(graph, at="x" * 10**5)
+
+
+def test_without_a_name_the_single_output_is_taken_if_it_fits(
+    graph: Path, images: torch.Tensor, model: models.Model
+) -> None:
+    with torch.no_grad():
+        assert torch.allclose(open_suspect(graph)(images), model(images), atol=1e-5)
+    assert open_suspect(graph, activation_shape=(10,)).kind == "onnx"
+
+
+def test_without_a_name_the_tensors_of_the_keys_shape_are_listed(graph: Path) -> None:
+    with pytest.raises(SuspectError, match=rf"--at NAME.*'{TENSOR}'") as info:
+        open_suspect(graph, activation_shape=ACTIVATION)
+    assert "pool3" not in str(info.value)
+    with pytest.raises(SuspectError, match="the last are"):
+        open_suspect(graph, activation_shape=(77, 1, 1))
+
+
+def test_arguments_that_mean_nothing_for_onnx_are_refused(graph: Path) -> None:
+    with pytest.raises(SuspectError, match="brings its own architecture"):
+        open_suspect(graph, architecture="vgg11", at=TENSOR)
+    with pytest.raises(ShapeError, match=r"\(3, 16, 16\), not \(3, 32, 32\)"):
+        open_suspect(graph, at=TENSOR, input_shape=(3, 32, 32))
+
+
+# Graphs by hand.
+
+
+def made(
+    nodes: Sequence[NodeProto],
+    weights: Sequence[TensorProto] = (),
+    *,
+    inputs: Sequence[str] = ("x",),
+    domains: Sequence[str] = ("",),
+    shape: Sequence[Any] = ("n", 3, 4, 4),
+    dtype: int = TensorProto.FLOAT,
+) -> ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info(name, dtype, shape) for name in inputs],
+        [helper.make_tensor_value_info("y", dtype, None)],
+        list(weights),
+    )
+    opsets = [helper.make_opsetid(domain, 17 if domain == "" else 1) for domain in domains]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def stored(model: ModelProto, tmp_path: Path) -> Path:
+    path = tmp_path / "suspect.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def relu(source: str = "x", target: str = "y", **attributes: Any) -> NodeProto:
+    return helper.make_node("Relu", [source], [target], **attributes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numpy_dtype"),
+    [(TensorProto.FLOAT, np.float32), (TensorProto.FLOAT16, np.float16)],
+)
+def test_a_graph_with_a_free_batch_runs_in_its_own_precision(
+    tmp_path: Path, dtype: int, numpy_dtype: type
+) -> None:
+    weight = numpy_helper.from_array(np.full((1, 3, 1, 1), 0.1, numpy_dtype), "w")
+    path = stored(made([helper.make_node("Mul", ["x", "w"], ["y"])], [weight], dtype=dtype), tmp_path)
+    suspect = open_suspect(path)
+    assert suspect.input_shape == (3, 4, 4)
+    images = torch.randn(7, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    found = suspect(images)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, images * 0.1, atol=1e-3)
+
+
+def test_a_graph_with_free_sizes_does_not_know_its_input(tmp_path: Path) -> None:
+    path = stored(made([relu()], shape=("n", 3, "h", "w")), tmp_path)
+    assert open_suspect(path).input_shape is None
+    assert open_suspect(path, input_shape=(3, 4, 4)).input_shape == (3, 4, 4)
+
+
+def external(name: str, location: str) -> TensorProto:
+    tensor = numpy_helper.from_array(np.zeros((1, 3, 1, 1), np.float32), name)
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    entry = tensor.external_data.add()
+    entry.key, entry.value = "location", location
+    return tensor
+
+
+@pytest.mark.parametrize("location", ["weights.bin", "../../etc/passwd", "/etc/passwd"])
+def test_weights_in_other_files_are_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "weights.bin").write_bytes(bytes(12))
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    with pytest.raises(SuspectError, match="in another file"):
+        open_suspect(stored(made([add], [external("w", location)]), tmp_path))
+    constant = helper.make_node("Constant", [], ["w"], value=external("w", location))
+    with pytest.raises(SuspectError, match="in another file"):
+        open_suspect(stored(made([constant, add]), tmp_path))
+
+
+@pytest.mark.parametrize("domain", ["com.microsoft", "evil.ops", "ai.onnx.preview.training"])
+def test_operators_of_other_domains_are_refused(tmp_path: Path, domain: str) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"], domain=domain)
+    with pytest.raises(SuspectError, match=rf"domain '{domain}'"):
+        open_suspect(stored(made([node], domains=["", domain]), tmp_path))
+
+
+def test_what_comes_after_the_cut_does_not_matter(tmp_path: Path) -> None:
+    after = helper.make_node("Anything", ["a"], ["y"], domain="evil.ops")
+    path = stored(made([relu(target="a"), after], domains=["", "evil.ops"]), tmp_path)
+    assert open_suspect(path, at="a")(torch.ones(2, 3, 4, 4)).shape == (2, 3, 4, 4)
+    with pytest.raises(SuspectError, match="evil"):
+        open_suspect(path)
+
+
+def test_functions_that_the_file_defines_are_refused(tmp_path: Path) -> None:
+    model = made([relu()])
+    function = helper.make_function(
+        "", "Relu", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], model.opset_import
+    )
+    model.functions.append(function)
+    with pytest.raises(SuspectError, match="defines itself"):
+        open_suspect(stored(model, tmp_path))
+
+
+def test_loops_and_branches_are_refused(tmp_path: Path) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["d"]), relu("a", "b")],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("a", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("b", TensorProto.FLOAT, None),
+        ],
+    )
+    endless = numpy_helper.from_array(np.array(2**62, np.int64), "endless")
+    loop = helper.make_node("Loop", ["endless", "", "x"], ["y"], body=body)
+    with pytest.raises(SuspectError, match="'Loop', which contains a graph"):
+        open_suspect(stored(made([loop], [endless]), tmp_path))
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    hostile = "\x1b[2Jy\n"
+    graph = made([relu(target=hostile), relu(hostile)])
+    assert "\x1b" not in open_suspect(stored(graph, tmp_path), at=hostile).description
+    for broken in (
+        made([relu(target=hostile), helper.make_node("Conv", [hostile], ["y"], name=hostile)]),
+        made([relu(hostile)]),
+        made([helper.make_node(hostile, ["x"], ["y"])]),
+    ):
+        with pytest.raises(SuspectError) as info:
+            open_suspect(stored(broken, tmp_path))
+        assert str(info.value).isprintable()
+
+
+def test_random_operators_are_refused(tmp_path: Path) -> None:
+    node = helper.make_node("RandomNormalLike", ["x"], ["y"])
+    with pytest.raises(SuspectError, match="random"):
+        open_suspect(stored(made([node]), tmp_path))
+
+
+def test_a_graph_that_asks_for_all_memory_fails_instead(tmp_path: Path) -> None:
+    size = numpy_helper.from_array(np.array([10**6, 10**6], np.int64), "size")
+    nodes = [
+        helper.make_node("ConstantOfShape", ["size"], ["huge"]),
+        helper.make_node("ReduceMax", ["huge"], ["m"], keepdims=0),
+        helper.make_node("Add", ["x", "m"], ["y"]),
+    ]
+    path = stored(made(nodes, [size]), tmp_path)
+    with pytest.raises(SuspectError, match=r"does not run|cannot be run"):
+        open_suspect(path)(torch.zeros(1, 3, 4, 4))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
+    weight = numpy_helper.from_array(np.array([1.0, value, 0.0], np.float32).reshape(3, 1, 1), "w")
+    path = stored(made([helper.make_node("Mul", ["x", "w"], ["y"])], [weight]), tmp_path)
+    with pytest.raises(SuspectError, match="'w' that are not finite"):
+        open_suspect(path)
+
+
+def test_weights_with_fewer_values_than_their_shape_are_refused(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones((3, 1, 1), np.float32), "w")
+    weight.dims[0] = 2**40
+    path = stored(made([helper.make_node("Mul", ["x", "w"], ["y"])], [weight]), tmp_path)
+    with pytest.raises(SuspectError, match="do not have its shape"):
+        open_suspect(path)
+
+
+def test_graphs_that_are_none_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    two = made([helper.make_node("Add", ["x", "z"], ["y"])], inputs=("x", "z"))
+    cycle = made([relu("y", "a"), helper.make_node("Add", ["x", "a"], ["y"])])
+    cases = [
+        (made([relu("missing")]), "lacks the tensor 'missing'"),
+        (made([relu(), relu()]), "twice"),
+        (two, "needs 2 inputs"),
+        (made([helper.make_node("Constant", [], ["y"], value_float=1.0)]), "needs 0 inputs"),
+        (cycle, "cannot be run"),
+        (made([helper.make_node("Conv", ["x"], ["y"])]), "cannot be run"),
+        (made([helper.make_node("NoSuchOperator", ["x"], ["y"])]), "cannot be run"),
+        (made([relu()], dtype=TensorProto.INT64), "no floating-point"),
+    ]
+    for model, why in cases:
+        with pytest.raises(SuspectError, match=why):
+            open_suspect(stored(model, tmp_path))
+    monkeypatch.setattr(suspect_graph, "MAX_NODES", 1)
+    with pytest.raises(SuspectError, match="more than the limit"):
+        open_suspect(stored(made([relu(target="a"), relu("a")]), tmp_path))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_input_of_the_wrong_size_gives_one_sentence(graph: Path) -> None:
+    suspect = open_suspect(graph, at=TENSOR)
+    with pytest.raises(SuspectError, match=r"inputs of shape \(1, 16, 16\)") as info:
+        suspect(torch.zeros(2, 1, 16, 16))
+    assert "\n" not in str(info.value)
+
+
+def test_a_truncated_graph_is_refused(graph: Path, tmp_path: Path) -> None:
+    path = tmp_path / "truncated.onnx"
+    path.write_bytes(graph.read_bytes()[:-200])
+    with pytest.raises(SuspectError, match="damaged"):
+        open_suspect(path)
+
+
+def test_only_the_needed_part_reaches_the_runtime(graph: Path) -> None:
+    model = onnx.load(graph)
+    entry = model.metadata_props.add()
+    entry.key, entry.value = "ort_config", '{"session_options": {"inter_op_num_threads": 1}}'
+    part = suspect_graph._extract(model, TENSOR, graph)
+    assert not part.metadata_props
+    assert [output.name for output in part.graph.output] == [TENSOR]
+    assert 0 < len(part.graph.node) < len(model.graph.node)
+    assert len(part.graph.initializer) < len(model.graph.initializer)

@@ -1,0 +1,250 @@
+"""Opening a suspect: the right model from each format, one sentence for everything else."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sigil import models
+from sigil.errors import ModelError, ShapeError, SigilError, SuspectError
+from sigil.key import Key
+from sigil.suspect import Suspect, open_suspect, opening
+from sigil.verification import verify
+
+INPUT = (3, 16, 16)
+ACTIVATION = (8, 4, 4)
+VGG: dict[str, Any] = {"architecture": "vgg11", "width": 4, "cut": "pool2"}
+
+
+@pytest.fixture
+def client(half: models.Model, tmp_path: Path) -> Path:
+    path = tmp_path / "client.safetensors"
+    models.save(path, half)
+    return path
+
+
+def test_a_file_of_sigil_needs_no_arguments(client: Path, half: models.Model, images: Tensor) -> None:
+    suspect = open_suspect(client)
+    assert suspect.kind == "safetensors"
+    assert suspect.input_shape == INPUT
+    assert suspect.sha256 == hashlib.sha256(client.read_bytes()).hexdigest()
+    assert "vgg11" in suspect.description
+    assert "pool2" in suspect.description
+    with torch.no_grad():
+        assert torch.equal(suspect(images), half(images))
+
+
+def test_a_suspect_is_in_evaluation_mode_and_takes_no_gradients(client: Path, images: Tensor) -> None:
+    suspect = open_suspect(client)
+    assert suspect.module is not None
+    assert not any(part.training for part in suspect.module.modules())
+    assert not suspect(images.requires_grad_()).requires_grad
+    images.requires_grad_(False)
+
+
+def test_a_whole_model_is_cut_where_asked(model: models.Model, images: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    models.save(path, model)
+    for cut in ("pool1", "pool3"):
+        with torch.no_grad():
+            expected = models.split(model, cut)[0].eval()(images)
+        assert torch.equal(open_suspect(path, cut=cut)(images), expected)
+    assert models.default_cut("vgg11") in open_suspect(path).description
+
+
+def test_foreign_safetensors_open_with_a_named_architecture(
+    half: models.Model, images: Tensor, tmp_path: Path
+) -> None:
+    path = tmp_path / "foreign.safetensors"
+    save_file(half.state_dict(), path)
+    with pytest.raises(SuspectError, match="name its architecture"):
+        open_suspect(path)
+    suspect = open_suspect(path, **VGG)
+    assert suspect.input_shape is None
+    assert open_suspect(path, **VGG, input_shape=INPUT).input_shape == INPUT
+    with torch.no_grad():
+        assert torch.equal(suspect(images), half(images))
+
+
+def test_arguments_win_over_what_the_file_says(client: Path, half: models.Model) -> None:
+    assert open_suspect(client, cut="pool1").module.spec.cut == "pool1"  # type: ignore[union-attr]
+    assert open_suspect(client, input_shape=(3, 32, 32)).input_shape == (3, 32, 32)
+    with pytest.raises(SuspectError, match="width 8"):
+        open_suspect(client, width=8)
+    # What the file says of another architecture counts for nothing.
+    with pytest.raises(SuspectError, match="width 64"):
+        open_suspect(client, architecture="resnet18")
+
+
+def test_false_metadata_gives_way_to_arguments(half: models.Model, tmp_path: Path) -> None:
+    path = tmp_path / "lying.safetensors"
+    save_file(half.state_dict(), path, metadata={"sigil": '{"format": 1, "spec": 3}'})
+    with pytest.raises(SuspectError, match="metadata"):
+        open_suspect(path)
+    assert open_suspect(path, **VGG).kind == "safetensors"
+
+
+def test_the_server_half_is_refused(model: models.Model, tmp_path: Path) -> None:
+    path = tmp_path / "server.safetensors"
+    models.save(path, models.split(model, "pool2")[1])
+    with pytest.raises(SuspectError, match="the mark is in the client half"):
+        open_suspect(path)
+
+
+def without(name: str) -> Callable[[dict[str, Tensor]], None]:
+    return lambda state: state.__delitem__(name)
+
+
+def filled(value: float) -> Callable[[dict[str, Tensor]], None]:
+    return lambda state: state.update({"stage1.0.weight": torch.full_like(state["stage1.0.weight"], value)})
+
+
+CHANGES = {
+    "lacks the tensor 'stage2.0.weight'": without("stage2.0.weight"),
+    "has the tensor 'extra.weight'": lambda state: state.update({"extra.weight": torch.zeros(2)}),
+    "other shapes": lambda state: state.update({"stage1.0.bias": torch.zeros(5)}),
+    "not finite": filled(float("nan")),
+    "that are not finite": filled(float("inf")),
+    "as int8": lambda state: state.update({"stage1.0.weight": state["stage1.0.weight"].to(torch.int8)}),
+}
+
+
+@pytest.mark.parametrize("why", CHANGES)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_weights_that_do_not_fit_give_one_sentence(
+    half: models.Model, tmp_path: Path, why: str, suffix: str
+) -> None:
+    state = {name: tensor.clone() for name, tensor in half.state_dict().items()}
+    CHANGES[why](state)
+    path = tmp_path / f"suspect{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(state, path)
+    with pytest.raises(SuspectError, match=why) as info:
+        open_suspect(path, **VGG)
+    assert str(path) in str(info.value)
+    assert "\n" not in str(info.value)
+
+
+def test_wrong_names_list_what_exists(client: Path) -> None:
+    with pytest.raises(ModelError, match=r"vgg12.*'vgg11'"):
+        open_suspect(client, architecture="vgg12")
+    with pytest.raises(ModelError, match=r"pool9.*pool5"):
+        open_suspect(client, cut="pool9")
+    with pytest.raises(ModelError, match="width"):
+        open_suspect(client, width=0)
+    with pytest.raises(SuspectError, match="no ONNX graph"):
+        open_suspect(client, at="pool2")
+
+
+def test_a_shape_at_the_cut_that_is_not_the_keys_is_refused_at_once(client: Path) -> None:
+    assert open_suspect(client, activation_shape=ACTIVATION).kind == "safetensors"
+    with pytest.raises(ShapeError, match=r"\(8, 4, 4\).*\(4, 8, 8\)"):
+        open_suspect(client, activation_shape=(4, 8, 8))
+    with pytest.raises(SuspectError, match="does not take inputs"):
+        open_suspect(client, input_shape=(3, 16), activation_shape=ACTIVATION)
+
+
+def test_a_huge_input_shape_in_the_file_costs_no_memory(half: models.Model, tmp_path: Path) -> None:
+    """It is compared with the key's shape before any image of that size is made."""
+    copy = models.from_state(half.spec, half.state_dict())
+    copy.input_shape = (3, 4096, 4096)
+    path = tmp_path / "huge.safetensors"
+    models.save(path, copy)
+    began = time.monotonic()
+    with pytest.raises(ShapeError, match=r"\(8, 1024, 1024\)"):
+        open_suspect(path, activation_shape=ACTIVATION)
+    assert time.monotonic() - began < 2
+
+
+def test_a_file_replaced_while_it_is_read_is_refused(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = opening._load_safetensors
+
+    def replace_then_load(path: Path) -> dict[str, Tensor]:
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.unlink()
+        path.write_bytes(content)
+        return load(path)
+
+    monkeypatch.setattr(opening, "_load_safetensors", replace_then_load)
+    with pytest.raises(SuspectError, match="changed while"):
+        open_suspect(client)
+
+
+def test_every_format_gives_the_same_verdict(
+    client: Path, exported: Path, graph: Path, half: models.Model, tmp_path: Path
+) -> None:
+    key = Key.generate("ACME", shape=ACTIVATION, bits=20, seed=bytes(32))
+    state = tmp_path / "state.pt"
+    torch.save(half.state_dict(), state)
+    expected = verify(half, key, input_shape=INPUT, probes=64)
+    assert verify(open_suspect(client), key, probes=64) == expected
+    for path in (state, exported):
+        assert verify(open_suspect(path, **VGG), key, input_shape=INPUT, probes=64) == expected
+    found = verify(open_suspect(graph, at="/pool2/MaxPool"), key, probes=64)
+    assert found.bit_shares == pytest.approx(expected.bit_shares, abs=1 / 64)
+    assert found.margins == pytest.approx(expected.margins, abs=1e-4)
+
+
+def test_a_suspect_does_not_print_its_weights(client: Path) -> None:
+    assert len(repr(open_suspect(client))) < 500
+    assert isinstance(open_suspect(client), Suspect)
+
+
+def mutated(content: bytes, chance: random.Random) -> bytes:
+    data = bytearray(content)
+    at, length = chance.randrange(len(data)), chance.randrange(1, 64)
+    match chance.randrange(6):
+        case 0:
+            del data[at:]
+        case 1:
+            del data[at : at + length]
+        case 2:
+            data[at:at] = chance.randbytes(length)
+        case 3:
+            other = chance.randrange(len(data))
+            data[at : at + length] = data[other : other + length]
+        case 4:
+            data[at] ^= 1 << chance.randrange(8)
+        case 5:
+            for _ in range(8):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "state dict", "legacy", "exported", "onnx"])
+def test_mutations_give_a_suspect_or_an_error_of_ours(
+    kind: str, half: models.Model, exported: Path, graph: Path, client: Path, tmp_path: Path
+) -> None:
+    arguments = VGG
+    if kind == "safetensors":
+        source, arguments = client, {}
+    elif kind == "onnx":
+        source, arguments = graph, {"at": "/pool2/MaxPool"}
+    elif kind == "exported":
+        source = exported
+    else:
+        source = tmp_path / "state.pt"
+        torch.save(half.state_dict(), source, _use_new_zipfile_serialization=kind != "legacy")
+    content = source.read_bytes()
+    chance = random.Random(kind)
+    path = tmp_path / f"mutated{source.suffix}"
+    refused = []
+    began = time.monotonic()
+    for _ in range(200):
+        path.write_bytes(mutated(content, chance))
+        try:
+            open_suspect(path, **arguments)(torch.zeros(1, *INPUT))
+        except SigilError as error:
+            refused.append(str(error))
+    assert len(refused) > 20
+    assert not any("\n" in sentence for sentence in refused)
+    assert time.monotonic() - began < 30
