@@ -94,27 +94,18 @@ def test_crop_takes_each_image_at_its_own_place() -> None:
 
 @pytest.mark.parametrize("augment", ["crop", "crop-flip"])
 def test_augmented_images_are_crops_and_flips_of_their_own_image(augment: str) -> None:
+    choices = [(top, left, flip) for top in range(5) for left in range(7) for flip in (1, -1)]
     places, mirrored = set(), 0
-    for seed in range(4):
-        for images, labels in batches(augment=augment).epoch(seeded(seed)):
-            for image, label in zip(images, labels.tolist(), strict=True):
-                candidates = {
-                    (top, left, flip): placed(IMAGES[label][..., :: -1 if flip else 1], top, left)
-                    for top in range(5)
-                    for left in range(7)
-                    for flip in (False, True)
-                }
-                matches = [
-                    place
-                    for place, pixels in candidates.items()
-                    if torch.allclose(image, normalised(pixels[None])[0], atol=1e-5)
-                ]
-                assert len(matches) == 1
-                places.add(matches[0][:2])
-                mirrored += matches[0][2]
-    # 200 draws: every place of 35 is missed with probability below 0.01 each.
-    assert len(places) > 30
-    assert (mirrored == 0) if augment == "crop" else (70 < mirrored < 130)
+    for images, labels in batches(augment=augment).epoch(seeded(0)):
+        for image, label in zip(images, labels.tolist(), strict=True):
+            pixels = [placed(IMAGES[label][..., ::flip], top, left) for top, left, flip in choices]
+            distance = (normalised(np.stack(pixels)) - image).abs().amax(dim=(1, 2, 3))
+            (match,) = np.flatnonzero(distance < 1e-4)
+            places.add(choices[match][:2])
+            mirrored += choices[match][2] == -1
+    # 50 draws of 35 places and of two sides.
+    assert len(places) > 18
+    assert (mirrored == 0) if augment == "crop" else (10 < mirrored < 40)
 
 
 @pytest.mark.parametrize("side", [8, 28, 32, 64])

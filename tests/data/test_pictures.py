@@ -36,8 +36,16 @@ def test_bars_have_a_colour_for_each_class_that_somebody_holds(tmp_path: Path) -
     assert tab10[4] not in drawn
 
 
+def test_legend_names_the_classes(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(4), 10)
+    draw_partition(labels, [np.arange(40)], tmp_path / "bars.svg")
+    drawn = (tmp_path / "bars.svg").read_text()
+    assert all(f"<!-- {name} -->" in drawn for name in ("class", "0", "1", "2", "3"))
+
+
 def test_many_clients_are_a_map_whose_empty_cells_are_white(tmp_path: Path) -> None:
-    apart = [np.flatnonzero(LABELS == client % 10)[client // 10 :: 6] for client in range(60)]
+    of_class = [np.arange(label, 2000, 10) for label in range(10)]
+    apart = [of_class[client % 10][client // 10 :: 6] for client in range(60)]
     mixed = partition(LABELS, clients=60)
     draw_partition(LABELS, apart, tmp_path / "apart.png")
     draw_partition(LABELS, mixed, tmp_path / "mixed.png")
@@ -53,8 +61,7 @@ def test_many_clients_are_a_map_whose_empty_cells_are_white(tmp_path: Path) -> N
     assert white(tmp_path / "mixed.png") < 0.2
 
 
-@pytest.mark.parametrize("clients", [1, 3, 50, 51, 400])
-@pytest.mark.parametrize("classes", [2, 15, 100])
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (50, 200), (20, 15), (51, 2), (400, 100)])
 def test_any_number_of_clients_and_classes_is_drawn(tmp_path: Path, clients: int, classes: int) -> None:
     labels = np.arange(2000) % classes
     path = tmp_path / "who.png"

@@ -14,7 +14,7 @@ from typing import Annotated, cast
 
 import typer
 
-from sigil.cli import data, evidence, key, verify
+from sigil.cli import data, demo, evidence, key, reproduce, train, verify
 from sigil.cli.terminal import printable
 from sigil.errors import SigilError
 
@@ -39,6 +39,9 @@ app.add_typer(key.app, name="key")
 verify.register(app)
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(data.app, name="data")
+train.register(app)
+demo.register(app)
+reproduce.register(app)
 
 
 def _version(wanted: bool) -> None:

@@ -93,8 +93,7 @@ def _key(
     quiet: bool,
 ) -> Key | None:
     """The key to embed: the one given, or one beside the run's directory, made at the first start."""
-    from sigil import data, models
-    from sigil.federation.seeds import derive
+    from sigil.federation.shapes import cut_shape
     from sigil.key import Key
 
     if not settings.marked:
@@ -102,16 +101,7 @@ def _key(
     beside = out.with_name(out.name + ".key")
     if key_file is not None or beside.exists():
         return load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
-    dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
-    whole = models.build(
-        settings.model.name,
-        classes=dataset.classes,
-        width=settings.model.width,
-        channels=dataset.shape[0],
-        seed=derive(settings.run.seed, "weights"),
-    )
-    cut = settings.model.cut or models.default_cut(settings.model.name)
-    shape = models.activation_shape(models.split(whole, cut)[0], dataset.shape)
+    shape = cut_shape(settings, data_dir)
     key = Key.generate(owner, shape=shape, bits=settings.watermark.bits)
     beside.parent.mkdir(parents=True, exist_ok=True)
     key.save(beside)

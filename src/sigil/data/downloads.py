@@ -100,7 +100,8 @@ def fetch(
         with tempfile.TemporaryDirectory(prefix="unpack-", dir=waiting) as unpacked:
             ready = Path(unpacked) / official.directory
             if official.archive:
-                _unpack(waiting / official.files[0].name, Path(unpacked))
+                archive = waiting / official.files[0].name
+                _unpack(archive, Path(unpacked), directory=official.directory)
             else:
                 ready.mkdir()
                 for file in official.files:
@@ -119,10 +120,15 @@ def fetch(
     return target
 
 
-def _unpack(archive: Path, into: Path) -> None:
-    """Unpack an archive; one that is refused is not kept for another try."""
+def _unpack(archive: Path, into: Path, *, directory: str) -> None:
+    """Unpack an archive that must hold `directory`; one that is refused is not kept for later."""
     try:
         archives.unpack(archive, into)
+        if not (into / directory).is_dir():
+            raise DataError(
+                f"{archive.name} holds no directory {directory}, although its checksum is right: "
+                "nothing was kept, try again."
+            )
     except DataError:
         archive.unlink()
         raise
@@ -130,11 +136,6 @@ def _unpack(archive: Path, into: Path) -> None:
 
 def _install(ready: Path, target: Path) -> None:
     """Put a complete directory in its place at once."""
-    if not ready.is_dir():
-        raise DataError(
-            f"The archive holds no directory {ready.name}, although its checksum is right: use the "
-            "official address."
-        )
     try:
         ready.rename(target)
     except OSError:

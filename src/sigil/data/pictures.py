@@ -81,21 +81,22 @@ def _colours(classes: int) -> npt.NDArray[np.float64]:
 
 def _bars(figure: Any, counts: npt.NDArray[np.int64]) -> None:
     from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import PolyCollection
     from matplotlib.colors import Normalize
+    from matplotlib.patches import Patch
 
     clients, classes = counts.shape
     axes = figure.subplots()
     colours = _colours(classes)
-    bottoms = np.cumsum(counts, axis=1) - counts
-    for label in range(classes):
-        axes.bar(
-            np.arange(clients),
-            counts[:, label],
-            bottom=bottoms[:, label],
-            color=colours[label],
-            width=0.85,
-            label=str(label),
-        )
+    tops = np.cumsum(counts, axis=1)
+    # All boxes in one collection: 50 clients of 200 classes would take a minute one by one.
+    client, label = np.nonzero(counts)
+    top, bottom = tops[client, label], (tops - counts)[client, label]
+    left, right = client - 0.425, client + 0.425
+    corners = [(left, bottom), (left, top), (right, top), (right, bottom)]
+    boxes = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
+    axes.add_collection(PolyCollection(list(boxes), facecolors=colours[label], edgecolors="none"))
+    axes.set_ylim(0, 1.05 * tops.max())
     axes.set_xlabel("client")
     axes.set_ylabel("samples")
     axes.set_xlim(-0.6, clients - 0.4)
@@ -106,8 +107,8 @@ def _bars(figure: Any, counts: npt.NDArray[np.int64]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if classes <= _MAX_LEGEND:
         # In the order in which the colours are stacked.
-        handles, names = axes.get_legend_handles_labels()
-        figure.legend(handles[::-1], names[::-1], title="class", loc="outside right center", frameon=False)
+        handles = [Patch(color=colours[k], label=str(k)) for k in reversed(range(classes))]
+        figure.legend(handles=handles, title="class", loc="outside right center", frameon=False)
     else:
         scale = ScalarMappable(norm=Normalize(0, classes - 1), cmap="turbo")
         figure.colorbar(scale, ax=axes, label="class", pad=0.01)

@@ -1,0 +1,132 @@
+"""The whole story on embedded data: a key, two trainings, two verdicts, one page.
+
+Ten clients train a small ResNet-18 on the handwritten digits that come with scikit-learn, once under a
+server that marks and once under one that does not. Then an auditor tests both.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sigil.evidence.facts import Facts, gather
+from sigil.evidence.page import render
+from sigil.experiments import figures
+from sigil.federation.progress import Silent
+from sigil.federation.run import Run, train
+from sigil.federation.settings import Settings, make
+from sigil.federation.shapes import cut_shape
+from sigil.key import Key
+from sigil.suspect import open_suspect
+from sigil.verification import Report, verify
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Story:
+    """One of the two trainings: its curves, the verdict on its model, and the verdict's own page."""
+
+    name: str
+    run: Run
+    report: Report
+    page: Path
+
+
+def settings(strength: float) -> Settings:
+    """Settings of the demonstration: 10 clients, 12 rounds of 2 local epochs."""
+    return make(
+        {
+            "model": {"name": "resnet18", "width": 8, "cut": "layer3"},
+            "data": {"name": "digits"},
+            "federation": {"clients": 10, "rounds": 12, "local_epochs": 2, "batch_size": 16},
+            "optimizer": {"lr": 0.1, "warmup_rounds": 2},
+            "watermark": {"strength": strength, "bits": 50},
+            "run": {"workers": min(2, len(os.sched_getaffinity(0)))},
+        }
+    )
+
+
+def tell(folder: Path, *, say: Say, progress: Callable[[], Silent] = Silent) -> tuple[Story, Story, Path]:
+    """Tell the story in `folder`; returns the marked and the clean training, and the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key_file = folder / "owner.key"
+    if key_file.exists():
+        key = Key.load(key_file)
+    else:
+        key = Key.generate("Demo owner", shape=cut_shape(settings(0.1)), bits=50)
+        key.save(key_file)
+    say(f"1. The server's owner has a secret key, {key_file}, and publishes this line before training:")
+    say(f"   {key.statement()}")
+    say("2. Ten clients train with this server, which adds the mark to every gradient it returns.")
+    marked = train(settings(0.1), folder / "marked", key=key, progress=progress(), name="marked")
+    say("3. For comparison, the same training without a mark.")
+    clean = train(settings(0.0), folder / "clean", progress=progress(), name="clean")
+    say("4. A client walks away with its half. An auditor tests both models, with noise for data:")
+    stories = tuple(
+        _verdict(name, run, key, key_file, folder) for name, run in (("marked", marked), ("clean", clean))
+    )
+    for story in stories:
+        accuracy = 100 * story.run.final["accuracy"]
+        say(f"   {story.name}: accuracy {accuracy:.1f} %. {story.report.sentence()}")
+    page = folder / "report.html"
+    page.write_text(_page(key, stories), "utf-8")
+    return stories[0], stories[1], page
+
+
+def _verdict(name: str, run: Run, key: Key, key_file: Path, folder: Path) -> Story:
+    suspect = open_suspect(run.folder / "client.safetensors")
+    report = verify(suspect, key)
+    command = f"sigil verify {run.folder / 'client.safetensors'} --key {key_file}"
+    shape = suspect.input_shape or ()
+    facts: Facts = gather(report, key, suspect=suspect, input_shape=shape, command=command)
+    page = folder / f"{name}.html"
+    page.write_text(render(facts), "utf-8")
+    return Story(name, run, report, page)
+
+
+def _page(key: Key, stories: tuple[Story, ...]) -> str:
+    environment = Environment(
+        loader=PackageLoader("sigil.experiments", "."), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("demo.html").render(
+        key=key, stories=stories, curves=_curves(stories), settings=stories[0].run.settings
+    )
+
+
+def _curves(stories: tuple[Story, ...]) -> str:
+    """Accuracy and WSR over the rounds as an SVG picture, encoded for an <img>."""
+    figure, (left, right) = figures.panels(2)
+    colours = {"marked": figures.COLOURS[0.1], "clean": "#888888"}
+    for story in stories:
+        rounds = [row["round"] for row in story.run.metrics]
+        figures.curve(
+            left, rounds, _percent(story.run.metrics, "accuracy"), color=colours[story.name], label=story.name
+        )
+    marked = stories[0].run.metrics
+    figures.curve(
+        right, [row["round"] for row in marked], _percent(marked, "wsr"), color=colours["marked"], label="marked"
+    )
+    right.axhline(100 * stories[1].report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end")
+    left.set(title="accuracy on test images (%)", xlabel="round", ylim=(0, 101))
+    right.set(title="watermark success rate (%)", xlabel="round", ylim=(30, 101))
+    figures.legend(left)
+    figures.legend(right)
+    figure.tight_layout()
+    picture = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "sigil"}):
+        figure.savefig(picture, format="svg", metadata={"Date": None})
+    mpl.pyplot.close(figure)
+    return base64.b64encode(picture.getvalue()).decode()
+
+
+def _percent(metrics: list[dict[str, Any]], name: str) -> list[float | None]:
+    return [None if row.get(name) is None else 100 * row[name] for row in metrics]
