@@ -61,6 +61,10 @@ def autograd_gradient(key: sigil.Key, matrix: Tensor, activation: Tensor, gradie
     return gradient + factor * mark
 
 
+def channels_last(module: nn.Module) -> nn.Module:
+    return module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
@@ -73,8 +77,7 @@ def main() -> None:
     precision = choose("cpu", options.precision)
     dtype = torch.bfloat16 if precision.bfloat16 else torch.float32
     whole = sigil.models.build("resnet18", classes=10, width=options.width, seed=0)
-    client, server = sigil.models.split(whole, "layer3")
-    client, server = (half.to(memory_format=torch.channels_last).train() for half in (client, server))
+    client, server = (channels_last(half).train() for half in sigil.models.split(whole, "layer3"))
     shape = (options.width * 4, 8, 8)
     generator = torch.Generator().manual_seed(0)
     activation = torch.rand(options.batch, *shape, generator=generator)

@@ -27,9 +27,7 @@ def make_key(shape: tuple[int, ...], bits: int) -> Key:
     return Key.generate("ACME", shape=shape, bits=bits, seed=bytes(range(32)))
 
 
-def by_autograd(
-    key: Key, activation: Tensor, gradient: Tensor, strength: float
-) -> tuple[Tensor, Tensor]:
+def by_autograd(key: Key, activation: Tensor, gradient: Tensor, strength: float) -> tuple[Tensor, Tensor]:
     """G_wm and G_final, straight from equations 1 to 3 of the paper, in float64."""
     leaf = activation.double().contiguous().requires_grad_()
     logits = leaf.flatten(1) @ key.matrix.double()
@@ -94,16 +92,12 @@ def test_equals_autograd_of_the_loss(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_half_precision_is_the_float32_result_rounded(
-    dtype: torch.dtype, channels_last: bool
-) -> None:
+def test_half_precision_is_the_float32_result_rounded(dtype: torch.dtype, channels_last: bool) -> None:
     key = make_key((16, 4, 4), 20)
     generator = torch.Generator().manual_seed(1)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     activation = torch.randn(64, 16, 4, 4, generator=generator).to(dtype, memory_format=layout)
-    gradient = (1e-3 * torch.randn(64, 16, 4, 4, generator=generator)).to(
-        dtype, memory_format=layout
-    )
+    gradient = (1e-3 * torch.randn(64, 16, 4, 4, generator=generator)).to(dtype, memory_format=layout)
 
     final = Injector(key, 1.0)(activation, gradient)
 

@@ -94,9 +94,7 @@ class Injector:
         self.clip = clip
         self.per_sample = per_sample
         self.statistics = statistics
-        self._operands: dict[
-            tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor, Tensor]
-        ] = {}
+        self._operands: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor, Tensor]] = {}
         self._last: dict[str, Tensor] | None = None
 
     def __repr__(self) -> str:
@@ -127,10 +125,7 @@ class Injector:
         # Norms as columns: one row for the batch, or one a sample.
         main = _norms(gradient, self.per_sample)
         square = (error @ gram).mul_(error)
-        mark = (
-            scale
-            * (square.sum(1, keepdim=True) if self.per_sample else square.sum()[None, None]).sqrt()
-        )
+        mark = scale * (square.sum(1, keepdim=True) if self.per_sample else square.sum()[None, None]).sqrt()
 
         factor = torch.ones_like(mark)
         if self.clip:
@@ -180,11 +175,7 @@ class Injector:
         return activation.register_hook(inject)
 
     def _check(self, activation: Tensor, gradient: Tensor) -> None:
-        if (
-            tuple(activation.shape[1:]) != self.key.shape
-            or activation.ndim == 0
-            or len(activation) == 0
-        ):
+        if tuple(activation.shape[1:]) != self.key.shape or activation.ndim == 0 or len(activation) == 0:
             raise ShapeError(
                 f"The activation has the shape {tuple(activation.shape)}, but the key is for batches of "
                 f"{self.key.shape}; make the key with the shape at the cut."

@@ -50,7 +50,7 @@ def test_files_and_directories_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "zip" / "set" / "two").read_bytes() == b"22"
 
 
-@pytest.mark.parametrize("name", ["../out", "set/../../out", "/tmp/sigil-out", "..\\out"])
+@pytest.mark.parametrize("name", ["../out", "set/../../out", "/sigil-out", "..\\out"])
 def test_paths_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
     into = tmp_path / "deep" / "target"
     for archive in (
@@ -60,7 +60,7 @@ def test_paths_that_lead_outside_are_refused(tmp_path: Path, name: str) -> None:
         with pytest.raises(DataError, match="lies outside the target"):
             unpack(archive, into)
     assert [path for path in tmp_path.rglob("*out*") if path.is_file()] == []
-    assert not Path("/tmp/sigil-out").exists()
+    assert not Path("/sigil-out").exists()
 
 
 @pytest.mark.parametrize(

@@ -139,4 +139,4 @@ def test_missing_data_say_where_they_were_looked_for(tmp_path: Path, name: str) 
 
 
 def test_names_are_those_that_load_knows() -> None:
-    assert names() == ["digits", "cifar10", "tiny-imagenet", "fashion-mnist"]
+    assert names() == ["digits", "digits32", "cifar10", "tiny-imagenet", "fashion-mnist"]

@@ -82,9 +82,7 @@ def test_initial_values(name: str) -> None:
 @pytest.mark.parametrize("data", IMAGES)
 def test_every_architecture_takes_the_images_of_every_data_set(name: str, data: str) -> None:
     channels, *size = IMAGES[data]
-    model = models.build(
-        name, width=4, channels=channels, classes=7, input_size=(size[0], size[1]), seed=0
-    )
+    model = models.build(name, width=4, channels=channels, classes=7, input_size=(size[0], size[1]), seed=0)
     assert model.input_shape == IMAGES[data]
     images = torch.rand(2, *IMAGES[data]).contiguous(memory_format=torch.channels_last)
     model.to(memory_format=torch.channels_last)
@@ -108,6 +106,14 @@ def test_width_is_the_number_of_channels_of_the_first_convolution(name: str, wid
 @pytest.mark.parametrize(("name", "width"), list(zip(models.names(), (64, 64, 32, 64), strict=True)))
 def test_the_standard_width_is_that_of_the_table(name: str, width: int) -> None:
     assert models.build(name, seed=0).spec.width == width
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_no_strided_1x1_convolution(name: str) -> None:
+    """Its weight gradient corrupts memory for few channels in channels-last layout (oneDNN 6035)."""
+    for module in models.build(name, width=1, seed=0).modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+            assert module.stride == (1, 1)
 
 
 def test_trains_under_bfloat16_autocast() -> None:

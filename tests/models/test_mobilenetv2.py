@@ -74,9 +74,7 @@ def test_the_default_cut_is_that_of_the_paper() -> None:
 def test_channels_follow_the_width(width: int, channels: list[int]) -> None:
     model = models.build("mobilenetv2", width=width, seed=0)
     rows = models.cut_points("mobilenetv2")[: len(channels)]
-    assert [
-        models.activation_shape(model, (3, 8, 8), cut=row)[0] for row in rows
-    ] == channels
+    assert [models.activation_shape(model, (3, 8, 8), cut=row)[0] for row in rows] == channels
 
 
 def test_residuals_join_blocks_of_equal_shape_only() -> None:

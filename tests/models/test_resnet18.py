@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from sigil import models
 
@@ -73,3 +74,18 @@ def test_digits_shrink_to_one_pixel() -> None:
     logits = model(torch.rand(4, 1, 8, 8))
     assert logits.shape == (4, 10)
     assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [8, 7, 1])
+def test_the_shortcut_is_a_strided_convolution(size: int) -> None:
+    """Picking pixels first gives what a 1×1 convolution of stride 2 gives, gradients included."""
+    shortcut = models.build("resnet18", width=4, seed=0).get_submodule("layer2.0.downsample")
+    weight = shortcut.get_submodule("0").weight
+    activation = torch.randn(3, 4, size, size, requires_grad=True)
+    expected = F.conv2d(activation, weight, stride=2)
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, (activation, weight), upstream)
+
+    picked = shortcut.get_submodule("0")(shortcut.get_submodule("subsample")(activation))
+    torch.testing.assert_close(picked, expected)
+    torch.testing.assert_close(torch.autograd.grad(picked, (activation, weight), upstream), gradients)

@@ -36,9 +36,7 @@ def memory(module: nn.Module) -> set[int]:
 
 
 @pytest.mark.parametrize(("name", "cut"), CUTS)
-def test_halves_equal_the_whole_at_every_cut(
-    wholes: dict[str, models.Model], name: str, cut: str
-) -> None:
+def test_halves_equal_the_whole_at_every_cut(wholes: dict[str, models.Model], name: str, cut: str) -> None:
     model = wholes[name].eval()
     client, server = models.split(model, cut)
     again = models.join(client, server)

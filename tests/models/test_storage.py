@@ -149,9 +149,7 @@ def test_files_that_are_no_model(client: models.Model, tmp_path: Path) -> None:
         models.load(path)
 
 
-def test_lengths_are_limited(
-    client: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lengths_are_limited(client: models.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", 2**40) + b"{}")
     with pytest.raises(SuspectError, match="announces a header of 1,099,511,627,776 bytes"):
@@ -216,9 +214,7 @@ def test_hostile_metadata_is_refused_in_one_sentence(
         assert "\n" not in str(caught.value)
 
 
-def test_the_metadata_of_these_tests_is_otherwise_right(
-    client: models.Model, tmp_path: Path
-) -> None:
+def test_the_metadata_of_these_tests_is_otherwise_right(client: models.Model, tmp_path: Path) -> None:
     assert_same(models.load(write(tmp_path / "x.safetensors", client, content())), client)
 
 

@@ -32,7 +32,10 @@ def demo(
     from sigil.experiments.demo import tell
     from sigil.federation.progress import choose
 
-    say = (lambda text: None) if quiet else typer.echo
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text)
+
     marked, clean, page = tell(out, say=say, progress=lambda: choose(quiet))
     say(f"5. Open {page} in a browser; it links to both verdicts.")
     raise typer.Exit(0 if marked.report.owned and not clean.report.owned else 1)

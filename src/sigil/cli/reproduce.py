@@ -56,6 +56,9 @@ def reproduce(
         for name, done, count in runner.status(chosen, store, numbers):
             typer.echo(f"{name:16} {done:4} of {count:4} cells")
         return
-    runner.reproduce(
-        chosen, store, seeds=numbers, jobs=jobs, say=(lambda text: None) if quiet else typer.echo
-    )
+
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text)
+
+    runner.reproduce(chosen, store, seeds=numbers, jobs=jobs, say=say)

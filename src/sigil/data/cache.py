@@ -162,7 +162,7 @@ def _build(source: Source, building: Path, entry: Path) -> Decoded:
 
 
 def _create(path: Path, *, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Make a writable memory-mapped .npy file (a plain array in memory if it would be empty)."""
+    """Make a writable memory-mapped .npy file."""
     mapped: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     # A sparse file on a full disk ends in a bus error when a page is written; reserving the blocks
     # now makes it an error that can be told.

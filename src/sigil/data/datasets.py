@@ -66,6 +66,9 @@ class _Official:
     augment: str
 
 
+# Embedded sets and how much larger than 8 x 8 they are: some architectures need 32 x 32 at least.
+_DIGITS = {"digits": 1, "digits32": 4}
+
 _OFFICIAL = {
     "cifar10": _Official(
         source=cifar10.source,
@@ -85,7 +88,7 @@ _OFFICIAL = {
 
 def names() -> list[str]:
     """List the data sets that have a name of their own (`folder:PATH` and `hub:NAME` have none)."""
-    return ["digits", *_OFFICIAL]
+    return [*_DIGITS, *_OFFICIAL]
 
 
 def load(
@@ -132,8 +135,8 @@ def _whole(name: str, *, data_dir: str | os.PathLike[str] | None, size: int | No
         raise DataError(
             f"A size was given for '{name}', but only folder:PATH and hub:NAME can be resized: leave it out."
         )
-    if name == "digits":
-        return _digits()
+    if name in _DIGITS:
+        return _digits(name, scale=_DIGITS[name])
     if name in _OFFICIAL:
         official = _OFFICIAL[name]
         directory = data_directory(data_dir, name=name)
@@ -170,15 +173,15 @@ def _decoded(name: str, source: Source, *, roots: list[Path]) -> Dataset:
     )
 
 
-def _digits() -> Dataset:
-    train, test = digits.read()
+def _digits(name: str, *, scale: int) -> Dataset:
+    train, test = digits.read(scale)
     mean, std = channel_moments(train[0])
     return Dataset(
-        name="digits",
+        name=name,
         train=Split(*train),
         test=Split(*test),
         classes=digits.CLASSES,
-        shape=digits.SHAPE,
+        shape=(1, *train[0].shape[2:]),
         mean=mean,
         std=std,
         augment="none",

@@ -14,19 +14,22 @@ _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
 
 
-def read() -> tuple[
+def read(
+    scale: int = 1,
+) -> tuple[
     tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]],
     tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]],
 ]:
     """Give (images, labels) of the training split and of the test split, 1,438 and 359 samples.
 
-    Images are uint8 (n, 1, 8, 8), the original grey levels 0..16 scaled to 0..255. Every class is
-    divided four to one.
+    Images are uint8 (n, 1, 8·scale, 8·scale), the original grey levels 0..16 scaled to 0..255, each
+    pixel repeated to a square of side `scale`. Every class is divided four to one.
     """
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    pixels = pixels.repeat(scale, axis=2).repeat(scale, axis=3)
     labels = bunch.target.astype(np.int64)
     chosen = stratified(labels, round(_TEST_SHARE * len(labels)), seed=_SPLIT_SEED)
     is_test = np.zeros(len(labels), dtype=bool)

@@ -113,9 +113,15 @@ def _curves(stories: tuple[Story, ...]) -> str:
         )
     marked = stories[0].run.metrics
     figures.curve(
-        right, [row["round"] for row in marked], _percent(marked, "wsr"), color=colours["marked"], label="marked"
+        right,
+        [row["round"] for row in marked],
+        _percent(marked, "wsr"),
+        color=colours["marked"],
+        label="marked",
     )
-    right.axhline(100 * stories[1].report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end")
+    right.axhline(
+        100 * stories[1].report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end"
+    )
     left.set(title="accuracy on test images (%)", xlabel="round", ylim=(0, 101))
     right.set(title="watermark success rate (%)", xlabel="round", ylim=(30, 101))
     figures.legend(left)

@@ -40,7 +40,8 @@ def curve(axis: Axes, rounds: Sequence[Any], values: Sequence[Any], **style: Any
     """One curve, without the rounds that were not measured."""
     points = [(x, y) for x, y in zip(rounds, values, strict=True) if y is not None]
     if points:
-        axis.plot(*zip(*points, strict=True), **{"marker": "o", "markersize": 3, "linewidth": 1.4} | style)
+        look: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1.4}
+        axis.plot(*zip(*points, strict=True), **look | style)
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -74,7 +74,9 @@ def _measure(missing: list[tuple[str, Cell]], store: Store, jobs: int, say: Say)
     finished: set[Path] = set()
     count = len(missing)
     context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         running: dict[Future[None], Path | Cell] = {
             pool.submit(_train, store, settings): folder for folder, settings in waiting.items()
         }

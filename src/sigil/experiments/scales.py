@@ -15,7 +15,12 @@ from sigil.federation.settings import Settings, make
 
 Sections = Mapping[str, Mapping[str, Any]]
 
-TASKS = {"resnet18": "cifar10", "vgg11": "cifar10", "mobilenetv2": "tiny-imagenet", "densenet121": "tiny-imagenet"}
+TASKS = {
+    "resnet18": "cifar10",
+    "vgg11": "cifar10",
+    "mobilenetv2": "tiny-imagenet",
+    "densenet121": "tiny-imagenet",
+}
 STRENGTHS = (0.01, 0.1, 1.0)
 
 

@@ -17,7 +17,9 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def values(cells: Sequence[Cell], results: dict[tuple[str, int], Result], name: str, number: str) -> list[float]:
+def values(
+    cells: Sequence[Cell], results: dict[tuple[str, int], Result], name: str, number: str
+) -> list[float]:
     """One number of a cell for all seeds that were measured."""
     found = []
     for cell in cells:

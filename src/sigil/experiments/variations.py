@@ -59,5 +59,3 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str) -> 
 def ordered_names_of_rows(cells: list[Cell]) -> list[str]:
     """The rows of a variation's table, in order."""
     return list(dict.fromkeys(str(cell.options["row"]) for cell in cells))
-
-

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -59,7 +61,7 @@ class Seat:
         *,
         settings: Settings,
         dataset: Dataset,
-        parts: Sequence[Sequence[int]],
+        parts: Sequence[npt.NDArray[np.int64]],
         shape: tuple[int, ...],
         precision: Precision,
         injector: Injector | None = None,

@@ -145,14 +145,15 @@ class _MappedArray:
 def _recipe(federation: Federation) -> dict[str, Any]:
     """What a worker needs to build a seat like the parent's; it travels through a pipe to our own child."""
     seat, injector = federation.seat, federation.injector
-    images = seat.dataset.train.images
+    images: Any = seat.dataset.train.images
     if isinstance(images, np.memmap) and images.filename is not None:
         images = _MappedArray(str(images.filename), images.offset, images.shape, str(images.dtype))
+    nothing = Split(np.empty((0, *seat.dataset.shape), np.uint8), np.empty(0, np.int64))
     return {
         "halves": (seat.client_half, seat.server_half),
         "settings": seat.settings,
         # Workers do not test, so the test images stay here; the training images are put in again there.
-        "dataset": replace(seat.dataset, train=None, test=None),
+        "dataset": replace(seat.dataset, train=nothing, test=nothing),
         "images": images,
         "labels": np.asarray(seat.dataset.train.labels),
         "parts": seat.parts,

@@ -31,9 +31,7 @@ class InvertedResidual(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, expansion: int, stride: int) -> None:
         super().__init__()
         hidden = expansion * inputs
-        self.expand: nn.Module = (
-            nn.Identity() if expansion == 1 else _convolution(inputs, hidden, kernel=1)
-        )
+        self.expand: nn.Module = nn.Identity() if expansion == 1 else _convolution(inputs, hidden, kernel=1)
         self.depthwise = _convolution(hidden, hidden, kernel=3, stride=stride, groups=hidden)
         self.project = _convolution(hidden, outputs, kernel=1, relu=False)
         self.residual = stride == 1 and inputs == outputs

@@ -35,12 +35,8 @@ class Architecture:
 ARCHITECTURES = {
     "resnet18": Architecture(resnet18.STANDARD_WIDTH, resnet18.DEFAULT_CUT, resnet18.rows),
     "vgg11": Architecture(vgg11.STANDARD_WIDTH, vgg11.DEFAULT_CUT, vgg11.rows),
-    "mobilenetv2": Architecture(
-        mobilenetv2.STANDARD_WIDTH, mobilenetv2.DEFAULT_CUT, mobilenetv2.rows
-    ),
-    "densenet121": Architecture(
-        densenet121.STANDARD_WIDTH, densenet121.DEFAULT_CUT, densenet121.rows
-    ),
+    "mobilenetv2": Architecture(mobilenetv2.STANDARD_WIDTH, mobilenetv2.DEFAULT_CUT, mobilenetv2.rows),
+    "densenet121": Architecture(densenet121.STANDARD_WIDTH, densenet121.DEFAULT_CUT, densenet121.rows),
 }
 
 
@@ -69,9 +65,7 @@ class ModelSpec:
             raise unknown("part of a model", self.part, PARTS)
         if self.part == "whole":
             if self.cut is not None:
-                raise ModelError(
-                    f"a whole model has no cut, but the cut {shown(self.cut)} was given"
-                )
+                raise ModelError(f"a whole model has no cut, but the cut {shown(self.cut)} was given")
         elif self.cut is None:
             raise ModelError(f"a {self.part} half needs the name of the cut that it was made at")
         else:
@@ -126,9 +120,7 @@ def check_cut(name: str, cut: str) -> None:
 def check_range(what: str, value: object, least: int, most: int) -> None:
     """Raise unless ``value`` is a whole number from ``least`` to ``most``."""
     if type(value) is not int or not least <= value <= most:
-        raise ModelError(
-            f"{what} must be a whole number from {least:,} to {most:,}, not {shown(value)}"
-        )
+        raise ModelError(f"{what} must be a whole number from {least:,} to {most:,}, not {shown(value)}")
 
 
 def unknown(kind: str, given: object, known: Iterable[str]) -> ModelError:
@@ -136,8 +128,7 @@ def unknown(kind: str, given: object, known: Iterable[str]) -> ModelError:
     known = list(known)
     nearest = difflib.get_close_matches(shown(given).strip("'"), known, n=1, cutoff=0)[0]
     return ModelError(
-        f"there is no {kind} {shown(given)}, the nearest is {nearest!r}: "
-        f"choose one of {', '.join(known)}"
+        f"there is no {kind} {shown(given)}, the nearest is {nearest!r}: choose one of {', '.join(known)}"
     )
 
 

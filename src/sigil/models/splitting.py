@@ -73,14 +73,10 @@ def activation_shape(
     module.eval()
     try:
         with torch.no_grad():
-            output = module(
-                torch.zeros(1, *input_shape, dtype=example.dtype, device=example.device)
-            )
+            output = module(torch.zeros(1, *input_shape, dtype=example.dtype, device=example.device))
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"the model does not take inputs of shape {input_shape}: {reason}"
-        ) from error
+        raise ModelError(f"the model does not take inputs of shape {input_shape}: {reason}") from error
     finally:
         for part in training:
             part.training = True

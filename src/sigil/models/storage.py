@@ -47,9 +47,7 @@ class Description:
     extra: dict[str, str]
 
 
-def save(
-    path: str | os.PathLike[str], module: nn.Module, *, extra: Mapping[str, str] | None = None
-) -> None:
+def save(path: str | os.PathLike[str], module: nn.Module, *, extra: Mapping[str, str] | None = None) -> None:
     """Write a model or half to a safetensors file, with its spec and the notes ``extra``.
 
     The file appears whole or not at all, and the same model always gives the same bytes.
@@ -113,13 +111,10 @@ def from_state(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise SuspectError(
-                f"a state dict maps names to tensors, not {shown(name)} "
-                f"to a {type(tensor).__name__}"
+                f"a state dict maps names to tensors, not {shown(name)} to a {type(tensor).__name__}"
             )
         if tensor.layout != torch.strided or tensor.is_meta:
-            raise SuspectError(
-                f"the tensor {shown(name)} is sparse or without values: give a dense one"
-            )
+            raise SuspectError(f"the tensor {shown(name)} is sparse or without values: give a dense one")
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     return _fill(spec, shapes, state.__getitem__, source="the state dict")
 
@@ -139,9 +134,7 @@ def read_description(path: str | os.PathLike[str]) -> Description:
     except (SafetensorError, OSError, ValueError) as error:
         raise _unreadable(path, error) from error
     if METADATA_KEY not in metadata:
-        raise SuspectError(
-            f"{path} does not say which model it holds: name its architecture, width and cut"
-        )
+        raise SuspectError(f"{path} does not say which model it holds: name its architecture, width and cut")
     text = metadata[METADATA_KEY]
     if len(text) > MAX_METADATA_BYTES:
         raise SuspectError(
@@ -150,9 +143,7 @@ def read_description(path: str | os.PathLike[str]) -> Description:
     try:
         return _parse(json.loads(text))
     except (ModelError, ValueError, RecursionError) as error:
-        raise SuspectError(
-            f"the metadata of {path} is not that of a Sigil model: {error}"
-        ) from error
+        raise SuspectError(f"the metadata of {path} is not that of a Sigil model: {error}") from error
 
 
 def _check_size(path: Path) -> None:
@@ -226,8 +217,7 @@ def _fill(
             f"the first is {shapes[name]} and should be {wanted[name]}"
         )
     tensors = {
-        name: _checked(name, read(name), source) if name in shapes else torch.tensor(0)
-        for name in wanted
+        name: _checked(name, read(name), source) if name in shapes else torch.tensor(0) for name in wanted
     }
     model.load_state_dict(tensors, assign=True)
     return model

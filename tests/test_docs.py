@@ -1,0 +1,57 @@
+"""The programs in the documentation do what the text around them says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sigil
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def program(page: str) -> str:
+    """The Python block of a page."""
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    return str(block)
+
+
+def run(source: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(source, "own-server.md", "exec"), names)
+    return names
+
+
+def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not() -> None:
+    source = program("own-server.md")
+    loop = source[source.index("def layer") : source.index("report =")]
+    assert len([line for line in loop.splitlines() if line.strip()]) <= 20
+
+    fixed = source.replace("bits=64)", "bits=64, seed=bytes(32))")
+    assert fixed != source
+    marked = run(fixed)
+    assert marked["report"].owned
+    assert marked["report"].log10_p < -9
+    with torch.no_grad():
+        logits = marked["server"].eval()(marked["client"].eval()(marked["images"]))
+    assert float((logits.argmax(1) == marked["labels"]).float().mean()) > 0.95
+
+    clean = run(fixed.replace("        injector.attach(activation)\n", ""))
+    assert not clean["report"].owned
+    assert not sigil.verify(clean["client"], marked["key"], input_shape=(1, 8, 8)).owned
+
+    wrong = [
+        sigil.verify(
+            marked["client"],
+            sigil.Key.generate("Mallory", shape=(64, 2, 2), bits=64, seed=number.to_bytes(32, "big")),
+            input_shape=(1, 8, 8),
+            probes=64,
+        )
+        for number in range(1000)
+    ]
+    assert not any(report.owned for report in wrong)
+    # Under the null a thousand p-values spread over (0, 1): about one in ten lies below 0.1.
+    assert 60 < sum(report.p_value < 0.1 for report in wrong) < 145
