@@ -9,7 +9,7 @@ import torch
 
 from sigil import models
 
-# Row, shape of the output, dimension: appendix A of the paper, "DenseNet-121 Architecture (for Tiny-ImageNet, 64x64 inputs)".
+# Row, shape of the output, dimension: the table of DenseNet-121 in appendix A of the paper.
 TABLE = [
     ("conv_initial", (64, 32, 32), 65_536),
     ("pool0", (64, 16, 16), 16_384),

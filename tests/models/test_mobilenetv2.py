@@ -9,7 +9,7 @@ import torch
 
 from sigil import models
 
-# Row, shape of the output, dimension: appendix A of the paper, "MobileNetV2 Architecture (for Tiny-ImageNet, 64x64 inputs)".
+# Row, shape of the output, dimension: the table of MobileNetV2 in appendix A of the paper.
 TABLE = [
     ("conv1", (32, 64, 64), 131_072),
     ("group1", (16, 64, 64), 65_536),

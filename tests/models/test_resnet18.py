@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from sigil import models
 
-# Row, shape of the output, dimension: appendix A of the paper, "ResNet-18 Architecture (for CIFAR-10, 32x32 inputs)".
+# Row, shape of the output, dimension: the table of ResNet-18 in appendix A of the paper.
 TABLE = [
     ("conv1", (64, 32, 32), 65_536),
     ("bn1", (64, 32, 32), 65_536),

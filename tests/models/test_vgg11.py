@@ -9,7 +9,7 @@ import torch
 
 from sigil import models
 
-# Row, shape of the output, dimension: appendix A of the paper, "VGG11 Architecture (for CIFAR-10, 32x32 inputs)".
+# Row, shape of the output, dimension: the table of VGG11 in appendix A of the paper.
 TABLE = [
     ("stage1", (64, 32, 32), 65_536),
     ("pool1", (64, 16, 16), 16_384),

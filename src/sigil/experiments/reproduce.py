@@ -65,40 +65,46 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
 
 
 def _measure(missing: list[tuple[str, Cell]], store: Store, jobs: int, say: Say) -> None:
-    """First each training once, then each cell as soon as all of its trainings are done."""
-    waiting: dict[Path, Settings] = {}
+    """Each training once, in the order of the cells; each cell as soon as all of its trainings are done."""
+    trainings: dict[Path, Settings] = {}
     for _, cell in missing:
         for settings in cell.trainings:
-            waiting.setdefault(store.folder(settings), settings)
-    open_cells = list(missing)
+            trainings.setdefault(store.folder(settings), settings)
+    waiting, cells = list(trainings.items()), list(missing)
     finished: set[Path] = set()
-    count = len(missing)
+    running: dict[Future[None], Path | Cell] = {}
     context = get_context("spawn")
     with ProcessPoolExecutor(
         jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        running: dict[Future[None], Path | Cell] = {
-            pool.submit(_train, store, settings): folder for folder, settings in waiting.items()
-        }
         try:
-            while running:
+            while waiting or cells or running:
+                ready = [entry for entry in cells if _ready(entry[1], store, finished)]
+                # No more than there are processes, so that a ready cell never waits behind trainings.
+                while len(running) < jobs and (ready or waiting):
+                    if ready:
+                        entry = ready.pop(0)
+                        cells.remove(entry)
+                        running[pool.submit(_measure_cell, store, *entry)] = entry[1]
+                    else:
+                        folder, settings = waiting.pop(0)
+                        running[pool.submit(_train, store, settings)] = folder
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    future.result()
                     what = running.pop(future)
-                    if isinstance(what, Cell):
-                        count -= 1
-                        say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {count} cells left")
-                    else:
+                    future.result()
+                    if isinstance(what, Path):
                         finished.add(what)
-                for entry in list(open_cells):
-                    name, cell = entry
-                    if all(store.folder(settings) in finished for settings in cell.trainings):
-                        open_cells.remove(entry)
-                        running[pool.submit(_measure_cell, store, name, cell)] = cell
+                    else:
+                        left = len(cells) + sum(isinstance(other, Cell) for other in running.values())
+                        say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {left} cells left")
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _ready(cell: Cell, store: Store, finished: set[Path]) -> bool:
+    return all(store.folder(settings) in finished for settings in cell.trainings)
 
 
 def _train(store: Store, settings: Settings) -> None:

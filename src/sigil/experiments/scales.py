@@ -32,16 +32,20 @@ class Scale:
     note: str
     base: Sections
     models: Mapping[str, Sections] = field(default_factory=dict)
+    variations: Sections = field(default_factory=dict)  # on top, in the tables of appendix E
     client_counts: tuple[int, ...] = (10, 20, 50, 100)
     seeds: int = 1
 
-    def settings(self, model: str = "resnet18", *, seed: int, **sections: Mapping[str, Any]) -> Settings:
+    def settings(
+        self, model: str = "resnet18", *, seed: int, variation: bool = False, **sections: Mapping[str, Any]
+    ) -> Settings:
         """Full settings of a training of this architecture, with what the experiment changes on top."""
         merged: dict[str, dict[str, Any]] = {}
         layers: list[Sections] = [
             {"model": {"name": model}, "data": {"name": TASKS[model]}},
             self.base,
             self.models.get(model, {}),
+            self.variations if variation else {},
             sections,
             # One thread: trainings run side by side, one a core, and the bits do not depend on the machine.
             {"run": {"seed": seed, "threads": 1, "workers": 1}},
@@ -66,13 +70,15 @@ CPU = Scale(
         "MobileNetV2 and DenseNet-121 at width 16 (standard 32 and 64) on the first 20 classes of "
         "Tiny-ImageNet, 150 images each; 10 rounds of 1 local epoch (Tiny-ImageNet: 2) instead of 80 of 2; "
         "batch 16 instead of 256, learning rate 0.05 instead of 0.1, 1 round of warm-up instead of 5. "
-        "All test images of the classes used."
+        "All test images of the classes used. The tables on clients, non-IID and unbalanced data use 4,000 "
+        "training images."
     ),
     base={
         "federation": {"rounds": 10, "local_epochs": 1, "batch_size": 16},
         "optimizer": {"lr": 0.05, "warmup_rounds": 1},
         "run": {"precision": "float32", "evaluate_every": 2},
     },
+    variations={"data": {"train_limit": 4_000}, "run": {"evaluate_every": 5}},
     models={
         "resnet18": {"model": {"width": 8}, "data": {"train_limit": 10_000}},
         "vgg11": {"model": {"width": 8}, "data": {"train_limit": 10_000}},

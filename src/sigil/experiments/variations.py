@@ -28,7 +28,12 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str) -> 
                 name=f"{row} strength {strength:g}",
                 seed=seed,
                 trainings=(
-                    scale.settings(seed=seed, federation=federation, watermark={"strength": strength}),
+                    scale.settings(
+                        seed=seed,
+                        variation=True,
+                        federation=federation,
+                        watermark={"strength": strength},
+                    ),
                 ),
                 options={"row": row, "strength": strength},
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -92,11 +93,12 @@ def check_input_shape(shape: tuple[object, ...]) -> None:
 
 
 def _input_shape(channels: int, size: int | tuple[int, int]) -> tuple[int, int, int]:
-    sides = (size, size) if isinstance(size, int) else tuple(size)
-    if len(sides) != 2:
+    sides = (size, size) if isinstance(size, int) else size
+    if not isinstance(sides, Sequence) or len(sides) != 2:
         raise ModelError(f"input_size is one side or (height, width), not {shown(size)}")
-    check_input_shape((channels, *sides))
-    return (channels, sides[0], sides[1])
+    height, width = sides
+    check_input_shape((channels, height, width))
+    return (channels, height, width)
 
 
 def _initialise(model: nn.Module, generator: torch.Generator | None) -> None:

@@ -1,0 +1,85 @@
+"""`sigil train` from the command line."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sigil.cli.main import main
+
+SMALL = [
+    "--set", "model.width=4", "--set", "data.train_limit=60", "--set", "data.test_limit=30",
+    "--set", "federation.clients=2", "--set", "federation.rounds=2", "--set", "federation.local_epochs=1",
+    "--set", "federation.batch_size=16", "--set", "watermark.bits=8", "--set", "run.threads=1",
+]  # fmt: skip
+
+
+def test_train_then_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "runs" / "a"
+    assert main(["train", "--out", str(run), "--owner", "ACME", *SMALL]) == 0
+    output = capsys.readouterr()
+    assert 'owner="ACME"' in output.out
+    assert "accuracy" in output.out
+    assert "round 2/2" in output.err, "plain lines where there is no terminal"
+    assert not list(run.rglob("*.key"))
+    key = run.with_name("a.key")
+    assert key.stat().st_mode & 0o777 == 0o600
+    status = main(["verify", str(run / "client.safetensors"), "--key", str(key), "--json"])
+    verdict = json.loads(capsys.readouterr().out)
+    assert status == (0 if verdict["owned"] else 1)
+    assert verdict["bits"] == 8
+
+    # The same command again finds the key and the finished run, and trains nothing.
+    before = (run / "client.safetensors").stat().st_mtime_ns
+    assert main(["train", "--out", str(run), "--quiet", *SMALL]) == 0
+    output = capsys.readouterr()
+    assert output.out == output.err == ""
+    assert (run / "client.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_clean_training_needs_and_makes_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "clean"
+    assert main(["train", "--out", str(run), *SMALL, "--set", "watermark.strength=0"]) == 0
+    assert "WSR" not in capsys.readouterr().out
+    assert not run.with_name("clean.key").exists()
+    assert json.loads((run / "run.json").read_text())["commitment"] is None
+
+
+def test_settings_can_be_printed_and_given_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--settings", "--set", "federation.clients=3"]) == 0
+    printed = capsys.readouterr().out
+    assert tomllib.loads(printed)["federation"]["clients"] == 3
+    (tmp_path / "my.toml").write_text(printed)
+    assert main(["train", "--settings", "--config", str(tmp_path / "my.toml")]) == 0
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "federation.client=3"], "did you mean 'federation.clients'"),
+        (["--set", "model.name=alexnet"], "alexnet"),
+        (["--set", "model.cut=layer9"], "layer9"),
+        (["--set", "data.name=cifar10"], "sigil data fetch cifar10"),
+        (["--set", "run.device=nowhere"], "nowhere"),
+        (["--config", "missing.toml"], "cannot be read"),
+        (["--key", "missing.key"], "missing.key"),
+    ],
+)
+def test_bad_use_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["train", "--out", "bad", *SMALL, *arguments]) == 2
+    error = capsys.readouterr().err.strip()
+    assert words in error
+    assert "\n" not in error
+    assert not (tmp_path / "bad" / "client.safetensors").exists()

@@ -1,0 +1,124 @@
+"""The whole machinery at smoke scale: every experiment, interruption, missing cells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sigil.cli.main import main
+from sigil.errors import ExperimentError
+from sigil.experiments import registry, reproduce, scales
+from sigil.experiments.store import Cell, Store
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every experiment, once, by the command line."""
+    folder = tmp_path_factory.mktemp("smoke")
+    places = ["--results", str(folder / "results"), "--runs", str(folder / "runs")]
+    assert main(["reproduce", "all", "--scale", "smoke", "--jobs", "2", "--quiet", *places]) == 0
+    return folder
+
+
+def make_store(folder: Path) -> Store:
+    return Store("smoke", results=folder / "results", runs=folder / "runs")
+
+
+def test_every_cell_is_measured_and_every_page_written(everything: Path) -> None:
+    store = make_store(everything)
+    for name, done, count in reproduce.status(list(registry.EXPERIMENTS), store, [0]):
+        assert done == count > 0, name
+        page = (store.results / name / "README.md").read_text()
+        assert "not run" not in page
+        assert f"sigil reproduce {name} --scale smoke" in page
+        for line in page.splitlines():
+            if line.startswith("!["):
+                picture = store.results / name / line.split("(")[1].rstrip(")")
+                assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_cell_says_how_it_was_made(everything: Path) -> None:
+    cells = sorted((everything / "results/smoke/fidelity").glob("*.json"))
+    assert len(cells) == 16
+    for path in cells:
+        content = json.loads(path.read_text())
+        assert path.stat().st_size < 20_000
+        assert content["settings"][0]["run"]["seed"] == content["seed"] == 0
+        assert {"torch", "numpy", "python", "sigil"} <= set(content["versions"])
+        assert 0 <= content["numbers"]["accuracy"] <= 100
+        marked = content["settings"][0]["watermark"]["strength"] > 0
+        assert marked == ("wsr" in content["numbers"])
+
+
+def test_tables_share_trainings(everything: Path) -> None:
+    trainings = [path for path in (everything / "runs/smoke").iterdir() if path.is_dir()]
+    cells = list((everything / "results/smoke").rglob("*.json"))
+    # The IID, balanced and 4-client rows are the same three trainings.
+    assert len(cells) - len(trainings) == 6
+
+
+def test_finished_cells_are_not_computed_again(everything: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("nothing was missing")
+
+    monkeypatch.setattr(reproduce, "_measure", refuse)
+    reproduce.reproduce(["fidelity"], make_store(everything), seeds=[0])
+
+
+def test_a_missing_cell_is_shown_as_missing_and_only_it_is_computed(everything: Path, tmp_path: Path) -> None:
+    store = make_store(everything)
+    removed = store.results / "fidelity" / "resnet18_strength_0.1.seed0.json"
+    others = {path: path.stat().st_mtime_ns for path in removed.parent.glob("*.json") if path != removed}
+    before = json.loads(removed.read_text())
+    removed.unlink()
+    page = reproduce.show("fidelity", store, [0]).read_text()
+    assert "not run" in page
+    assert "15 of 16 cells" in page
+    said: list[str] = []
+    reproduce.reproduce(["fidelity"], store, seeds=[0], jobs=1, say=said.append)
+    assert "fidelity: resnet18 strength 0.1, seed 0 measured; 0 cells left" in said
+    after = json.loads(removed.read_text())
+    assert after["numbers"] == before["numbers"]
+    assert {path: path.stat().st_mtime_ns for path in others} == others
+
+
+def test_status_counts(everything: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = ["--results", str(everything / "results"), "--runs", str(everything / "runs")]
+    assert main(["reproduce", "fidelity", "--status", "--seeds", "2", *places]) == 0
+    assert capsys.readouterr().out.split() == ["fidelity", "16", "of", "32", "cells"]
+
+
+def test_unknown_names_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "fidelty"]) == 2
+    assert "did you mean 'fidelity'" in capsys.readouterr().err
+    assert main(["reproduce", "fidelity", "--scale", "huge"]) == 2
+    assert "choose one of smoke, cpu, paper" in capsys.readouterr().err
+
+
+def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    cell = Cell("fidelity", "a b", 0, ())
+    path = store.results / "fidelity" / "a_b.seed0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.raises(ExperimentError, match="delete it"):
+        store.results_of([cell])
+
+
+def test_a_failing_cell_stops_with_its_error_and_keeps_the_others(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    scale = scales.get("smoke")
+    settings = scale.settings(seed=0, data={"name": "digits"}, watermark={"strength": 0.0})
+    store.measure(
+        Cell("fidelity", "good", 0, (settings,)), lambda cell, runs: {"rounds": len(runs[0].metrics)}
+    )
+
+    def fail(cell: Cell, runs: Any) -> dict[str, Any]:
+        raise ExperimentError("no")
+
+    with pytest.raises(ExperimentError, match="no"):
+        store.measure(Cell("fidelity", "bad", 0, (settings,)), fail)
+    assert [path.name for path in (store.results / "fidelity").iterdir()] == ["good.seed0.json"]
