@@ -71,9 +71,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
+    if options.threads:
+        torch.set_num_threads(options.threads)
     precision = choose("cpu", options.precision)
     dtype = torch.bfloat16 if precision.bfloat16 else torch.float32
     whole = sigil.models.build("resnet18", classes=10, width=options.width, seed=0)

@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--wide-repeats", type=int, default=3, help="steps at width 64, batch 256")
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -178,6 +179,8 @@ def main() -> None:
         child(options.clients)
         return
 
+    if options.threads:
+        torch.set_num_threads(options.threads)
     precision = choose("cpu", options.precision)
     small = compare_steps(options.width, options.batch, options.repeats, precision)
     wide = compare_steps(64, 256, options.wide_repeats, precision)

@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sigil import models
 from sigil.errors import ConfigError
-from sigil.federation.precision import Precision, choose, for_model
+from sigil.federation.precision import choose
 
 
 def test_auto_takes_bfloat16_only_where_the_processor_has_it() -> None:
@@ -28,12 +27,3 @@ def test_autocast_is_bfloat16_and_only_inside() -> None:
 def test_a_device_that_is_not_there_is_one_sentence(device: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used here"):
         choose(device)
-
-
-def test_narrow_strided_pointwise_convolutions_stay_contiguous_on_a_cpu() -> None:
-    fast = Precision(torch.device("cpu"), bfloat16=False)
-    narrow, wide = (models.build("resnet18", width=width) for width in (4, 8))
-    assert for_model(fast, narrow).channels_last is False
-    assert for_model(fast, wide).channels_last is True
-    elsewhere = Precision(torch.device("cuda"), bfloat16=False)
-    assert for_model(elsewhere, narrow).channels_last is True

@@ -59,6 +59,7 @@ class Federation:
     ) -> None:
         self.settings = settings
         self.dataset = dataset
+        self.precision = precisions.choose(settings.run.device, settings.run.precision)
         self.client_observers = list(client_observers)
         self.server_observers = list(server_observers)
         self.cut = settings.model.cut or models.default_cut(settings.model.name)
@@ -70,8 +71,6 @@ class Federation:
             input_size=dataset.shape[1:],
             seed=derive(settings.run.seed, "weights"),
         )
-        chosen = precisions.choose(settings.run.device, settings.run.precision)
-        self.precision = precisions.for_model(chosen, whole)
         client_half, server_half = models.split(whole, self.cut)
         self.shape = models.activation_shape(client_half, dataset.shape)
         self.key = key

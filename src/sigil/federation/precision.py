@@ -7,10 +7,9 @@ one that has not (`benchmarks/training.py` measures both), so `auto` asks the pr
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from sigil.errors import ConfigError
 
@@ -52,22 +51,6 @@ def choose(device: str = "auto", precision: str = "auto") -> Precision:
             'set run.device to "auto", "cpu" or a device that this machine has.'
         ) from None
     return Precision(place, bfloat16=precision == "bfloat16" or (precision == "auto" and _native(place)))
-
-
-def for_model(precision: Precision, model: nn.Module) -> Precision:
-    """The same precision, with the contiguous layout where channels-last is not safe for this model.
-
-    On processors without AVX-512, oneDNN (seen with torch 2.13) writes past its buffers in the backward
-    pass of a channels-last 1×1 convolution with a stride and fewer than eight input channels.
-    """
-    unsafe = precision.device.type == "cpu" and any(
-        isinstance(layer, nn.Conv2d)
-        and layer.kernel_size == (1, 1)
-        and layer.stride != (1, 1)
-        and layer.in_channels // layer.groups < 8
-        for layer in model.modules()
-    )
-    return replace(precision, channels_last=False) if unsafe else precision
 
 
 def _native(device: torch.device) -> bool:

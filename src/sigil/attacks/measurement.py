@@ -1,0 +1,65 @@
+"""What a model is worth before and after an attack: accuracy, and what verification says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from sigil.attacks.checks import check_fits
+from sigil.attacks.subject import Halves, at_cut, cut_of, whole_copy, whole_or_half_copy
+from sigil.data import Dataset
+from sigil.errors import AttackError
+from sigil.federation.evaluation import accuracy
+from sigil.federation.precision import Precision, choose
+from sigil.key import Key
+from sigil.models import Model
+from sigil.verification import Report, verify
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Accuracy on the test images and the verification of the mark; None where it was not asked for."""
+
+    accuracy: float | None
+    report: Report | None
+
+
+def measure(
+    model: Model | Halves,
+    *,
+    data: Dataset | None = None,
+    key: Key | None = None,
+    cut: str | None = None,
+    probes: int = 512,
+    seed: int = 0,
+    precision: Precision | None = None,
+) -> Measurement:
+    """Measure a model: accuracy on ``data.test`` if data is given, the mark of ``key`` if a key is.
+
+    Accuracy needs a whole model or both halves and is None for a client half alone. ``cut`` is where the
+    mark is: none is where the halves meet, or for a whole model the paper's cut. The model is unchanged.
+    """
+    copied = whole_or_half_copy(model)
+    share = None
+    if data is not None and copied.spec.part == "whole":
+        check_fits(copied, data)
+        place = precision or choose()
+        on_device = whole_copy(copied).to(  # type: ignore[call-overload]
+            device=place.device, memory_format=place.layout
+        )
+        share = accuracy(on_device, nn.Identity(), data, precision=place)
+    report = None
+    if key is not None:
+        shape = data.shape if data is not None else copied.input_shape
+        if shape is None:
+            raise AttackError("The model does not say what images it takes; give the data set as well.")
+        report = verify(
+            client_part(copied, cut_of(model, cut)), key, input_shape=shape, probes=probes, seed=seed
+        )
+    return Measurement(share, report)
+
+
+def client_part(model: Model, cut: str) -> nn.Module:
+    """The part of a model that ends at the cut; a client half is that already."""
+    return at_cut(model, cut)[0] if model.spec.part == "whole" else model

@@ -1,0 +1,83 @@
+"""Overwriting: embed a second mark over the first, by the same mechanism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from sigil import models
+from sigil.attacks.checks import check_fits
+from sigil.attacks.subject import Subject, at_cut, cut_of, same_kind, whole_copy
+from sigil.attacks.training import BATCH_SIZE, Plan, Progress, descend
+from sigil.data import Dataset
+from sigil.errors import AttackError
+from sigil.federation.precision import Precision, choose
+from sigil.injector import Injector
+from sigil.key import Key
+
+EPOCHS = 10
+
+
+def overwrite(
+    model: Subject,
+    data: Dataset,
+    key: Key,
+    *,
+    strength: float = 1.0,
+    steps: int | None = None,
+    epochs: int | None = None,
+    lr: float = 0.01,
+    cut: str | None = None,
+    batch_size: int = BATCH_SIZE,
+    seed: int = 0,
+    precision: Precision | None = None,
+    progress: Progress | None = None,
+    checkpoint: Path | None = None,
+) -> Subject:
+    """Fine-tune a copy of the model on ``data.train`` while an injector embeds the attacker's ``key``.
+
+    This is the paper's ambiguity attack: the attacker wants the owner's mark gone, or at least a second one
+    beside it. Measure both keys afterwards.
+
+    The paper tries no numbers. ``strength`` is 1.0, the strongest that it uses, because an attacker who owns
+    both halves has nobody to hide from; ``lr`` is that of :func:`~sigil.attacks.finetune`; 10 epochs if
+    neither ``steps`` nor ``epochs`` is given, which is more than that attack's 100 steps as a second mark
+    takes longer to learn. ``cut`` is where the key belongs: none is where the halves meet, or for a whole
+    model the paper's cut.
+    """
+    if steps is None and epochs is None:
+        epochs = EPOCHS
+    plan = Plan(lr, steps=steps, epochs=epochs, batch_size=batch_size, seed=seed)
+    injector = Injector(key, strength)
+    place_of_mark = cut_of(model, cut)
+    attacked = whole_copy(model)
+    check_fits(attacked, data)
+    front, back = at_cut(attacked, place_of_mark)
+    shape = models.activation_shape(front, data.shape)
+    if key.shape != shape:
+        raise AttackError(
+            f"The second key is for activations of {key.shape}, but the model cut at {place_of_mark!r} gives "
+            f"{shape}; make a key with that shape."
+        )
+    place = precision or choose()
+
+    def loss(images: Tensor, labels: Tensor) -> Tensor:
+        with place.autocast():
+            activation = front(images)
+            injector.attach(activation)
+            logits = back(activation)
+        return F.cross_entropy(logits.float(), labels)
+
+    descend(
+        attacked,
+        data,
+        loss,
+        plan,
+        precision=place,
+        progress=progress,
+        checkpoint=checkpoint,
+        identity=f"overwrite {key.commitment} {strength} {place_of_mark}",
+    )
+    return same_kind(attacked, model)

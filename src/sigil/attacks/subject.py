@@ -1,0 +1,78 @@
+"""What an attack is given and returns: a whole model, or both halves as a pair.
+
+An attack that is given a pair (client half, server half) returns a pair cut at the same row, and one that
+is given a whole model returns a whole model. Pruning and quantization, which look at one layer at a time,
+also take a client half alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+from torch import nn
+
+from sigil import models
+from sigil.errors import AttackError
+from sigil.models import Model
+from sigil.models.spec import check_cut
+
+Halves = tuple[Model, Model]
+Subject = TypeVar("Subject", Model, Halves)
+
+
+def whole_copy(subject: Model | Halves) -> Model:
+    """A whole model that shares no memory with what was given."""
+    if isinstance(subject, tuple):
+        client_half, server_half = subject
+        return models.join(client_half, server_half)
+    _check_model(subject)
+    if subject.spec.part != "whole":
+        raise AttackError(
+            f"This attack needs a whole model or both halves, but was given only the {subject.spec}; "
+            "give the other half too."
+        )
+    return copy.deepcopy(subject)
+
+
+def whole_or_half_copy(subject: Model | Halves) -> Model:
+    """The same, but a half alone stays a half."""
+    if isinstance(subject, tuple):
+        return whole_copy(subject)
+    _check_model(subject)
+    return copy.deepcopy(subject)
+
+
+def same_kind(model: Model, given: Subject) -> Subject:
+    """An attacked whole model in the form in which the attack was given its original."""
+    if isinstance(given, tuple):
+        return models.split(model, cut_of(given))
+    return model
+
+
+def cut_of(subject: Model | Halves, cut: str | None = None) -> str:
+    """The row that an attack at the cut looks at.
+
+    That is ``cut`` if it is given; otherwise where the halves meet, or for a whole model the paper's cut.
+    """
+    spec = subject[0].spec if isinstance(subject, tuple) else subject.spec
+    if cut is None:
+        return spec.cut or models.default_cut(spec.name)
+    check_cut(spec.name, cut)
+    return cut
+
+
+def at_cut(model: Model, cut: str) -> tuple[nn.Sequential, nn.Sequential]:
+    """The rows of a whole model up to the cut and those behind it; they are shared, not copied."""
+    rows = dict(model.named_children())
+    end = list(rows).index(cut) + 1
+    modules = list(rows.values())
+    return nn.Sequential(*modules[:end]), nn.Sequential(*modules[end:])
+
+
+def _check_model(subject: object) -> None:
+    if not isinstance(subject, Model):
+        raise AttackError(
+            f"An attack takes a model of sigil.models or a pair of its halves, not a "
+            f"{type(subject).__name__}; build or load one with sigil.models."
+        )

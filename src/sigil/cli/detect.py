@@ -1,0 +1,165 @@
+"""`sigil detect`: detectors over the gradients that a run recorded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sigil.cli.terminal import printable
+from sigil.errors import DetectorError
+
+if TYPE_CHECKING:
+    from sigil.detectors import Detector
+    from sigil.federation import Recording, Run
+
+_LIVE_ONLY = "splitguard"
+_OFFLINE = ("gradient-scrutinizer", "splitout")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the `sigil` command."""
+    app.command("detect")(detect)
+
+
+def detect(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="Directory of a finished run that recorded its gradients.")
+    ],
+    detector: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="gradient-scrutinizer or splitout; both if left out."),
+    ] = None,
+    client: Annotated[
+        int | None, typer.Option(metavar="N", help="Whose gradients; the first recorded client if left out.")
+    ] = None,
+    compat: Annotated[
+        bool,
+        typer.Option("--compat", help="Compute Gradient Scrutinizer's overlap as its published code does."),
+    ] = False,
+    share: Annotated[
+        float, typer.Option(metavar="X", help="Share of the client's data for SplitOut's local training.")
+    ] = 0.01,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are (for SplitOut)."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="The picture; RUN/detectors.png if left out."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all curves.")] = False,
+) -> None:
+    """Would a suspicious client have noticed? Ask detectors about a recorded run.
+
+    \b
+    Prints each detector's last score, whether and when it raised an alarm,
+    and draws the curves. An alarm is a result like any other, so the exit
+    status is 0 with and without one, and 2 if something is missing.
+
+    SplitGuard sends batches with wrong labels while a training runs, so it
+    cannot be asked afterwards; docs/detectors.md says how to run it live.
+
+    \b
+    Examples:
+      sigil train -o runs/a --set record.clients=[0]
+      sigil detect runs/a
+      sigil detect runs/a --detector splitout --share 0.05 --out outliers.png
+      sigil detect runs/a --compat --json > detectors.json
+    """
+    from sigil.detectors import draw
+    from sigil.federation import Recording, open_run
+
+    names = list(dict.fromkeys(detector or _OFFLINE))
+    _check(names)
+    finished = open_run(run)
+    recording = Recording(run / "recording")
+    number = _client(recording, client)
+    detectors = [
+        _make(name, finished, number, compat=compat, share=share, data_dir=data_dir).replay(recording)
+        for name in names
+    ]
+    picture = out or run / "detectors.png"
+    draw(detectors, picture)
+    if as_json:
+        described = {"run": str(run), "client": number, "picture": str(picture)}
+        typer.echo(json.dumps(described | {"detectors": [_describe(each) for each in detectors]}))
+        return
+    _print_table(detectors)
+    typer.echo(f"Client {number}, {detectors[0].step:,} recorded steps; curves in {printable(str(picture))}")
+
+
+def _check(names: list[str]) -> None:
+    for name in names:
+        if name == _LIVE_ONLY:
+            raise DetectorError(
+                "SplitGuard cannot judge a recording, because it must have sent batches with wrong labels while "
+                "the training ran; give sigil.detectors.SplitGuard to the training as a client observer."
+            )
+        if name not in _OFFLINE:
+            raise DetectorError(f"There is no detector {name!r}; choose {' or '.join(_OFFLINE)}.")
+
+
+def _client(recording: Recording, wanted: int | None) -> int:
+    recorded = sorted({step.moment.client for step in recording.steps()})
+    if wanted is not None and wanted not in recorded:
+        raise DetectorError(
+            f"Client {wanted} recorded nothing; choose one of {', '.join(map(str, recorded))} with --client, or "
+            f"train again with record.clients=[{wanted}]."
+        )
+    return recorded[0] if wanted is None else wanted
+
+
+def _make(
+    name: str, run: Run, client: int, *, compat: bool, share: float, data_dir: Path | None
+) -> Detector:
+    from sigil import data
+    from sigil.detectors import GradientScrutinizer, SplitOut, local_gradients_of_run
+
+    if name == GradientScrutinizer.name:
+        return GradientScrutinizer(compat=compat, client=client)
+    settings = run.settings
+    dataset = data.load(
+        settings.data.name,
+        data_dir=data_dir,
+        train_limit=settings.data.train_limit,
+        test_limit=settings.data.test_limit,
+        classes=settings.data.classes,
+    )
+    local = local_gradients_of_run(settings, dataset, client=client, share=share)
+    return SplitOut(local, client=client)
+
+
+def _describe(detector: Detector) -> dict[str, Any]:
+    described = {
+        "detector": detector.name,
+        "score": detector.score,
+        "threshold": detector.threshold,
+        "alarm": detector.alarm,
+        "first_alarm": detector.first_alarm,
+        "alarm_share": detector.alarm_share,
+        "steps": detector.step,
+        "curves": detector.curves,
+    }
+    return described
+
+
+def _print_table(detectors: list[Detector]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("detector", "score", "alarm", "first alarm", "suspicious scores"):
+        table.add_column(column, justify="left" if column == "detector" else "right")
+    for detector in detectors:
+        scores = len(detector.curves["score"])
+        table.add_row(
+            detector.name,
+            "none yet" if detector.score is None else f"{detector.score:.3f}",
+            "yes" if detector.alarm else "no",
+            "–" if detector.first_alarm is None else f"step {detector.first_alarm:,}",
+            f"{detector.alarms:,} of {scores:,}",
+        )
+    Console().print(table)

@@ -1,0 +1,126 @@
+"""What all detectors are: a client that looks at each gradient it receives and keeps a score.
+
+A detector works in three places with the same code: alone (:meth:`Detector.update`), live in a training (it is
+a :class:`~sigil.federation.ClientObserver`), and over a recording (:meth:`Detector.replay`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sigil.errors import DetectorError, ShapeError
+from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.recording import RecordedStep, Recording
+
+Gradients: TypeAlias = Tensor | npt.NDArray[np.floating[Any]]
+Labels: TypeAlias = Tensor | npt.NDArray[np.integer[Any]]
+
+
+class Detector(ClientObserver):
+    """A client's watch over the gradients at the cut; subclasses implement :meth:`look` and :meth:`suspicious`.
+
+    ``client`` is the one on whose side the detector stands: in a federation it sees only that client's
+    gradients, as in reality. What it found is in
+
+    - ``score``: the last score, None before there is one,
+    - ``alarm``: whether it ever raised an alarm, and ``first_alarm``: the number of the update (from 1) at
+      which it first did, or None,
+    - ``alarm_share``: the share of its scores that were suspicious,
+    - ``curves``: lists of numbers for plots; ``scored_step`` and ``score`` are in all of them.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, *, threshold: float, client: int = 0) -> None:
+        self.threshold = threshold
+        self.client = client
+        self.step = 0
+        self.alarms = 0
+        self.first_alarm: int | None = None
+        self.curves: dict[str, list[float]] = {"scored_step": [], "score": []}
+
+    @property
+    def score(self) -> float | None:
+        return self.curves["score"][-1] if self.curves["score"] else None
+
+    @property
+    def alarm(self) -> bool:
+        return self.first_alarm is not None
+
+    @property
+    def alarm_share(self) -> float:
+        return self.alarms / max(1, len(self.curves["score"]))
+
+    def update(self, gradients: Gradients, labels: Labels) -> float | None:
+        """Look at the gradients of one batch, (n, d) or (n, C, H, W), with its labels (n,): the score so far."""
+        rows, own = _as_rows(gradients, labels)
+        self.step += 1
+        score = self.look(rows, own)
+        if score is not None:
+            self.curves["scored_step"].append(self.step)
+            self.curves["score"].append(score)
+            if self.suspicious(score):
+                self.alarms += 1
+                self.first_alarm = self.first_alarm or self.step
+        return self.score
+
+    def look(self, rows: Tensor, labels: Tensor) -> float | None:
+        """Take in one batch, float32 (n, d) and int64 (n,): a new score, or None if this batch gives none."""
+        raise NotImplementedError
+
+    def suspicious(self, score: float) -> bool:
+        """Whether this new score, already the last one in ``curves``, is an alarm."""
+        raise NotImplementedError
+
+    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor | None:
+        if moment.client == self.client:
+            self.update(gradient, labels)
+        return gradient
+
+    def replay(self, recording: Recording) -> Self:
+        """Look at every recorded batch of this detector's client, in order."""
+        seen = False
+        for step in recording.steps(client=self.client):
+            self._replay_step(step)
+            seen = True
+        if not seen:
+            raise DetectorError(
+                f"The recording holds no gradient of client {self.client}; record that client, or choose one "
+                "that was recorded."
+            )
+        return self
+
+    def _replay_step(self, step: RecordedStep) -> None:
+        self.update(step.gradients, step.labels)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "alarms": self.alarms,
+            "first_alarm": self.first_alarm,
+            "curves": {name: list(values) for name, values in self.curves.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.alarms = state["alarms"]
+        self.first_alarm = state["first_alarm"]
+        self.curves = {name: list(values) for name, values in state["curves"].items()}
+
+
+def _as_rows(gradients: Gradients, labels: Labels) -> tuple[Tensor, Tensor]:
+    """(n, …) and (n,), tensors or arrays, as float32 (n, d) and int64 (n,) tensors without a graph."""
+    # A copy of an array, which may be a read-only piece of a file.
+    values = gradients.detach() if isinstance(gradients, Tensor) else torch.tensor(np.asarray(gradients))
+    own = labels.detach() if isinstance(labels, Tensor) else torch.tensor(np.asarray(labels))
+    if values.ndim < 2 or own.ndim != 1 or len(values) != len(own) or values.numel() == 0:
+        raise ShapeError(
+            f"Gradients of the shape {tuple(values.shape)} and labels of {tuple(own.shape)} were given, but a "
+            "detector needs one gradient and one label a sample: (n, …) and (n,)."
+        )
+    return values.flatten(1).float(), own.to(values.device, torch.int64)

@@ -1,0 +1,233 @@
+"""SplitGuard (Erdoğan et al., 2022): does the server react when the labels are wrong?
+
+After some batches the client begins to send, now and then, a batch with all labels shifted by one random class
+offset, and does not learn from it. An honest server's gradients for such a fake batch are longer and point
+elsewhere; a server that ignores the labels returns what it always returns.
+
+F are the gradients of fake batches, R1 and R2 those of regular ones, divided by coin. With m the mean norm, a bar
+the mean vector, R̄ = (R̄1 + R̄2)/2 and θ the angle in radians::
+
+    dF    = |m(F) − (m(R1) + m(R2))/2|
+    dR    = |m(R1) − m(R2)|
+    x     = (θ(F̄, R̄) dF − θ(R̄1, R̄2) dR) / (dF + dR)
+    score = sigmoid(5 x)²
+
+Near 1 is honest; a server to which labels make no difference has x near 0, a score of 1/4.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from sigil.detectors.detector import Detector, Gradients, Labels
+from sigil.errors import DetectorError
+from sigil.federation.observers import Moment
+from sigil.federation.recording import RecordedStep, Recording
+from sigil.federation.seeds import derive
+
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass
+class Gathered:
+    """Sums over the gradients of some batches: all that the score needs of them, whatever their number."""
+
+    count: int = 0
+    norm: float = 0.0
+    vector: Vector | None = None
+
+    def add(self, gradient: Vector) -> None:
+        self.count += 1
+        self.norm += float(np.linalg.norm(gradient))
+        self.vector = gradient if self.vector is None else self.vector + gradient
+
+    @property
+    def mean(self) -> Vector:
+        assert self.vector is not None
+        return self.vector / self.count
+
+    @property
+    def mean_norm(self) -> float:
+        return self.norm / self.count
+
+    def pack(self) -> dict[str, Any]:
+        vector = None if self.vector is None else base64.b64encode(self.vector.tobytes()).decode("ascii")
+        return {"count": self.count, "norm": self.norm, "vector": vector}
+
+    @classmethod
+    def unpack(cls, packed: dict[str, Any]) -> Gathered:
+        text = packed["vector"]
+        vector = None if text is None else np.frombuffer(base64.b64decode(text), np.float64)
+        return cls(packed["count"], packed["norm"], vector)
+
+
+class SplitGuard(Detector):
+    """Send batches with wrong labels now and then, and score how differently the server answers them.
+
+    ``classes`` is the number of classes. From batch ``warmup`` + 1 on a batch is fake with ``probability``, and
+    only from there on are regular gradients gathered: those of the first steps are of another size. One batch is
+    one vector, the sum of its gradients at the cut. Which batches are fake follows from ``seed`` and the moment.
+
+    A score comes with every fake batch. An alarm is a mean of the last ``window`` scores below ``threshold``.
+
+    Live it must come before other observers, which then never see a fake batch. Alone, give :meth:`update` the
+    argument ``fake``. ``fakes`` lists the moments of the fake batches.
+
+    ``curves``: ``fake_angle``, ``fake_distance``, ``regular_angle``, ``regular_distance`` beside ``scored_step`` and
+    ``score``.
+    """
+
+    name = "splitguard"
+
+    def __init__(
+        self,
+        classes: int,
+        *,
+        probability: float = 0.1,
+        warmup: int = 20,
+        window: int = 10,
+        threshold: float = 0.5,
+        seed: int = 0,
+        client: int = 0,
+    ) -> None:
+        super().__init__(threshold=threshold, client=client)
+        if classes < 2:
+            raise DetectorError(
+                f"SplitGuard was given {classes} classes, but it needs at least 2: it moves labels to another class."
+            )
+        self.classes = classes
+        self.probability = probability
+        self.warmup = warmup
+        self.window = window
+        self.seed = seed
+        self.fakes: list[Moment] = []
+        names = ("fake_angle", "fake_distance", "regular_angle", "regular_distance")
+        self.curves |= {name: [] for name in names}
+        self._fake, self._first, self._second = Gathered(), Gathered(), Gathered()
+        self._is_fake = False
+        self._recorded_fakes: Container[Moment] = ()
+        self._asked: Moment | None = None
+
+    def offset(self, moment: Moment) -> int:
+        """By how many classes the labels are shifted at this moment, 0 for a regular batch."""
+        if self.step < self.warmup:
+            return 0
+        random = np.random.default_rng(derive(self.seed, "fake", moment.round, moment.client, moment.step))
+        return int(random.integers(1, self.classes)) if random.random() < self.probability else 0
+
+    def update(self, gradients: Gradients, labels: Labels, *, fake: bool = False) -> float | None:
+        """Look at one batch; ``fake`` says whether it was sent with shifted labels."""
+        self._is_fake = fake
+        return super().update(gradients, labels)
+
+    def look(self, rows: Tensor, labels: Tensor) -> float | None:
+        vector = rows.double().sum(0).cpu().numpy()
+        if self.step <= self.warmup or not np.isfinite(vector).all():
+            return None
+        if not self._is_fake:
+            coin = derive(self.seed, "coin", self.step) % 2
+            (self._second if coin else self._first).add(vector)
+            return None
+        self._fake.add(vector)
+        if not self._first.count or not self._second.count:
+            return None
+        terms = comparison(self._fake, self._first, self._second)
+        for name, value in terms.items():
+            self.curves[name].append(value)
+        return guard_score(**terms)
+
+    def suspicious(self, score: float) -> bool:
+        last = self.curves["score"][-self.window :]
+        return len(last) == self.window and sum(last) / self.window < self.threshold
+
+    def on_labels(self, moment: Moment, labels: Tensor) -> Tensor:
+        if moment.client != self.client:
+            return labels
+        self._asked = moment
+        offset = self.offset(moment)
+        if offset == 0:
+            return labels
+        self.fakes.append(moment)
+        return (labels + offset) % self.classes
+
+    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor | None:
+        if moment.client != self.client:
+            return gradient
+        if self._asked != moment:
+            raise DetectorError(
+                "SplitGuard sends wrong labels, so the client must be the one who computes the loss: it works in "
+                "U-SFL (federation.mode=usfl) only."
+            )
+        fake = bool(self.fakes) and self.fakes[-1] == moment
+        self.update(gradient, labels, fake=fake)
+        return None if fake else gradient
+
+    def replay(self, recording: Recording, *, fakes: Container[Moment] | None = None) -> Self:
+        """Look at a recording that was made while SplitGuard was at work, with the ``fakes`` of that one.
+
+        An ordinary recording has no fake batches, and without them there is no score.
+        """
+        if fakes is None:
+            raise DetectorError(
+                "SplitGuard cannot judge a recording afterwards, because it must have sent batches with wrong "
+                "labels while the training ran; give it to the training as a client observer."
+            )
+        self._recorded_fakes = fakes
+        return super().replay(recording)
+
+    def _replay_step(self, step: RecordedStep) -> None:
+        self.update(step.gradients, step.labels, fake=step.moment in self._recorded_fakes)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "fakes": [[moment.round, moment.client, moment.step] for moment in self.fakes],
+            "gathered": [group.pack() for group in (self._fake, self._first, self._second)],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.fakes = [Moment(*row) for row in state["fakes"]]
+        self._fake, self._first, self._second = map(Gathered.unpack, state["gathered"])
+
+
+def comparison(fake: Gathered, first: Gathered, second: Gathered) -> dict[str, float]:
+    """θ(F̄, R̄), dF, θ(R̄1, R̄2) and dR."""
+    return {
+        "fake_angle": angle(fake.mean, (first.mean + second.mean) / 2),
+        "fake_distance": abs(fake.mean_norm - (first.mean_norm + second.mean_norm) / 2),
+        "regular_angle": angle(first.mean, second.mean),
+        "regular_distance": abs(first.mean_norm - second.mean_norm),
+    }
+
+
+def angle(one: Vector, other: Vector) -> float:
+    """The angle between two vectors in radians, 0 if one of them is zero.
+
+    >>> round(angle(np.array([1.0, 0.0]), np.array([0.0, 2.0])) / math.pi, 6)
+    0.5
+    """
+    norms = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
+    return math.acos(min(1.0, max(-1.0, float(one @ other) / norms))) if norms > 0 else 0.0
+
+
+def guard_score(
+    fake_angle: float, fake_distance: float, regular_angle: float, regular_distance: float
+) -> float:
+    """sigmoid(5 x)² with x = (fake angle · fake distance − regular angle · regular distance) / sum of distances.
+
+    >>> guard_score(0.0, 1.0, 0.0, 1.0)
+    0.25
+    """
+    distances = fake_distance + regular_distance
+    if distances == 0.0:
+        return 0.25
+    x = (fake_angle * fake_distance - regular_angle * regular_distance) / distances
+    return (1.0 / (1.0 + math.exp(-5.0 * x))) ** 2
