@@ -24,7 +24,6 @@ def demo(
     Ten clients, handwritten digits, two minutes on two cores. Nothing is
     downloaded. Stopped half way, it goes on with the same command.
 
-    \b
     Examples:
       sigil demo
       sigil demo --out /tmp/story

@@ -65,6 +65,10 @@ def root(
       sigil key new owner.key --owner "ACME" --shape 256,8,8
       sigil key commit owner.key
 
+    Train with the mark, or see the whole story on embedded data:
+      sigil train -o runs/a --key owner.key --set data.name=cifar10
+      sigil demo
+
     Test a suspect model, and keep the result:
       sigil verify suspect.safetensors --key owner.key
       sigil verify suspect.safetensors --key owner.key --report page.html

@@ -30,11 +30,9 @@ def reproduce(
 ) -> None:
     """Reproduce tables and figures of the paper, each number beside the paper's.
 
-    \b
     Finished cells are small files under results/SCALE and are never computed
     again; interrupted work goes on where it stopped.
 
-    \b
     Examples:
       sigil reproduce --status --scale cpu          what there is, what is missing
       sigil reproduce fidelity                      in seconds, on embedded data

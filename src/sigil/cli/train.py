@@ -49,14 +49,12 @@ def train(
 ) -> None:
     """Train a network by split federated learning and embed a mark on the way.
 
-    \b
     A run can be stopped at any time, with any signal: the same command goes
     on where it stopped and ends with exactly the same weights. The key is
     never in the run's directory; one that is made lies beside it.
 
-    \b
     Examples:
-      sigil train                                   small, on embedded data
+      sigil train                                   on the embedded digits
       sigil train -o runs/a --set data.name=cifar10 --data-dir ~/data \\
           --set model.width=16 --set federation.rounds=20 --key owner.key
       sigil train --set watermark.strength=0        without a mark

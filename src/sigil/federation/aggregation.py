@@ -18,8 +18,8 @@ State = dict[str, Tensor]
 class WeightedAverage:
     """Running weighted mean of state dicts: parameters and batch-norm statistics alike.
 
-    Sums are kept in float64, so that the result does not depend on how small one client's share is. Whole
-    numbers (batch counters) are averaged and rounded.
+    Sums are kept in float64 on the CPU (not every accelerator has float64), so that the result does not depend
+    on how small one client's share is. Whole numbers (batch counters) are averaged and rounded.
 
     >>> average = WeightedAverage()
     >>> average.add({"w": torch.tensor([0.0])}, weight=1)
@@ -40,7 +40,7 @@ class WeightedAverage:
                 "Two halves with different tensors cannot be averaged; all clients must hold the same half."
             )
         for name, value in state.items():
-            wide = value.detach().to(torch.float64)
+            wide = value.detach().to("cpu", torch.float64)
             if name in self._sums:
                 self._sums[name].add_(wide, alpha=weight)
             else:

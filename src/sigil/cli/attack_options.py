@@ -1,0 +1,144 @@
+"""What the commands of `sigil attack` share: their options, what they open, write and print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sigil.cli.key import load_key
+from sigil.cli.terminal import printable
+from sigil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sigil.attacks.case import Case
+    from sigil.attacks.measurement import Measurement
+    from sigil.attacks.subject import Halves
+    from sigil.attacks.training import Progress
+    from sigil.models import Model
+
+_MOST_ROUNDS = 10**6
+
+Suspect = Annotated[
+    Path,
+    typer.Argument(metavar="SUSPECT", help="A run's directory, a whole model, or a client half."),
+]
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", metavar="F", help="Where to write: a directory for two halves, else a file."),
+]
+Server = Annotated[
+    Path | None, typer.Option(metavar="F", help="The server half that belongs to a client half.")
+]
+KeyFile = Annotated[
+    Path | None, typer.Option("--key", "-k", metavar="FILE", help="The owner's key, to see what is left.")
+]
+Data = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Data set: digits, cifar10, tiny-imagenet, folder:...")
+]
+DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
+]
+Share = Annotated[
+    float, typer.Option(metavar="S", help="Share of the training images that the attacker holds.")
+]
+Cut = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Where a whole model's mark is; else the paper's cut.")
+]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of everything random.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Train for so many batches.")]
+Epochs = Annotated[int | None, typer.Option(metavar="N", help="Train for so many epochs.")]
+Rate = Annotated[float, typer.Option("--lr", metavar="R", help="Learning rate.")]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in a batch.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+
+def open_case(
+    suspect: Path,
+    out: Path,
+    server: Path | None,
+    key: Path | None,
+    ask: bool,
+    passphrase_file: Path | None,
+    data: str | None,
+    data_dir: Path | None,
+    cut: str | None,
+) -> Case:
+    """Open everything that the command line names."""
+    from sigil import data as datasets
+    from sigil.attacks.case import Case
+
+    return Case.open(
+        suspect,
+        out,
+        server=server,
+        key=None if key is None else load_key(key, ask=ask, passphrase_file=passphrase_file),
+        data=None if data is None else datasets.load(data, data_dir=data_dir),
+        cut=cut,
+    )
+
+
+def finish(case: Case, attacked: Model | Halves, quiet: bool, *, cut: str | None = None) -> None:
+    """Write the attacked model and print what it is worth."""
+    outcome = case.finish(attacked, cut=cut)
+    if quiet:
+        return
+    if case.key is None and outcome.before.accuracy is None:
+        typer.echo("Give --key for the mark, and --data for the accuracy, before and after.")
+    else:
+        typer.echo(line("before", outcome.before))
+        typer.echo(line("after", outcome.after))
+        if case.key is not None and outcome.after.report is None:
+            typer.echo("The new model's activation at the cut has another shape than the key.")
+    typer.echo(f"Wrote {' and '.join(printable(str(file)) for file in outcome.files)}.")
+
+
+def line(when: str, measured: Measurement) -> str:
+    """One line of numbers: accuracy, WSR, p-value, verdict."""
+    from sigil.evidence.wording import decimal, percent
+
+    parts = [f"{when:<6}"]
+    if measured.accuracy is not None:
+        parts.append(f"accuracy {percent(measured.accuracy):<6}")
+    if measured.report is not None:
+        report = measured.report
+        sign = "=" if report.exact else "<="
+        verdict = "owned" if report.owned else "not proven"
+        parts += [f"WSR {percent(report.wsr):<6}", f"p {sign} {decimal(report.log10_p)}", verdict]
+    return "  ".join(parts)
+
+
+def rounds_of(text: str, option: str) -> list[int]:
+    """Round numbers from "1-3,7"."""
+    rounds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            rounds += range(int(first), int(last or first) + 1)
+    except ValueError:
+        rounds = []
+    if not rounds or min(rounds) < 1 or max(rounds) > _MOST_ROUNDS:
+        raise ConfigError(
+            f"{option} is {text!r}, but it must be round numbers from 1 on, such as 1-2 or 1,5."
+        )
+    return rounds
+
+
+@contextmanager
+def progress_bar(name: str, quiet: bool) -> Iterator[Progress | None]:
+    """A bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+    with Bars(*columns, console=console) as bars:
+        task = bars.add_task(name, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
