@@ -115,8 +115,8 @@ def test_folder_and_its_size(tmp_path: Path) -> None:
     ("name", "options", "message"),
     [
         ("cifr10", {}, "did you mean 'cifar10'"),
-        ("folder:", {}, "choose digits, cifar10"),
-        ("nothing like it", {}, "choose digits, cifar10"),
+        ("folder:", {}, "choose digits, digits32, cifar10"),
+        ("nothing like it", {}, "choose digits, digits32, cifar10"),
         ("cifar10", {}, "sigil data fetch cifar10"),
         ("digits", {"classes": 11}, "choose 2 to 10"),
         ("digits", {"classes": 1}, "choose 2 to 10"),

@@ -225,3 +225,13 @@ def test_a_key_for_another_cut_is_refused(tmp_path: Path) -> None:
         train(settings(), tmp_path / "wrong", key=wrong)
     with pytest.raises(ConfigError, match="no key"):
         train(settings(), tmp_path / "none")
+
+
+def test_a_run_from_before_a_setting_existed_is_still_the_same_run(finished: Path, tmp_path: Path) -> None:
+    described = json.loads((finished / "run.json").read_text())
+    del described["settings"]["watermark"]["per_sample"]
+    older = tmp_path / "older"
+    older.mkdir()
+    (older / "run.json").write_text(json.dumps(described))
+    (older / "metrics.jsonl").write_bytes((finished / "metrics.jsonl").read_bytes())
+    assert train(settings(), older, key=small_key()).settings == settings()

@@ -1,9 +1,9 @@
-"""Feature-space hijacking (FSHA; Pasquini et al., CCS 2021): a malicious server, the detectors' positive control.
+"""Feature-space hijacking (FSHA; Pasquini et al., CCS 2021): a malicious server, to test detectors with.
 
 The server owns public images of the same kind as the client's. It trains an autoencoder on them, and a
-discriminator D that tells the encoder's features z_public from the activations z_private that arrive. Instead of
-the gradient of the task it returns that of −D(z_private): the client half learns to produce features of the
-server's own encoder, which the server's decoder turns back into the client's images.
+discriminator D that tells the encoder's features z_public from the activations z_private that arrive. Instead
+of the gradient of the task it returns that of −D(z_private): the client half learns to produce features of
+the server's own encoder, which the server's decoder turns back into the client's images.
 
 With the means over a batch, ẑ a random point between a public and a private feature (Wasserstein GAN)::
 
@@ -11,7 +11,8 @@ With the means over a batch, ẑ a random point between a public and a private f
     L_discriminator = D(z_private) − D(z_public) + 500 (‖∇D(ẑ)‖ − 1)²
     L_client        = −D(z_private)
 
-The logits that the client sees come from an honest server half, trained as agreed on whatever features arrive.
+The logits that the client sees come from an honest server half, trained as agreed on whatever features
+arrive.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from sigil.federation.server import Server
 class FSHA:
     """The attacker: autoencoder, discriminator, and the gradient that hijacks a client half.
 
-    ``public`` are the attacker's own images, float (n, C, H, W), normalised like the clients' inputs. ``shape`` is
-    (c, h, w) at the cut, with H = h·2^i and W = w·2^i. ``width`` is the number of channels of the attacker's
-    networks; all of them learn with Adam, ``lr`` being that of the autoencoder. One attacker serves all clients
-    and all rounds.
+    ``public`` are the attacker's own images, float (n, C, H, W), normalised like the clients' inputs.
+    ``shape`` is (c, h, w) at the cut, with H = h·2^i and W = w·2^i. ``width`` is the number of channels of
+    the attacker's networks; all of them learn with Adam, ``lr`` being that of the autoencoder. One attacker
+    serves all clients and all rounds.
 
-    ``strength`` sets the size of what is returned: its norm over a batch is ``strength`` times that of the honest
-    gradient, so that it suits whatever optimizer and learning rate the clients use. None returns the gradient of
-    L_client as it is.
+    The gradient of L_client is returned as it is. Clients that use SGD with a large learning rate may need
+    smaller steps than the discriminator can follow otherwise: ``strength`` sets the norm of what is returned,
+    over a batch, relative to that of the honest gradient (0.03 to 0.1 is a good start).
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class FSHA:
         lr: float = 1e-3,
         discriminator_lr: float = 1e-3,
         penalty: float = 500.0,
-        strength: float | None = 1.0,
+        strength: float | None = None,
         seed: int = 0,
     ) -> None:
         halvings = _halvings(tuple(public.shape), shape)
@@ -68,9 +69,10 @@ class FSHA:
         for network in (self.encoder, self.decoder, self.discriminator):
             network.to(public.device)
         autoencoder = [*self.encoder.parameters(), *self.decoder.parameters()]
-        self._autoencoder_optimizer = torch.optim.Adam(autoencoder, lr=lr)
+        fused = public.device.type in ("cpu", "cuda")
+        self._autoencoder_optimizer = torch.optim.Adam(autoencoder, lr=lr, fused=fused)
         self._discriminator_optimizer = torch.optim.Adam(
-            self.discriminator.parameters(), lr=discriminator_lr, betas=(0.5, 0.9)
+            self.discriminator.parameters(), lr=discriminator_lr, betas=(0.5, 0.9), fused=fused
         )
 
     def server(self, half: nn.Module, optimizer: torch.optim.Optimizer, **arguments: Any) -> HijackingServer:
@@ -78,7 +80,7 @@ class FSHA:
         return HijackingServer(self, half, optimizer, **arguments)
 
     def hijack(self, activation: Tensor, gradient: Tensor) -> Tensor:
-        """Learn from one batch of activations and return the gradient that goes back instead of `gradient`."""
+        """Learn from one batch of activations and return what goes back instead of its gradient."""
         private = activation.detach().float()
         public = self._encode(self._draw(len(private)))
         self._train_discriminator(public, private)
@@ -121,7 +123,8 @@ class FSHA:
         return features.detach()
 
     def _train_discriminator(self, public: Tensor, private: Tensor) -> None:
-        difference = self.discriminator(private).mean() - self.discriminator(public).mean()
+        opinion = self.discriminator(torch.cat([private, public]))
+        difference = opinion[: len(private)].mean() - opinion[len(private) :].mean()
         loss = difference + self.penalty * self.gradient_penalty(public, private)
         self._discriminator_optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -152,8 +155,8 @@ def _halvings(images: tuple[int, ...], shape: tuple[int, ...]) -> int:
             if (shape[1] << halvings, shape[2] << halvings) == images[2:]:
                 return halvings
     raise AttackError(
-        f"FSHA cannot map public images of the shape {images} to features of {shape}; it needs (n, C, H, W) and "
-        "(c, h, w), with sides that are halved some times."
+        f"FSHA cannot map public images of the shape {images} to features of {shape}; it needs (n, C, H, W) "
+        "and (c, h, w), with sides that are halved some times."
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sigil.attacks.checks import check_fits
-from sigil.attacks.subject import Halves, at_cut, cut_of, whole_copy, whole_or_half_copy
+from sigil.attacks.subject import Halves, at_cut, cut_of, whole_or_half_copy
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.evaluation import accuracy
@@ -41,23 +41,21 @@ def measure(
     mark is: none is where the halves meet, or for a whole model the paper's cut. The model is unchanged.
     """
     copied = whole_or_half_copy(model)
-    share = None
-    if data is not None and copied.spec.part == "whole":
+    if data is not None:
         check_fits(copied, data)
-        place = precision or choose()
-        on_device = whole_copy(copied).to(  # type: ignore[call-overload]
-            device=place.device, memory_format=place.layout
-        )
-        share = accuracy(on_device, nn.Identity(), data, precision=place)
     report = None
     if key is not None:
         shape = data.shape if data is not None else copied.input_shape
         if shape is None:
             raise AttackError("The model does not say what images it takes; give the data set as well.")
-        report = verify(
-            client_part(copied, cut_of(model, cut)), key, input_shape=shape, probes=probes, seed=seed
-        )
-    return Measurement(share, report)
+        client = client_part(copied, cut_of(model, cut))
+        report = verify(client, key, input_shape=shape, probes=probes, seed=seed)
+    right = None
+    if data is not None and copied.spec.part == "whole":
+        place = precision or choose()
+        copied.to(device=place.device, memory_format=place.layout)  # type: ignore[call-overload]
+        right = accuracy(copied, nn.Identity(), data, precision=place)
+    return Measurement(right, report)
 
 
 def client_part(model: Model, cut: str) -> nn.Module:

@@ -25,7 +25,7 @@ class NoiseInjection(ClientObserver):
 
     The paper takes snr in 1/10, 1/30, 1/50 and 1/100 and does not say which ratio it is. Power is the
     default: it is what SNR means in engineering, and at an amplitude ratio of 1/100 the noise would have
-    10,000 times the signal's power, with which no model reaches the paper's 65 %.
+    10,000 times the signal's power, hard to reconcile with the 65 % accuracy that the paper has left.
 
     ``clients`` are those that do it; none given: all, as the fall of the paper's accuracy suggests. The
     noise follows from seed, round, client and step alone, so a resumed training gets the same. Use it as a

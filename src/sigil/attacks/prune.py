@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from sigil.attacks.checks import check_choice, check_share
 from sigil.attacks.subject import Subject, same_kind, whole_or_half_copy
 from sigil.errors import AttackError
-from sigil.models import Model
 
 Scope = Literal["layer", "global", "tensor"]
 Part = Literal["whole", "client"]
@@ -62,7 +61,7 @@ def prune(
         groups = [[tensor for group in groups for tensor in group]]
     for group in groups:
         _zero_smallest(group, ratio)
-    return attacked if isinstance(model, Model) else same_kind(attacked, model)
+    return same_kind(attacked, model)
 
 
 def _layers(model: nn.Module, norms: bool) -> dict[str, nn.Module]:

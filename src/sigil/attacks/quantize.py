@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from sigil.attacks.checks import check_choice
 from sigil.attacks.subject import Subject, same_kind, whole_or_half_copy
-from sigil.models import Model
 
 Format = Literal["fp16", "int8", "int4"]
 Per = Literal["channel", "tensor"]
@@ -42,7 +41,7 @@ def quantize(model: Subject, format: Format, *, per: Per = "channel") -> Subject
         for layer in attacked.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 layer.weight.copy_(_rounded(layer.weight, _LEVELS[format], per))
-    return attacked if isinstance(model, Model) else same_kind(attacked, model)
+    return same_kind(attacked, model)
 
 
 def _rounded(weight: Tensor, levels: int, per: Per) -> Tensor:

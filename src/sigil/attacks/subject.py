@@ -8,7 +8,7 @@ also take a client half alone.
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from sigil.models import Model
 from sigil.models.spec import check_cut
 
 Halves = tuple[Model, Model]
-Subject = TypeVar("Subject", Model, Halves)
+Subject = TypeVar("Subject", bound=Model | Halves)
 
 
 def whole_copy(subject: Model | Halves) -> Model:
@@ -45,9 +45,7 @@ def whole_or_half_copy(subject: Model | Halves) -> Model:
 
 def same_kind(model: Model, given: Subject) -> Subject:
     """An attacked whole model in the form in which the attack was given its original."""
-    if isinstance(given, tuple):
-        return models.split(model, cut_of(given))
-    return model
+    return cast(Subject, models.split(model, cut_of(given)) if isinstance(given, tuple) else model)
 
 
 def cut_of(subject: Model | Halves, cut: str | None = None) -> str:

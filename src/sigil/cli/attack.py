@@ -60,6 +60,7 @@ def attack() -> None:
       sigil attack quantize model.safetensors --format int4 --out q.safetensors
 
     Each attack has its own help, such as: sigil attack prune --help
+    One that trains can be stopped: the same command goes on where it was.
     """
 
 

@@ -117,13 +117,14 @@ def rounds_of(text: str, option: str) -> list[int]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            rounds += range(int(first), int(last or first) + 1)
+            start, stop = int(first), int(last or first)
+            if not 1 <= start <= stop <= _MOST_ROUNDS:
+                raise ValueError
+            rounds += range(start, stop + 1)
     except ValueError:
-        rounds = []
-    if not rounds or min(rounds) < 1 or max(rounds) > _MOST_ROUNDS:
         raise ConfigError(
             f"{option} is {text!r}, but it must be round numbers from 1 on, such as 1-2 or 1,5."
-        )
+        ) from None
     return rounds
 
 

@@ -95,8 +95,8 @@ def _check(names: list[str]) -> None:
     for name in names:
         if name == _LIVE_ONLY:
             raise DetectorError(
-                "SplitGuard cannot judge a recording, because it must have sent batches with wrong labels while "
-                "the training ran; give sigil.detectors.SplitGuard to the training as a client observer."
+                "SplitGuard cannot judge a recording, because it must have sent batches with wrong labels "
+                "while the training ran; give sigil.detectors.SplitGuard to it as a client observer."
             )
         if name not in _OFFLINE:
             raise DetectorError(f"There is no detector {name!r}; choose {' or '.join(_OFFLINE)}.")
@@ -106,15 +106,13 @@ def _client(recording: Recording, wanted: int | None) -> int:
     recorded = sorted({step.moment.client for step in recording.steps()})
     if wanted is not None and wanted not in recorded:
         raise DetectorError(
-            f"Client {wanted} recorded nothing; choose one of {', '.join(map(str, recorded))} with --client, or "
-            f"train again with record.clients=[{wanted}]."
+            f"Client {wanted} recorded nothing; choose one of {', '.join(map(str, recorded))} with --client, "
+            f"or train again with record.clients=[{wanted}]."
         )
     return recorded[0] if wanted is None else wanted
 
 
-def _make(
-    name: str, run: Run, client: int, *, compat: bool, share: float, data_dir: Path | None
-) -> Detector:
+def _make(name: str, run: Run, client: int, *, compat: bool, share: float, data_dir: Path | None) -> Detector:
     from sigil import data
     from sigil.detectors import GradientScrutinizer, SplitOut, local_gradients_of_run
 

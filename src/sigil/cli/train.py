@@ -61,6 +61,7 @@ def train(
       sigil train --settings > my.toml              all settings, to edit
       sigil train --config my.toml -o runs/b
     """
+    from sigil.experiments.behaviour import observers
     from sigil.federation import progress
     from sigil.federation import run as runs
     from sigil.federation import settings as reader
@@ -70,7 +71,14 @@ def train(
         typer.echo(reader.to_toml(settings), nl=False)
         return
     key = _key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
-    finished = runs.train(settings, out, key=key, data_dir=data_dir, progress=progress.choose(quiet))
+    finished = runs.train(
+        settings,
+        out,
+        key=key,
+        data_dir=data_dir,
+        progress=progress.choose(quiet),
+        client_observers=observers(settings),
+    )
     if quiet:
         return
     final = finished.final

@@ -1,7 +1,7 @@
 """What all detectors are: a client that looks at each gradient it receives and keeps a score.
 
-A detector works in three places with the same code: alone (:meth:`Detector.update`), live in a training (it is
-a :class:`~sigil.federation.ClientObserver`), and over a recording (:meth:`Detector.replay`).
+A detector works in three places with the same code: alone (:meth:`Detector.update`), live in a training (it
+is a :class:`~sigil.federation.ClientObserver`), and over a recording (:meth:`Detector.replay`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Labels: TypeAlias = Tensor | npt.NDArray[np.integer[Any]]
 
 
 class Detector(ClientObserver):
-    """A client's watch over the gradients at the cut; subclasses implement :meth:`look` and :meth:`suspicious`.
+    """A client's watch over the gradients at the cut; subclasses have :meth:`look` and :meth:`suspicious`.
 
     ``client`` is the one on whose side the detector stands: in a federation it sees only that client's
     gradients, as in reality. What it found is in
@@ -57,7 +57,7 @@ class Detector(ClientObserver):
         return self.alarms / max(1, len(self.curves["score"]))
 
     def update(self, gradients: Gradients, labels: Labels) -> float | None:
-        """Look at the gradients of one batch, (n, d) or (n, C, H, W), with its labels (n,): the score so far."""
+        """Look at the gradients (n, d) or (n, C, H, W) and labels (n,) of a batch: the score so far."""
         rows, own = _as_rows(gradients, labels)
         self.step += 1
         score = self.look(rows, own)
@@ -120,7 +120,7 @@ def _as_rows(gradients: Gradients, labels: Labels) -> tuple[Tensor, Tensor]:
     own = labels.detach() if isinstance(labels, Tensor) else torch.tensor(np.asarray(labels))
     if values.ndim < 2 or own.ndim != 1 or len(values) != len(own) or values.numel() == 0:
         raise ShapeError(
-            f"Gradients of the shape {tuple(values.shape)} and labels of {tuple(own.shape)} were given, but a "
-            "detector needs one gradient and one label a sample: (n, …) and (n,)."
+            f"Gradients of the shape {tuple(values.shape)} and labels of {tuple(own.shape)} were given, but "
+            "a detector needs one gradient and one label a sample: (n, …) and (n,)."
         )
     return values.flatten(1).float(), own.to(values.device, torch.int64)

@@ -14,9 +14,8 @@ from sigil import models
 from sigil.data import Batches, Dataset
 from sigil.detectors.splitout import MINIMUM
 from sigil.errors import DetectorError
-from sigil.federation import precision as precisions
 from sigil.federation.federation import Federation
-from sigil.federation.precision import Precision
+from sigil.federation.precision import Precision, choose
 from sigil.federation.seeds import derive, generator
 from sigil.federation.settings import Settings
 
@@ -47,10 +46,10 @@ def local_gradients(
     if count < MINIMUM:
         least = min(1.0, MINIMUM / max(1, len(indices)))
         raise DetectorError(
-            f"A share of {share:g} of the client's {len(indices)} samples is {count}, but at least {MINIMUM} are "
-            f"needed for local gradients; give a share of at least {least:.2g} or a client with more data."
+            f"A share of {share:g} of the client's {len(indices)} samples is {count}, but at least {MINIMUM} "
+            f"are needed for local gradients; give a share of at least {least:.2g} or more data."
         )
-    place = precision or precisions.for_model(precisions.choose("cpu", "float32"), halves[0])
+    place = precision or choose("cpu", "float32")
     client_half, server_half = (
         copy.deepcopy(half).to(device=place.device, memory_format=place.layout).train()  # type: ignore[call-overload]
         for half in halves
@@ -100,8 +99,8 @@ def local_gradients_of_run(
 ) -> list[Tensor]:
     """What :func:`local_gradients` gives one client of a run: its data, the run's first client half.
 
-    The client half is the one with which every client starts; the server half is the client's own, of the same
-    architecture and with weights that have nothing to do with the server's.
+    The client half is the one with which every client starts; the server half is the client's own, of the
+    same architecture and with weights that have nothing to do with the server's.
     """
     unmarked = settings.watermark.model_copy(update={"strength": 0.0})
     federation = Federation(settings.model_copy(update={"watermark": unmarked}), dataset)

@@ -18,7 +18,7 @@ _BLUE, _ORANGE, _RED = "#0072b2", "#e69f00", "#d55e00"
 
 
 def draw(detectors: Sequence[Detector], path: str | os.PathLike[str]) -> None:
-    """Draw what each detector saw (left) and its score against the threshold (right) to a PNG, SVG or PDF file."""
+    """Draw what each detector saw (left) and its score (right) to a PNG, SVG or PDF file."""
     target = Path(path)
     if target.suffix.lower() not in _FORMATS:
         raise DetectorError(f"{target} does not end in {', '.join(_FORMATS)}; choose one of these.")

@@ -46,8 +46,8 @@ class GradientScrutinizer(Detector):
     published code (see :func:`overlap`). Batches in which all labels differ, or all are the same, say nothing
     and are skipped.
 
-    ``curves``: ``step``, ``same``, ``same_spread``, ``different``, ``different_spread`` for every batch that was
-    not skipped; ``scored_step``, ``gap``, ``error``, ``overlap``, ``score`` for every score.
+    ``curves``: ``step``, ``same``, ``same_spread``, ``different``, ``different_spread`` for every batch that
+    was not skipped; ``scored_step``, ``gap``, ``error``, ``overlap``, ``score`` for every score.
     """
 
     name = "gradient-scrutinizer"

@@ -1,11 +1,11 @@
 """SplitGuard (Erdoğan et al., 2022): does the server react when the labels are wrong?
 
-After some batches the client begins to send, now and then, a batch with all labels shifted by one random class
-offset, and does not learn from it. An honest server's gradients for such a fake batch are longer and point
-elsewhere; a server that ignores the labels returns what it always returns.
+After some batches the client begins to send, now and then, a batch with all labels shifted by one random
+class offset, and does not learn from it. An honest server's gradients for such a fake batch are longer and
+point elsewhere; a server that ignores the labels returns what it always returns.
 
-F are the gradients of fake batches, R1 and R2 those of regular ones, divided by coin. With m the mean norm, a bar
-the mean vector, R̄ = (R̄1 + R̄2)/2 and θ the angle in radians::
+F are the gradients of fake batches, R1 and R2 those of regular ones, divided by coin. With m the mean norm, a
+bar the mean vector, R̄ = (R̄1 + R̄2)/2 and θ the angle in radians::
 
     dF    = |m(F) − (m(R1) + m(R2))/2|
     dR    = |m(R1) − m(R2)|
@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sigil.detectors.detector import Detector, Gradients, Labels
@@ -33,7 +34,10 @@ from sigil.federation.observers import Moment
 from sigil.federation.recording import RecordedStep, Recording
 from sigil.federation.seeds import derive
 
-Vector = npt.NDArray[np.float64]
+Vector = npt.NDArray[np.float32]
+
+# More classes than this share groups, so that what must be remembered stays small.
+GROUPS = 16
 
 
 @dataclass
@@ -65,24 +69,25 @@ class Gathered:
     @classmethod
     def unpack(cls, packed: dict[str, Any]) -> Gathered:
         text = packed["vector"]
-        vector = None if text is None else np.frombuffer(base64.b64decode(text), np.float64)
+        vector = None if text is None else np.frombuffer(base64.b64decode(text), np.float32)
         return cls(packed["count"], packed["norm"], vector)
 
 
 class SplitGuard(Detector):
     """Send batches with wrong labels now and then, and score how differently the server answers them.
 
-    ``classes`` is the number of classes. From batch ``warmup`` + 1 on a batch is fake with ``probability``, and
-    only from there on are regular gradients gathered: those of the first steps are of another size. One batch is
-    one vector, the sum of its gradients at the cut. Which batches are fake follows from ``seed`` and the moment.
+    ``classes`` is the number of classes. From batch ``warmup`` + 1 on a batch is fake with ``probability``,
+    and only from there on are regular gradients gathered: those of the first steps are of another size.
+    Which batches are fake, and by how many classes, follows from ``seed`` and the moment. One batch is one
+    vector, see :func:`by_class`.
 
     A score comes with every fake batch. An alarm is a mean of the last ``window`` scores below ``threshold``.
 
-    Live it must come before other observers, which then never see a fake batch. Alone, give :meth:`update` the
-    argument ``fake``. ``fakes`` lists the moments of the fake batches.
+    Live it must come before other observers, which then never see a fake batch. Alone, give :meth:`update`
+    the true labels and the argument ``fake``. ``fakes`` maps the moments of the fake batches to the offsets.
 
-    ``curves``: ``fake_angle``, ``fake_distance``, ``regular_angle``, ``regular_distance`` beside ``scored_step`` and
-    ``score``.
+    ``curves``: ``fake_angle``, ``fake_distance``, ``regular_angle``, ``regular_distance`` beside
+    ``scored_step`` and ``score``.
     """
 
     name = "splitguard"
@@ -101,19 +106,19 @@ class SplitGuard(Detector):
         super().__init__(threshold=threshold, client=client)
         if classes < 2:
             raise DetectorError(
-                f"SplitGuard was given {classes} classes, but it needs at least 2: it moves labels to another class."
+                f"SplitGuard was given {classes} classes, but needs at least 2 to move labels to another one."
             )
         self.classes = classes
         self.probability = probability
         self.warmup = warmup
         self.window = window
         self.seed = seed
-        self.fakes: list[Moment] = []
+        self.fakes: dict[Moment, int] = {}
         names = ("fake_angle", "fake_distance", "regular_angle", "regular_distance")
         self.curves |= {name: [] for name in names}
         self._fake, self._first, self._second = Gathered(), Gathered(), Gathered()
         self._is_fake = False
-        self._recorded_fakes: Container[Moment] = ()
+        self._recorded_fakes: Mapping[Moment, int] = {}
         self._asked: Moment | None = None
 
     def offset(self, moment: Moment) -> int:
@@ -124,12 +129,12 @@ class SplitGuard(Detector):
         return int(random.integers(1, self.classes)) if random.random() < self.probability else 0
 
     def update(self, gradients: Gradients, labels: Labels, *, fake: bool = False) -> float | None:
-        """Look at one batch; ``fake`` says whether it was sent with shifted labels."""
+        """Look at one batch with its true labels; ``fake`` says whether it was sent with others."""
         self._is_fake = fake
         return super().update(gradients, labels)
 
     def look(self, rows: Tensor, labels: Tensor) -> float | None:
-        vector = rows.double().sum(0).cpu().numpy()
+        vector = by_class(rows, labels)
         if self.step <= self.warmup or not np.isfinite(vector).all():
             return None
         if not self._is_fake:
@@ -155,7 +160,7 @@ class SplitGuard(Detector):
         offset = self.offset(moment)
         if offset == 0:
             return labels
-        self.fakes.append(moment)
+        self.fakes[moment] = offset
         return (labels + offset) % self.classes
 
     def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor | None:
@@ -163,39 +168,55 @@ class SplitGuard(Detector):
             return gradient
         if self._asked != moment:
             raise DetectorError(
-                "SplitGuard sends wrong labels, so the client must be the one who computes the loss: it works in "
-                "U-SFL (federation.mode=usfl) only."
+                "SplitGuard sends wrong labels, so the client must be the one who computes the loss: that "
+                "is U-SFL (federation.mode=usfl)."
             )
-        fake = bool(self.fakes) and self.fakes[-1] == moment
-        self.update(gradient, labels, fake=fake)
-        return None if fake else gradient
+        self._judge(moment, gradient, labels, self.fakes)
+        return None if moment in self.fakes else gradient
 
-    def replay(self, recording: Recording, *, fakes: Container[Moment] | None = None) -> Self:
+    def replay(self, recording: Recording, *, fakes: Mapping[Moment, int] | None = None) -> Self:
         """Look at a recording that was made while SplitGuard was at work, with the ``fakes`` of that one.
 
         An ordinary recording has no fake batches, and without them there is no score.
         """
         if fakes is None:
             raise DetectorError(
-                "SplitGuard cannot judge a recording afterwards, because it must have sent batches with wrong "
-                "labels while the training ran; give it to the training as a client observer."
+                "SplitGuard cannot judge a recording afterwards, because it must have sent batches with "
+                "wrong labels while the training ran; give it to the training as a client observer."
             )
         self._recorded_fakes = fakes
         return super().replay(recording)
 
     def _replay_step(self, step: RecordedStep) -> None:
-        self.update(step.gradients, step.labels, fake=step.moment in self._recorded_fakes)
+        self._judge(step.moment, step.gradients, step.labels, self._recorded_fakes)
+
+    def _judge(self, moment: Moment, gradients: Gradients, sent: Labels, fakes: Mapping[Moment, int]) -> None:
+        """Update with the true labels of a batch, from the ones that were sent."""
+        self.update(gradients, (sent - fakes.get(moment, 0)) % self.classes, fake=moment in fakes)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
-            "fakes": [[moment.round, moment.client, moment.step] for moment in self.fakes],
+            "fakes": [[*astuple(moment), offset] for moment, offset in self.fakes.items()],
             "gathered": [group.pack() for group in (self._fake, self._first, self._second)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.fakes = [Moment(*row) for row in state["fakes"]]
+        self.fakes = {Moment(*place): offset for *place, offset in state["fakes"]}
         self._fake, self._first, self._second = map(Gathered.unpack, state["gathered"])
+
+
+def by_class(rows: Tensor, labels: Tensor) -> Vector:
+    """A batch (n, d) as one vector: the sums of its gradients over each class, one after another.
+
+    That is the gradient with respect to a shift of all activations of a class. The sum over the whole batch
+    says little: a server half that begins with a batch norm does not feel a shift of all samples, so that
+    this sum is about zero whatever the labels. Classes share a group if there are more than 16.
+    """
+    groups = torch.zeros(GROUPS, len(rows), device=rows.device)
+    groups[labels % GROUPS, torch.arange(len(rows), device=rows.device)] = 1.0
+    vector: Vector = (groups @ rows).flatten().cpu().numpy()
+    return vector
 
 
 def comparison(fake: Gathered, first: Gathered, second: Gathered) -> dict[str, float]:
@@ -211,17 +232,19 @@ def comparison(fake: Gathered, first: Gathered, second: Gathered) -> dict[str, f
 def angle(one: Vector, other: Vector) -> float:
     """The angle between two vectors in radians, 0 if one of them is zero.
 
-    >>> round(angle(np.array([1.0, 0.0]), np.array([0.0, 2.0])) / math.pi, 6)
+    >>> round(angle(np.float32([1, 0]), np.float32([0, 2])) / math.pi, 6)
     0.5
     """
-    norms = float(np.linalg.norm(one)) * float(np.linalg.norm(other))
-    return math.acos(min(1.0, max(-1.0, float(one @ other) / norms))) if norms > 0 else 0.0
+    norms = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    if min(norms) == 0.0:
+        return 0.0
+    return math.acos(min(1.0, max(-1.0, float((one / norms[0]) @ (other / norms[1])))))
 
 
 def guard_score(
     fake_angle: float, fake_distance: float, regular_angle: float, regular_distance: float
 ) -> float:
-    """sigmoid(5 x)² with x = (fake angle · fake distance − regular angle · regular distance) / sum of distances.
+    """sigmoid(5 x)² with x = (fake angle · distance − regular angle · distance) / sum of both distances.
 
     >>> guard_score(0.0, 1.0, 0.0, 1.0)
     0.25

@@ -38,8 +38,8 @@ class SplitOut(Detector):
     The score is the share of outliers among the units of the last ``window`` batches, and an alarm is a score
     above ``threshold`` once the window is full. ``mean_outliers`` is the mean number of outliers a batch.
 
-    ``curves``: ``outliers`` and ``judged`` (numbers of units) and ``factor`` (mean local outlier factor; above
-    1.5 is an outlier) for every batch, beside ``scored_step`` and ``score``.
+    ``curves``: ``outliers`` and ``judged`` (numbers of units) and ``factor`` (mean local outlier factor;
+    above 1.5 is an outlier) for every batch, beside ``scored_step`` and ``score``.
     """
 
     name = "splitout"
@@ -63,8 +63,8 @@ class SplitOut(Detector):
         if found < MINIMUM:
             raise DetectorError(
                 f"SplitOut was given {found} local gradient{'' if found == 1 else 's'} "
-                f"({'one a sample' if unit == 'sample' else 'one a batch'}), but it needs at least {MINIMUM} to "
-                "know what is normal; let the client train locally on a larger share of its data"
+                f"({'one a sample' if unit == 'sample' else 'one a batch'}), but it needs at least {MINIMUM} "
+                "to know what is normal; let the client train locally on a larger share of its data"
                 f"{'' if unit == 'sample' else ' or in smaller batches'}."
             )
         reference = torch.cat(vectors).numpy()
@@ -84,8 +84,8 @@ class SplitOut(Detector):
     def look(self, rows: Tensor, labels: Tensor) -> float:
         if rows.shape[1] != self._size:
             raise ShapeError(
-                f"A gradient of {rows.shape[1]} numbers a sample arrived, but the local ones have {self._size}; "
-                "train locally with the same cut."
+                f"A gradient of {rows.shape[1]} numbers a sample arrived, but the local ones have "
+                f"{self._size}; train locally with the same cut."
             )
         units = _in_units(rows.cpu(), self.unit).numpy()
         finite = np.isfinite(units).all(axis=1)
@@ -101,15 +101,15 @@ class SplitOut(Detector):
         return self.step >= self.window and score > self.threshold
 
     def state_dict(self) -> dict[str, Any]:
-        # The local gradients themselves are made again from the seed; a summary tells whether they are the same.
+        # The local gradients are made again from the seed; a summary tells whether they are the same.
         return super().state_dict() | {"local": self._about}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not np.allclose(state["local"], self._about, rtol=1e-3):
             raise DetectorError(
                 f"SplitOut was interrupted with {state['local'][0]} local gradients of norm "
-                f"{state['local'][2]:.4g}, but goes on with {self._about[0]} of norm {self._about[2]:.4g}; make "
-                "them again from the same data, settings and seed."
+                f"{state['local'][2]:.4g}, but goes on with {self._about[0]} of norm {self._about[2]:.4g}; "
+                "make them again from the same data, settings and seed."
             )
         super().load_state_dict(state)
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Result
+from sigil.experiments.store import Cell, Result, Store
 from sigil.federation.run import Run
 
 Results = dict[tuple[str, int], Result]
+Measure = Callable[[Cell, list[Run], Store], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Experiment:
     name: str
     caption: str
     cells: Callable[[Scale, Sequence[int]], list[Cell]]
-    measure: Callable[[Cell, list[Run]], dict[str, Any]]
+    measure: Measure
     show: Callable[[list[Cell], Results, Path], str]
 
 
@@ -34,7 +35,7 @@ def curves(run: Run, *names: str) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in run.metrics] for name in ("round", *names)}
 
 
-def final_numbers(cell: Cell, runs: list[Run]) -> dict[str, Any]:
+def final_numbers(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Accuracy and WSR (%) at the end of a training, its mean cosine, and its curves."""
     run = runs[-1]
     final = run.final

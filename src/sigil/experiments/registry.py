@@ -9,8 +9,10 @@ from sigil.experiments import (
     clients,
     fidelity,
     gradient_norms,
+    noise,
     non_iid,
     orthogonality,
+    removal,
     training_curves,
     unbalanced,
 )
@@ -18,7 +20,17 @@ from sigil.experiments.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (fidelity, training_curves, orthogonality, gradient_norms, clients, non_iid, unbalanced)
+    for module in (
+        fidelity,
+        training_curves,
+        orthogonality,
+        gradient_norms,
+        noise,
+        removal,
+        clients,
+        non_iid,
+        unbalanced,
+    )
 }
 
 

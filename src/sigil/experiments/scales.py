@@ -32,7 +32,7 @@ class Scale:
     note: str
     base: Sections
     models: Mapping[str, Sections] = field(default_factory=dict)
-    variations: Sections = field(default_factory=dict)  # on top, in the tables of appendix E
+    variations: Sections = field(default_factory=dict)  # on top, where many trainings are needed
     client_counts: tuple[int, ...] = (10, 20, 50, 100)
     seeds: int = 1
 
@@ -67,11 +67,11 @@ CPU = Scale(
     name="cpu",
     note=(
         "ResNet-18 and VGG11 at width 8 (standard 64) on 10,000 of the 50,000 CIFAR-10 training images; "
-        "MobileNetV2 at width 8 (standard 32) and DenseNet-121 at width 16 (standard 64) on the first 10 classes "
-        "of Tiny-ImageNet, 150 images each; 10 rounds of 1 local epoch (Tiny-ImageNet: 2) instead of 80 of 2; "
-        "batch 16 instead of 256, learning rate 0.05 instead of 0.1, 1 round of warm-up instead of 5. "
-        "All test images of the classes used. The tables on clients, non-IID and unbalanced data use 4,000 "
-        "training images."
+        "MobileNetV2 at width 8 (standard 32) and DenseNet-121 at width 16 (standard 64) on the first 10 "
+        "classes of Tiny-ImageNet, 150 images each; 10 rounds of 1 local epoch (Tiny-ImageNet: 2) instead of "
+        "80 of 2; batch 16 instead of 256, learning rate 0.05 instead of 0.1, 1 round of warm-up instead of "
+        "5. All test images of the classes used. The noise figure and the tables on clients, non-IID and "
+        "unbalanced data use 4,000 training images."
     ),
     base={
         "federation": {"rounds": 10, "local_epochs": 1, "batch_size": 16},

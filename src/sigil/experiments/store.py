@@ -20,12 +20,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sigil import data
 from sigil.errors import ExperimentError
+from sigil.experiments import behaviour
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings
 from sigil.key import Key
 
 OWNER = "Sigil experiments"
+# Raised whenever the default of a setting changes.
+DEFAULTS = 1
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,35 @@ class Store:
         self.data_dir = data_dir
 
     def folder(self, settings: Settings) -> Path:
-        """Where the training with these settings is (or will be)."""
-        text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
+        """Where the training with these settings is (or will be).
+
+        Settings with their default value are left out, so that a new setting does not orphan what was trained
+        before there was one; whoever changes a default raises `DEFAULTS`.
+        """
+        changed = settings.model_dump(mode="json", exclude_defaults=True)
+        text = json.dumps([DEFAULTS, changed], sort_keys=True)
         return self.runs / hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def train(self, settings: Settings) -> Run:
         """The training with these settings: opened if it is there, finished or begun if not."""
         return train(
-            settings, self.folder(settings), key=self.key(settings), data_dir=self.data_dir, wait=True
+            settings,
+            self.folder(settings),
+            key=self.key(settings),
+            data_dir=self.data_dir,
+            client_observers=behaviour.observers(settings),
+            wait=True,
+        )
+
+    def dataset(self, settings: Settings) -> data.Dataset:
+        """The data of the training with these settings."""
+        chosen = settings.data
+        return data.load(
+            chosen.name,
+            data_dir=self.data_dir,
+            train_limit=chosen.train_limit,
+            test_limit=chosen.test_limit,
+            classes=chosen.classes,
         )
 
     def key(self, settings: Settings) -> Key | None:
@@ -84,11 +109,11 @@ class Store:
         """Whether this cell has been measured."""
         return self._path(cell).exists()
 
-    def measure(self, cell: Cell, how: Callable[[Cell, list[Run]], dict[str, Any]]) -> None:
+    def measure(self, cell: Cell, how: Callable[[Cell, list[Run], Store], dict[str, Any]]) -> None:
         """Measure a cell and write it down, atomically; its trainings are done first if need be."""
         began = time.perf_counter()
         runs = [self.train(settings) for settings in cell.trainings]
-        numbers = how(cell, runs)
+        numbers = how(cell, runs, self)
         content = {
             "experiment": cell.experiment,
             "cell": cell.name,

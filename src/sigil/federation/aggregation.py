@@ -18,8 +18,8 @@ State = dict[str, Tensor]
 class WeightedAverage:
     """Running weighted mean of state dicts: parameters and batch-norm statistics alike.
 
-    Sums are kept in float64 on the CPU (not every accelerator has float64), so that the result does not depend
-    on how small one client's share is. Whole numbers (batch counters) are averaged and rounded.
+    Sums are kept in float64 on the CPU (not every accelerator has float64), so that the result does not
+    depend on how small one client's share is. Whole numbers (batch counters) are averaged and rounded.
 
     >>> average = WeightedAverage()
     >>> average.add({"w": torch.tensor([0.0])}, weight=1)

@@ -75,6 +75,8 @@ class Client:
             return
         self.optimizer.zero_grad(set_to_none=True)
         graph.backward(received.to(graph.dtype))
+        for observer in self.observers:
+            observer.on_update(moment, self.half)
         self.optimizer.step()
 
     @property

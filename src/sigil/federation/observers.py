@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,10 @@ class ServerObserver(Observer):
 class ClientObserver(Observer):
     """Looks on from a client, and may act for it: an observer can be a detector or an attack."""
 
+    def on_batch(self, moment: Moment, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The client is about to use a batch: return the images and labels to use."""
+        return images, labels
+
     def on_labels(self, moment: Moment, labels: Tensor) -> Tensor:
         """The client is about to compute its loss: return the labels to use (SplitGuard sends wrong ones)."""
         return labels
@@ -75,3 +79,6 @@ class ClientObserver(Observer):
     def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor | None:
         """A gradient arrived: return what the client shall use, or None for a batch without an update."""
         return gradient
+
+    def on_update(self, moment: Moment, half: nn.Module) -> None:
+        """The client is about to update its half: the gradients of its parameters may be added to."""

@@ -230,12 +230,13 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
     description = _read_description(folder)
     if description is None:
         return False
-    was, now = description["settings"], settings.model_dump(mode="json")
+    # Checked anew, so that a run from before a setting existed has its default.
+    was, now = (some.model_dump(mode="json") for some in (make(description["settings"]), settings))
     for section, values in now.items():
         for field, value in values.items():
-            if was.get(section, {}).get(field) != value:
+            if was[section][field] != value:
                 raise TrainingError(
-                    f"The run in {folder} has {section}.{field} = {was.get(section, {}).get(field)!r}, not "
+                    f"The run in {folder} has {section}.{field} = {was[section][field]!r}, not "
                     f"{value!r}; give the same settings to go on, or another --out."
                 )
     commitment = None if key is None else key.commitment

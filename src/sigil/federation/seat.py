@@ -155,6 +155,8 @@ class Seat:
             for images, labels in batches.epoch(order):
                 count += 1
                 moment = Moment(round_number, index, count)
+                for observer in self.client_observers:
+                    images, labels = observer.on_batch(moment, images, labels)
                 measured = every > 0 and (count - 1) % every == 0
                 if self.injector is not None:
                     self.injector.statistics = measured

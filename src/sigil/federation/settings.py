@@ -81,6 +81,16 @@ class RecordSettings(Section):
     limit_mb: int = Field(512, ge=1, description="largest size of the recording")
 
 
+class BehaviourSettings(Section):
+    """What clients do beside training; `sigil.experiments.behaviour` turns it into observers."""
+
+    noise_snr: float | None = Field(None, gt=0, description="clients add noise of this signal-to-noise ratio")
+    noise_reading: Literal["power", "amplitude"] = Field("power", description="what the ratio is of")
+    mark: Literal["none", "backdoor", "parameter"] = Field(
+        "none", description="a baseline mark that cooperating clients embed"
+    )
+
+
 class RunSettings(Section):
     seed: int = Field(0, ge=0, description="seed of everything random but the key")
     device: str = Field("auto", description="auto, cpu, cuda, mps")
@@ -101,6 +111,7 @@ class Settings(Section):
     optimizer: OptimizerSettings = OptimizerSettings()
     watermark: WatermarkSettings = WatermarkSettings()
     record: RecordSettings = RecordSettings()
+    behaviour: BehaviourSettings = BehaviourSettings()
     run: RunSettings = RunSettings()
 
     @property

@@ -1,0 +1,72 @@
+"""Models to attack as files: a run's directory, a whole model, or halves; written in the form they had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sigil import models
+from sigil.attacks.subject import Halves
+from sigil.errors import AttackError
+from sigil.models import Model
+
+CLIENT, SERVER = "client.safetensors", "server.safetensors"
+
+
+def open_subject(path: Path, *, server: Path | None = None) -> Model | Halves:
+    """Read what is to be attacked.
+
+    ``path`` is a directory with ``client.safetensors`` and ``server.safetensors`` (a run's, for example), the
+    file of a whole model, or that of a client half. With ``server``, the file of its server half, a client
+    half becomes a pair; without it stays alone.
+    """
+    if path.is_dir():
+        if server is not None:
+            raise AttackError(f"{path} is a directory and holds both halves; leave the server half out.")
+        return _fitting(_half(path / CLIENT, "client"), _half(path / SERVER, "server"))
+    model = models.load(path)
+    if model.spec.part == "server":
+        raise AttackError(f"{path} holds a server half, which carries no mark; give the client half first.")
+    if server is None:
+        return model
+    if model.spec.part == "whole":
+        raise AttackError(f"{path} holds a whole model; leave the server half out.")
+    return _fitting(model, _half(server, "server"))
+
+
+def check_target(path: Path, *, directory: bool) -> None:
+    """Raise unless :func:`save_subject` could write there without replacing anything.
+
+    A pair of halves needs a directory, which may exist; one model needs a file, which may not.
+    """
+    if not path.parent.is_dir():
+        raise AttackError(f"{path} cannot be written: {path.parent} is not a directory; make it first.")
+    taken = [file for file in (path / CLIENT, path / SERVER) if file.exists()] if directory else [path]
+    if directory and path.exists() and not path.is_dir():
+        raise AttackError(f"{path} is a file, but both halves need a directory; choose another name.")
+    for file in taken:
+        if file.exists():
+            raise AttackError(f"{file} exists, and a model is never overwritten; choose another name.")
+
+
+def save_subject(path: Path, subject: Model | Halves) -> list[Path]:
+    """Write a model to a file, or a pair of halves to a directory; returns the files."""
+    if not isinstance(subject, tuple):
+        models.save(path, subject)
+        return [path]
+    path.mkdir(exist_ok=True)
+    files = [path / CLIENT, path / SERVER]
+    for file, half in zip(files, subject, strict=True):
+        models.save(file, half)
+    return files
+
+
+def _half(path: Path, part: str) -> Model:
+    model = models.load(path)
+    if model.spec.part != part:
+        raise AttackError(f"{path} should hold a {part} half, but holds the {model.spec}.")
+    return model
+
+
+def _fitting(client_half: Model, server_half: Model) -> Halves:
+    models.join(client_half, server_half)  # raises if they are not of one model
+    return client_half, server_half

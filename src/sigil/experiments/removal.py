@@ -1,0 +1,156 @@
+"""Robustness against post-training removal (the paper's third table): ResNet-18.
+
+Each cell: accuracy (%) and WSR (%) of a model after an attack. Columns: a clean model, the two baselines, and
+Sigil at three strengths. The attacker is client 0, and fine-tunes on its own share of the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil import attacks, models
+from sigil.attacks.subject import Halves
+from sigil.data import Dataset, partition
+from sigil.experiments import behaviour, paper
+from sigil.experiments.experiment import Experiment, Results
+from sigil.experiments.scales import Scale
+from sigil.experiments.store import Cell, Store
+from sigil.experiments.tables import beside, markdown, spread, values
+from sigil.federation.precision import choose
+from sigil.federation.run import Run
+from sigil.federation.seeds import derive
+from sigil.federation.settings import Settings
+
+# Name of the target: the settings that make it, and its column in the paper's data.
+TARGETS: dict[str, tuple[dict[str, Any], str]] = {
+    "clean": ({"watermark": {"strength": 0.0}}, "clean_acc"),
+    "BDWM": ({"watermark": {"strength": 0.0}, "behaviour": {"mark": "backdoor"}}, "bdwm"),
+    "PWM": ({"watermark": {"strength": 0.0}, "behaviour": {"mark": "parameter"}}, "pwm"),
+    "λ = 1": ({"watermark": {"strength": 1.0}}, "1.0"),
+    "λ = 0.1": ({"watermark": {"strength": 0.1}}, "0.1"),
+    "λ = 0.01": ({"watermark": {"strength": 0.01}}, "0.01"),
+}
+Attack = Callable[[Halves, Dataset, Settings], Halves]
+
+
+def _finetune(steps: int) -> Attack:
+    def attack(model: Halves, own: Dataset, settings: Settings) -> Halves:
+        return attacks.finetune(
+            model, own, steps=steps, batch_size=settings.federation.batch_size, seed=settings.run.seed
+        )
+
+    return attack
+
+
+# Name of the attack: the attack, and what names its row in the paper's data.
+ATTACKS: dict[str, tuple[Attack, dict[str, Any]]] = {
+    "none": (lambda model, own, settings: model, {"attack": "none"}),
+    "finetune 50": (_finetune(50), {"attack": "finetune", "steps": 50}),
+    "finetune 100": (_finetune(100), {"attack": "finetune", "steps": 100}),
+    "prune 60 %": (lambda model, own, _: attacks.prune(model, 0.6), {"attack": "prune", "ratio": 0.6}),
+    "prune 80 %": (lambda model, own, _: attacks.prune(model, 0.8), {"attack": "prune", "ratio": 0.8}),
+    "FP16": (lambda model, own, _: attacks.quantize(model, "fp16"), {"attack": "quantize", "format": "fp16"}),
+    "INT8": (lambda model, own, _: attacks.quantize(model, "int8"), {"attack": "quantize", "format": "int8"}),
+    "INT4": (lambda model, own, _: attacks.quantize(model, "int4"), {"attack": "quantize", "format": "int4"}),
+}
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every attack on every target."""
+    return [
+        Cell(
+            experiment="removal",
+            name=f"{target} {attack}",
+            seed=seed,
+            trainings=(scale.settings(seed=seed, **changes),),
+            options={"target": target, "attack": attack},
+        )
+        for seed in seeds
+        for target, (changes, _) in TARGETS.items()
+        for attack in ATTACKS
+    ]
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Attack both halves of the trained model, then measure accuracy and the target's own mark."""
+    (run,) = runs
+    settings, dataset = run.settings, store.dataset(run.settings)
+    attack, _ = ATTACKS[cell.options["attack"]]
+    halves = models.load(run.folder / "client.safetensors"), models.load(run.folder / "server.safetensors")
+    attacked = attack(halves, attackers_share(dataset, settings), settings)
+    return {**marks(attacked, dataset, settings, store)}
+
+
+def attackers_share(dataset: Dataset, settings: Settings, client: int = 0) -> Dataset:
+    """The training images that one client holds."""
+    federation = settings.federation
+    parts = partition(
+        dataset.train.labels,
+        clients=federation.clients,
+        kind=federation.partition,
+        beta=federation.beta,
+        sigma=federation.sigma,
+        seed=derive(settings.run.seed, "partition") % 2**32,
+    )
+    return attacks.share(dataset, parts[client])
+
+
+def marks(halves: Halves, dataset: Dataset, settings: Settings, store: Store) -> dict[str, Any]:
+    """Accuracy (%), and WSR (%) of whichever mark the training embedded."""
+    precision = choose(settings.run.device, settings.run.precision)
+    found = attacks.measure(halves, data=dataset, key=store.key(settings), precision=precision)
+    numbers: dict[str, Any] = {"accuracy": 100 * (found.accuracy or 0.0)}
+    if found.report is not None:
+        numbers |= {
+            "wsr": 100 * found.report.wsr,
+            "log10_p": found.report.log10_p,
+            "owned": found.report.owned,
+        }
+    elif settings.behaviour.mark == "backdoor":
+        report = behaviour.backdoor(settings).verify(*halves, dataset, precision=precision)
+        numbers["wsr"] = 100 * report.wsr
+    elif settings.behaviour.mark == "parameter":
+        numbers["wsr"] = 100 * behaviour.parameter_mark(settings).verify(halves[0]).wsr
+    return numbers
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """The table, ours with the paper's in brackets; for Sigil also the p-value."""
+    lines = []
+    for attack, (_, row) in ATTACKS.items():
+        line = [attack]
+        for target, (_, column) in TARGETS.items():
+            name = f"{target} {attack}"
+            theirs = _published(row, column)
+            text = "acc " + beside(spread(values(cells, results, name, "accuracy")), theirs[0])
+            if target != "clean":
+                text += "<br>WSR " + beside(spread(values(cells, results, name, "wsr")), theirs[1])
+            exponents = values(cells, results, name, "log10_p")
+            if exponents:
+                text += f"<br>p = 10^{max(exponents):.1f}"
+            line.append(text)
+        lines.append(line)
+    return (
+        markdown(["attack", *TARGETS], lines) + "\nWhere there are several seeds, p is the largest of them.\n"
+    )
+
+
+def _published(row: dict[str, Any], column: str) -> tuple[float | None, float | None]:
+    for entry in paper.numbers()["removal"]:
+        if all(entry.get(name) == value for name, value in row.items()):
+            if column == "clean_acc":
+                return entry["clean_acc"], None
+            accuracy, wsr = entry[column] if column in entry else entry["sigil"][column]
+            return accuracy, wsr
+    return None, None
+
+
+EXPERIMENT = Experiment(
+    name="removal",
+    caption="Accuracy and WSR after fine-tuning, pruning and quantization; the paper's numbers in brackets.",
+    cells=cells,
+    measure=measure,
+    show=show,
+)

@@ -1,0 +1,50 @@
+"""A small trained model that carries a mark, its key, and a few digits to attack it with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sigil import data, models
+from sigil.key import Key
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A model that classifies digits and carries the mark at pool2, whole and in halves."""
+
+    whole: models.Model
+    halves: tuple[models.Model, models.Model]
+    key: Key
+
+
+@pytest.fixture(scope="session")
+def digits() -> data.Dataset:
+    return data.load("digits", train_limit=96, test_limit=80)
+
+
+@pytest.fixture(scope="session")
+def marked(digits: data.Dataset) -> Marked:
+    model = models.build("vgg11", classes=10, width=8, channels=1, input_size=8, seed=0)
+    key = Key.generate("ACME", shape=(16, 2, 2), bits=16, seed=bytes(32))
+    rows = list(model.children())
+    front, back = torch.nn.Sequential(*rows[:4]), torch.nn.Sequential(*rows[4:])
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    batches = data.Batches(
+        digits.train.images, digits.train.labels, batch_size=96, mean=digits.mean, std=digits.std
+    )
+    for _ in range(60):
+        ((images, labels),) = batches.epoch(generator)
+        activation = front(torch.cat([images, torch.randn(images.shape, generator=generator)]))
+        projection = activation.flatten(1) @ key.matrix
+        loss = F.cross_entropy(back(activation)[: len(labels)], labels)
+        loss = loss + F.binary_cross_entropy_with_logits(projection, key.target.expand_as(projection))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return Marked(model, models.split(model, "pool2"), key)

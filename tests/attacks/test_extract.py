@@ -1,0 +1,57 @@
+"""Distillation into a fresh student."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sigil import attacks, models
+from sigil.data import Dataset, Split
+from sigil.errors import AttackError
+
+
+def student(**options: Any) -> models.Model:
+    return models.build("vgg11", **({"classes": 10, "width": 8, "channels": 1, "seed": 5} | options))
+
+
+def test_the_student_answers_like_the_teacher_and_never_sees_a_label(marked: Any, digits: Dataset) -> None:
+    from dataclasses import replace
+
+    wrong = replace(digits, train=Split(digits.train.images, np.zeros_like(digits.train.labels)))
+    fresh = student()
+    taught = attacks.extract(marked.whole, fresh, wrong, epochs=20, batch_size=32)
+    teacher, before, after = (attacks.measure(m, data=digits).accuracy for m in (marked.whole, fresh, taught))
+    assert teacher is not None
+    assert before is not None
+    assert after is not None
+    assert teacher > 0.7
+    assert before < 0.3
+    assert after > 0.55
+
+
+def test_another_architecture_and_the_form_of_the_student(marked: Any, digits: Dataset) -> None:
+    pupil = models.split(models.build("resnet18", classes=10, width=4, channels=1, seed=1), "layer1")
+    taught = attacks.extract(marked.halves, pupil, digits, epochs=1)
+    assert isinstance(taught, tuple)
+    assert [half.spec for half in taught] == [half.spec for half in pupil]
+    assert not torch.equal(taught[0].state_dict()["conv1.weight"], pupil[0].state_dict()["conv1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "word"), [({"classes": 4}, "4 classes"), ({"channels": 3}, "3 image channels")]
+)
+def test_a_student_of_another_kind(marked: Any, digits: Dataset, change: dict[str, int], word: str) -> None:
+    with pytest.raises(AttackError, match=word):
+        attacks.extract(marked.whole, student(**change), digits)
+
+
+def test_other_bad_input(marked: Any, digits: Dataset) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(AttackError, match="temperature"):
+        attacks.extract(marked.whole, student(), digits, temperature=0)
+    with pytest.raises(AttackError, match="channels"):
+        attacks.extract(marked.whole, student(), replace(digits, shape=(3, 8, 8)))

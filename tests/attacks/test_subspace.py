@@ -1,0 +1,131 @@
+"""The adaptive attack: it finds a planted subspace, and removes the mark that lies in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sigil import attacks
+from sigil.data import Dataset
+from sigil.errors import AttackError
+from sigil.federation.observers import Moment
+from sigil.federation.recording import GradientRecorder, Recording
+from sigil.key import Key
+
+SHAPE = (16, 2, 2)
+
+
+def record(folder: Path, rounds: dict[int, Tensor], shape: tuple[int, ...] = SHAPE) -> Recording:
+    recorder = GradientRecorder(folder, shape, clients=[0])
+    for number, gradients in rounds.items():
+        for step, batch in enumerate(gradients.split(32), start=1):
+            labels = torch.zeros(len(batch), dtype=torch.long)
+            recorder.on_gradient_received(Moment(number, 0, step), batch.view(-1, *shape), labels)
+        recorder.on_round_end(number)
+    recorder.close()
+    return Recording(folder)
+
+
+@pytest.fixture(scope="module")
+def recording(marked: Any, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """Early gradients hold the mark's directions and the task's, late ones the task's; all are tiny."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator)
+
+    task = torch.linalg.qr(normal(64, 6))[0]
+    mark = torch.linalg.qr(marked.key.matrix)[0]
+    early = normal(256, 6) @ task.mT * 2 + (1 + normal(256, 16)) @ mark.mT + 0.05 * normal(256, 64)
+    late = normal(256, 6) @ task.mT * 2 + 0.05 * normal(256, 64)
+    folder = tmp_path_factory.mktemp("recording")
+    return record(folder, {1: 1e-4 * early, 2: 1e-4 * late, 3: 1e-4 * late})
+
+
+def test_it_finds_a_planted_subspace(marked: Any, recording: Recording) -> None:
+    found = attacks.estimate(
+        recording, early_rounds=[1], late_rounds=[2, 3], main_components=6, components=16
+    )
+    # The six task directions take 6/64 of the mark's span with them.
+    assert attacks.overlap(found.directions, marked.key) > 0.85
+    assert attacks.overlap(found.main, marked.key) < 0.3
+    assert float((found.main.mT @ found.directions).abs().max()) < 1e-5
+    assert (found.early_rows, found.late_rows) == (256, 512)
+    assert 0.2 < found.main_share < 0.8
+    assert 0.9 < found.residual_share <= 1.0
+    assert float(found.variances.sum()) < 1e-5
+    assert float(found.weights().sum()) == pytest.approx(1)
+    assert torch.equal(found.weights(normalise=False), found.variances)
+    blind = attacks.estimate(recording, early_rounds=[2], late_rounds=[3], main_components=6, components=16)
+    assert attacks.overlap(blind.directions, marked.key) < 0.5
+
+
+def test_it_removes_the_mark_where_plain_fine_tuning_does_not(
+    marked: Any, digits: Dataset, recording: Recording
+) -> None:
+    options: dict[str, Any] = {
+        "early_rounds": [1],
+        "late_rounds": [2],
+        "main_components": 6,
+        "components": 16,
+        "epochs": 25,
+        "lr": 3e-3,
+        "batch_size": 48,
+    }
+
+    def wsr(**changes: Any) -> float:
+        attacked, _ = attacks.subspace(marked.halves, recording, digits, **options, **changes)
+        report = attacks.measure(attacked, key=marked.key, probes=64).report
+        assert report is not None
+        return report.wsr
+
+    full, none, raw = wsr(gamma=30.0), wsr(gamma=0.0), wsr(gamma=30.0, normalise=False)
+    assert none > 0.85
+    assert raw > 0.85
+    assert full < none - 0.15
+
+
+def test_overlap_is_1_for_the_key_itself_and_small_by_chance() -> None:
+    key = Key.generate("ACME", shape=(400,), bits=10, seed=bytes(32))
+    assert attacks.overlap(key.matrix @ torch.triu(torch.ones(10, 10)), key) == pytest.approx(1, abs=1e-4)
+    chance = torch.randn(400, 20, generator=torch.Generator().manual_seed(0))
+    assert attacks.overlap(chance, key) == pytest.approx(20 / 400, abs=0.03)
+    with pytest.raises(AttackError, match="400"):
+        attacks.overlap(torch.ones(30, 2), key)
+
+
+def test_centring_takes_the_common_push_away(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    push = torch.zeros(64)
+    push[0] = 5.0
+    rows = push + torch.randn(128, 64, generator=generator)
+    made = record(tmp_path, {1: rows, 2: rows})
+    options: dict[str, Any] = {"early_rounds": [1], "late_rounds": [2], "main_components": 0, "components": 1}
+    assert abs(float(attacks.estimate(made, **options).directions[0])) > 0.95
+    assert abs(float(attacks.estimate(made, centre=True, **options).directions[0])) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"early_rounds": [9]}, "holds rounds 1-3"),
+        ({"late_rounds": []}, "no late round"),
+        ({"components": 0}, "components"),
+        ({"main_components": -1}, "main_components"),
+        ({"main_components": 64}, "64 dimensions"),
+        ({"gamma": -1.0}, "gamma"),
+        ({"gamma": float("nan")}, "gamma"),
+        ({"optimizer": "lion"}, "lion"),
+        ({"cut": "pool1"}, "recording"),
+    ],
+)
+def test_bad_input(
+    marked: Any, digits: Dataset, recording: Recording, options: dict[str, Any], word: str
+) -> None:
+    given: dict[str, Any] = {"early_rounds": [1], "late_rounds": [2], "main_components": 4, "epochs": 1}
+    with pytest.raises(AttackError, match=word):
+        attacks.subspace(marked.halves, recording, digits, **given | options)

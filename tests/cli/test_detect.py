@@ -1,0 +1,111 @@
+"""`sigil detect` over a small recorded run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from sigil.cli import detect
+from sigil.cli import main as module
+from sigil.cli.main import main
+from sigil.federation import train
+from sigil.federation.settings import make
+
+SETTINGS: dict[str, Any] = {
+    "model": {"name": "resnet18", "width": 4, "cut": "layer2"},
+    "data": {"name": "digits", "train_limit": 200, "test_limit": 50},
+    "federation": {"clients": 1, "rounds": 2, "local_epochs": 2, "batch_size": 16},
+    "optimizer": {"warmup_rounds": 1, "lr": 0.05},
+    "watermark": {"strength": 0.0},
+    "record": {"clients": [0]},
+    "run": {"threads": 1, "workers": 1, "evaluate_every": 2, "precision": "float32"},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "recorded"
+    train(make(SETTINGS), folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _only_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    detect.register(app)
+    monkeypatch.setattr(module, "app", app)
+
+
+def test_it_prints_a_table_and_draws_the_curves(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", str(run), "--share", "0.2"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].split() == ["detector", "score", "alarm", "first", "alarm", "suspicious", "scores"]
+    rows = {line.split()[0]: line.split() for line in lines[1:3]}
+    assert set(rows) == {"gradient-scrutinizer", "splitout"}
+    assert 0 <= float(rows["splitout"][1]) <= 1
+    assert rows["splitout"][-1] == "52"  # one a step: 200 images in 13 batches, 4 times
+    assert rows["gradient-scrutinizer"][-1] == "1"
+    assert "Client 0, 52 recorded steps" in out
+    assert (run / "detectors.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_holds_everything(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "curves.svg"
+    command = ["detect", str(run), "--detector", "gradient-scrutinizer", "--out", str(picture), "--json"]
+    reports = []
+    for extra in ([], ["--compat"]):
+        assert main([*command, *extra]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert picture.exists()
+    (right,), (published,) = (report["detectors"] for report in reports)
+    assert reports[0]["client"] == 0
+    assert right["detector"] == "gradient-scrutinizer"
+    assert right["steps"] == 52
+    assert right["curves"]["scored_step"] == [50]
+    assert right["alarm"] == (right["score"] < 0.5) == (right["first_alarm"] is not None)
+    assert right["curves"]["overlap"][0] < published["curves"]["overlap"][0]
+    assert right["curves"]["same"] == published["curves"]["same"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--detector", "splitguard"], "SplitGuard cannot judge a recording"),
+        (["--detector", "magic"], "There is no detector 'magic'; choose gradient-scrutinizer or splitout."),
+        (["--client", "3"], "Client 3 recorded nothing; choose one of 0"),
+        (["--detector", "splitout"], "is 2, but at least 10 are needed for local gradients; give a share of"),
+        (["--detector", "gradient-scrutinizer", "--out", "x.txt"], "x.txt does not end in .png"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    arguments: list[str], sentence: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["detect", str(run), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+
+
+def test_a_run_that_is_missing_or_recorded_nothing_says_so(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["detect", str(tmp_path)]) == 2
+    assert "There is no run in" in capsys.readouterr().err
+    for name in ("run.json", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    assert main(["detect", str(tmp_path)]) == 2
+    assert "record.clients=[0]" in capsys.readouterr().err
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["detect", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("sigil detect ") >= 2
+    assert "record.clients" in out
