@@ -28,7 +28,7 @@ check: setup  ## lint, format and types
 	$(BIN)/mypy
 
 test: check  ## checks, then every test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 format: setup  ## format the sources
 	$(BIN)/ruff check --fix .

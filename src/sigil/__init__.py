@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sigil import models
+    from sigil import attacks, baselines, detectors, models
     from sigil.errors import SigilError
     from sigil.injector import Injector
     from sigil.key import Key
     from sigil.verification import Report, verify
 
-__all__ = ["Injector", "Key", "Report", "SigilError", "models", "verify"]
+__all__ = ["Injector", "Key", "Report", "SigilError", "attacks", "baselines", "detectors", "models", "verify"]
 
 _HOMES = {
     "Injector": "sigil.injector",
@@ -20,7 +20,7 @@ _HOMES = {
     "SigilError": "sigil.errors",
     "verify": "sigil.verification",
 }
-_PACKAGES = {"models"}
+_PACKAGES = {"attacks", "baselines", "detectors", "models"}
 
 
 def __getattr__(name: str) -> Any:

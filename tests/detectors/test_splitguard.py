@@ -50,12 +50,10 @@ def test_the_score_by_hand() -> None:
 
 def test_a_batch_is_the_sums_over_its_classes() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    vector = by_class(rows, torch.tensor([1, 0, 1])).reshape(-1, 2)
-    assert vector[:2].tolist() == [[3.0, 4.0], [6.0, 8.0]]
-    assert not vector[2:].any()
-    many = by_class(rows, torch.tensor([0, 199, 183])).reshape(-1, 2)  # of 200 classes: 199 and 183 share
-    assert many.shape == (16, 2)
-    assert many[7].tolist() == [8.0, 10.0]
+    vector = by_class(rows, torch.tensor([1, 0, 1]), groups=3)
+    assert vector.tolist() == [3.0, 4.0, 6.0, 8.0, 0.0, 0.0]
+    shared = by_class(rows, torch.tensor([0, 199, 183]), groups=16).reshape(16, 2)  # of 200 classes
+    assert shared[7].tolist() == [8.0, 10.0]
 
 
 def test_a_common_shift_does_not_hide_what_the_labels_do() -> None:
@@ -67,7 +65,7 @@ def test_a_common_shift_does_not_hide_what_the_labels_do() -> None:
     nn.functional.cross_entropy(server(activation), labels).backward()
     assert activation.grad is not None
     assert float(activation.grad.sum(0).norm()) < 1e-6
-    assert np.linalg.norm(by_class(activation.grad, labels)) > 1e-2
+    assert np.linalg.norm(by_class(activation.grad, labels, groups=4)) > 1e-2
 
 
 def test_the_score_at_its_ends() -> None:

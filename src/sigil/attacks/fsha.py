@@ -40,7 +40,7 @@ class FSHA:
 
     The gradient of L_client is returned as it is. Clients that use SGD with a large learning rate may need
     smaller steps than the discriminator can follow otherwise: ``strength`` sets the norm of what is returned,
-    over a batch, relative to that of the honest gradient (0.03 to 0.1 is a good start).
+    over a batch, relative to that of the honest gradient.
     """
 
     def __init__(

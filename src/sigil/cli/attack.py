@@ -422,12 +422,10 @@ def noise(context: typer.Context) -> None:
     """Not here: noise is added while a model is trained.
 
     \b
-    In Python:
-      from sigil.attacks import NoiseInjection
-      sigil.federation.train(settings, folder, key=key,
-                             client_observers=[NoiseInjection(1 / 30)])
+    Every client adds noise at a signal-to-noise ratio of 1/30:
+      sigil train -o runs/noisy --set behaviour.noise_snr=0.0333
     """
     raise AttackError(
-        "Noise is an option of training and not an attack on a finished model; give "
-        "sigil.attacks.NoiseInjection(snr) to sigil.federation.train as a client observer."
+        "Noise is an option of training and not an attack on a finished model; train with "
+        "`sigil train --set behaviour.noise_snr=0.1`."
     )

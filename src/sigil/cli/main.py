@@ -14,7 +14,7 @@ from typing import Annotated, cast
 
 import typer
 
-from sigil.cli import data, demo, evidence, key, reproduce, train, verify
+from sigil.cli import attack, data, demo, detect, evidence, key, reproduce, train, verify
 from sigil.cli.terminal import printable
 from sigil.errors import SigilError
 
@@ -41,6 +41,8 @@ app.add_typer(evidence.app, name="evidence")
 app.add_typer(data.app, name="data")
 train.register(app)
 demo.register(app)
+attack.register(app)
+detect.register(app)
 reproduce.register(app)
 
 

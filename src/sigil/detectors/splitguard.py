@@ -54,9 +54,9 @@ class Gathered:
         self.vector = gradient if self.vector is None else self.vector + gradient
 
     @property
-    def mean(self) -> Vector:
+    def mean(self) -> npt.NDArray[np.float64]:
         assert self.vector is not None
-        return self.vector / self.count
+        return self.vector.astype(np.float64) / self.count
 
     @property
     def mean_norm(self) -> float:
@@ -134,7 +134,7 @@ class SplitGuard(Detector):
         return super().update(gradients, labels)
 
     def look(self, rows: Tensor, labels: Tensor) -> float | None:
-        vector = by_class(rows, labels)
+        vector = by_class(rows, labels, groups=min(self.classes, GROUPS))
         if self.step <= self.warmup or not np.isfinite(vector).all():
             return None
         if not self._is_fake:
@@ -206,16 +206,16 @@ class SplitGuard(Detector):
         self._fake, self._first, self._second = map(Gathered.unpack, state["gathered"])
 
 
-def by_class(rows: Tensor, labels: Tensor) -> Vector:
+def by_class(rows: Tensor, labels: Tensor, *, groups: int) -> Vector:
     """A batch (n, d) as one vector: the sums of its gradients over each class, one after another.
 
     That is the gradient with respect to a shift of all activations of a class. The sum over the whole batch
     says little: a server half that begins with a batch norm does not feel a shift of all samples, so that
-    this sum is about zero whatever the labels. Classes share a group if there are more than 16.
+    this sum is about zero whatever the labels. If there are more classes than ``groups``, some share one.
     """
-    groups = torch.zeros(GROUPS, len(rows), device=rows.device)
-    groups[labels % GROUPS, torch.arange(len(rows), device=rows.device)] = 1.0
-    vector: Vector = (groups @ rows).flatten().cpu().numpy()
+    members = torch.zeros(groups, len(rows), device=rows.device)
+    members[labels % groups, torch.arange(len(rows), device=rows.device)] = 1.0
+    vector: Vector = (members @ rows).flatten().cpu().numpy()
     return vector
 
 
@@ -229,10 +229,10 @@ def comparison(fake: Gathered, first: Gathered, second: Gathered) -> dict[str, f
     }
 
 
-def angle(one: Vector, other: Vector) -> float:
+def angle(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
     """The angle between two vectors in radians, 0 if one of them is zero.
 
-    >>> round(angle(np.float32([1, 0]), np.float32([0, 2])) / math.pi, 6)
+    >>> round(angle(np.array([1.0, 0.0]), np.array([0.0, 2.0])) / math.pi, 6)
     0.5
     """
     norms = float(np.linalg.norm(one)), float(np.linalg.norm(other))

@@ -26,7 +26,8 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
             for name, (number, colour) in series.items():
                 figures.curve(axis, rows["round"], rows[number], color=colour, label=name)
         axis.set(title=figures.label(strength), xlabel="round", ylabel="norm (batch mean)", yscale="log")
-        figures.legend(axis)
+        axis.margins(y=0.45)  # room for the legend
+        figures.legend(axis, {"loc": "upper right"})
     figures.save(figure, folder / "gradient-norms.png")
     return "![Norms over the rounds](gradient-norms.png)\n"
 
