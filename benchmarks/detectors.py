@@ -10,31 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import sigil
+from interleaving import interleaved
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.federation.precision import Precision, choose
 
 CLASSES = 10
-
-
-def interleaved(variants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median seconds of each variant, run in turns; the first turn warms up and is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(repeats + 1):
-        for name, run in variants.items():
-            began = time.perf_counter()
-            run()
-            if turn:
-                times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def client_step(half: nn.Module, images: Tensor, gradient: Tensor, precision: Precision) -> None:

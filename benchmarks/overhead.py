@@ -10,10 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -21,19 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
+from interleaving import interleaved
 from sigil.federation.precision import Precision, choose
-
-
-def interleaved(variants: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each variant, run in turns; the first turn warms up and is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(repeats + 1):
-        for name, run in variants.items():
-            began = time.perf_counter()
-            run()
-            if turn:
-                times[name].append(time.perf_counter() - began)
-    return times
 
 
 def server_step(half: nn.Module, activation: Tensor, labels: Tensor, precision: Precision) -> Tensor:
@@ -131,7 +117,7 @@ def main() -> None:
         },
         max(3, options.repeats // 3),
     )
-    median = {name: statistics.median(times) for name, times in {**steps, **forms, **checks}.items()}
+    median = {**steps, **forms, **checks}
     with tempfile.TemporaryDirectory() as folder:
         sizes = {}
         for k, key in keys.items():

@@ -13,10 +13,8 @@ import json
 import os
 import platform
 import resource
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
+from interleaving import interleaved
 from sigil.data import Dataset, Split
 from sigil.federation import Client, Federation, Moment, Server, Settings, step
 from sigil.federation.precision import Precision, choose
@@ -94,18 +93,6 @@ def research(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], N
     return run
 
 
-def speeds(variants: dict[str, Callable[[], None]], *, images: int, repeats: int) -> dict[str, float]:
-    """Images a second of each variant: median over interleaved steps, after one to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(repeats + 1):
-        for name, run in variants.items():
-            began = time.perf_counter()
-            run()
-            if turn:
-                times[name].append(time.perf_counter() - began)
-    return {name: images / statistics.median(seconds) for name, seconds in times.items()}
-
-
 def compare_steps(width: int, batch: int, repeats: int, precision: Precision) -> dict[str, float]:
     model = sigil.models.build("resnet18", width=width, seed=0)
     generator = torch.Generator().manual_seed(0)
@@ -113,16 +100,16 @@ def compare_steps(width: int, batch: int, repeats: int, precision: Precision) ->
     labels = torch.randint(10, (batch,), generator=generator)
     fast = images.to(memory_format=torch.channels_last)
     whole = channels_last(copy.deepcopy(model)).train()
-    return speeds(
+    seconds = interleaved(
         {
             "plain": plain(whole, fast, labels, precision),
             "split": split(model, fast, labels, precision, 0.0),
             "split, marked": split(model, fast, labels, precision, 0.1),
             "research": research(copy.deepcopy(model), images, labels),
         },
-        images=batch,
-        repeats=repeats,
+        repeats,
     )
+    return {name: batch / time for name, time in seconds.items()}
 
 
 def federation_of(clients: int) -> tuple[Settings, Dataset]:

@@ -13,9 +13,11 @@ from torch import Tensor
 from sigil import data
 from sigil.errors import ConfigError, DataError
 from sigil.federation.federation import Federation
+from sigil.federation.messages import CutGradient, LogitGradient
 from sigil.federation.observers import ClientObserver, Moment, ServerObserver
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.federation.reference import ReferenceRecorder
+from sigil.federation.server import Server
 from sigil.federation.settings import Settings, make
 from sigil.key import Key
 
@@ -240,3 +242,21 @@ def test_workers_are_refused_where_clients_must_take_turns(digits: data.Dataset)
             Federation(chosen, digits).run_round()
     with pytest.raises(ConfigError, match="observer"):
         Federation(settings(run={"workers": 2}), digits, client_observers=[Count()]).run_round()
+
+
+def test_another_server_can_take_the_honest_ones_place(digits: data.Dataset) -> None:
+    class Silent(Server):
+        """Returns nothing but zeros, so no client learns."""
+
+        def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+            return CutGradient(torch.zeros_like(super().backward(message, moment=moment).values))
+
+    chosen = settings(optimizer={"weight_decay": 0.0})
+    federation = Federation(chosen, digits, server_factory=Silent)
+    before = {name: value.clone() for name, value in federation.client_state.items()}
+    federation.run_round()
+    for name, value in federation.client_state.items():
+        if name.endswith("weight"):
+            torch.testing.assert_close(value, before[name], rtol=1e-6, atol=0)
+    with pytest.raises(ConfigError, match=r"run.workers must"):
+        Federation(settings(run={"workers": 2}), digits, server_factory=Silent).run_round()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +20,9 @@ from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.schedule import learning_rate
 from sigil.federation.seat import Harvest, Seat, Tick
 from sigil.federation.seeds import derive
+from sigil.federation.server import Server
 from sigil.federation.settings import Settings
-from sigil.federation.workers import Workers, fastest_workers
+from sigil.federation.workers import Workers, can_spread, fastest_workers
 from sigil.injector import Injector
 from sigil.key import Key
 from sigil.verification import Report, verify
@@ -42,7 +43,9 @@ class RoundResult:
 class Federation:
     """U-SFL, SFL or SL training in one machine: make it, then call :meth:`run_round` as often as wanted.
 
-    Observers may be added to ``client_observers`` and ``server_observers`` until the first round.
+    `server_factory`, called like :class:`Server`, puts another server in its place: a malicious one, as a
+    control for detectors. Observers may be added to ``client_observers`` and ``server_observers`` until the
+    first round.
 
     Everything that a round does follows from the global weights, the settings and the round's number; so a
     federation that is given the weights after round r continues exactly as if it had never stopped.
@@ -56,6 +59,7 @@ class Federation:
         key: Key | None = None,
         client_observers: Sequence[ClientObserver] = (),
         server_observers: Sequence[ServerObserver] = (),
+        server_factory: Callable[..., Server] | None = None,
     ) -> None:
         self.settings = settings
         self.dataset = dataset
@@ -95,6 +99,7 @@ class Federation:
             injector=self.injector,
             client_observers=self.client_observers,
             server_observers=self.server_observers,
+            server_factory=server_factory,
         )
         self.round = 0
         self.client_state: State = _copy(self.seat.client_half.state_dict())
@@ -205,9 +210,10 @@ class Federation:
             raise ConfigError(
                 "Clients that share one server half take turns at it, so run.workers must be 1 (or 0) here."
             )
-        if self.client_observers or any(not observer.mergeable for observer in self.server_observers):
+        if not can_spread(self):
             raise ConfigError(
-                "An observer follows the clients in order, so run.workers must be 1 (or 0) here."
+                "An observer or a server of its own kind follows the clients in order, so run.workers must "
+                "be 1 (or 0) here."
             )
         return Workers(count, self)
 

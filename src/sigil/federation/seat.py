@@ -67,6 +67,7 @@ class Seat:
         injector: Injector | None = None,
         client_observers: Sequence[ClientObserver] = (),
         server_observers: Sequence[ServerObserver] = (),
+        server_factory: Callable[..., Server] | None = None,
     ) -> None:
         place = {"device": precision.device, "memory_format": precision.layout}
         self.client_half = client_half.to(**place)  # type: ignore[call-overload]
@@ -79,6 +80,7 @@ class Seat:
         self.injector = injector
         self.client_observers = client_observers
         self.server_observers = server_observers
+        self.server_factory = server_factory
 
     def train(
         self,
@@ -179,8 +181,9 @@ class Seat:
         harvest.steps += client.steps
 
     def _server(self, lr: float) -> Server:
-        kind = Server if self.settings.federation.mode == "usfl" else LabelServer
-        return kind(
+        honest = Server if self.settings.federation.mode == "usfl" else LabelServer
+        make = self.server_factory or honest
+        return make(
             self.server_half,
             self._optimizer(self.server_half, lr),
             shape=self.shape,

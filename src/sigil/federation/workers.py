@@ -39,14 +39,22 @@ def fastest_workers(federation: Federation) -> int:
         federation.precision.device.type != "cpu"
         or settings.federation.mode == "sl"
         or settings.federation.server_halves == "shared"
-        or federation.client_observers
-        or any(not observer.mergeable for observer in federation.server_observers)
+        or not can_spread(federation)
         or federation.images_per_round < WORTHWHILE_IMAGES
         or processes.current_process().daemon
     ):
         return 1
     cores = settings.run.threads or len(os.sched_getaffinity(0))
     return max(1, min(cores, len(federation.parts)))
+
+
+def can_spread(federation: Federation) -> bool:
+    """Whether nothing that looks on, or serves, must follow the clients one after another."""
+    return (
+        not federation.client_observers
+        and all(observer.mergeable for observer in federation.server_observers)
+        and federation.seat.server_factory is None
+    )
 
 
 class Workers:
