@@ -56,7 +56,9 @@ def test_a_cell_says_how_it_was_made(everything: Path) -> None:
 def test_tables_share_trainings(everything: Path) -> None:
     store, scale = make_store(everything), scales.get("smoke")
     cells = {
-        cell.file: cell for name in registry.EXPERIMENTS for cell in registry.get(name).cells(scale, [0])
+        (cell.experiment, cell.file): cell
+        for name in registry.EXPERIMENTS
+        for cell in registry.get(name).cells(scale, [0])
     }
     wanted = {store.folder(settings) for cell in cells.values() for settings in cell.trainings}
     assert {path for path in store.runs.iterdir() if path.is_dir()} == wanted
