@@ -85,7 +85,8 @@ def train(
     typer.echo(f"accuracy {100 * final['accuracy']:.1f} %", nl=key is None)
     if key is not None:
         typer.echo(f", WSR {100 * final['wsr']:.1f} %, p = 10^{final['log10_p']:.1f}")
-        typer.echo(f"Verify with: sigil verify {printable(str(out))}/client.safetensors --key FILE")
+        command = f"sigil verify {out / 'client.safetensors'} --key {key_file or _beside(out)}"
+        typer.echo(f"Verify with: {printable(command)}")
 
 
 def _key(
@@ -104,7 +105,7 @@ def _key(
 
     if not settings.marked:
         return None
-    beside = out.with_name(out.name + ".key")
+    beside = _beside(out)
     if key_file is not None or beside.exists():
         return load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
     shape = cut_shape(settings, data_dir)
@@ -115,3 +116,8 @@ def _key(
         typer.echo(f"Made the key {printable(str(beside))}: keep it, and publish this line now:")
         typer.echo(key.statement())
     return key
+
+
+def _beside(out: Path) -> Path:
+    """Where a key that is made for a run lies: beside its directory, never in it."""
+    return out.with_name(out.name + ".key")
