@@ -113,20 +113,13 @@ def _client(recording: Recording, wanted: int | None) -> int:
 
 
 def _make(name: str, run: Run, client: int, *, compat: bool, share: float, data_dir: Path | None) -> Detector:
-    from sigil import data
     from sigil.detectors import GradientScrutinizer, SplitOut, local_gradients_of_run
+    from sigil.federation.holdings import load_data
 
     if name == GradientScrutinizer.name:
         return GradientScrutinizer(compat=compat, client=client)
-    settings = run.settings
-    dataset = data.load(
-        settings.data.name,
-        data_dir=data_dir,
-        train_limit=settings.data.train_limit,
-        test_limit=settings.data.test_limit,
-        classes=settings.data.classes,
-    )
-    local = local_gradients_of_run(settings, dataset, client=client, share=share)
+    dataset = load_data(run.settings, data_dir)
+    local = local_gradients_of_run(run.settings, dataset, client=client, share=share)
     return SplitOut(local, client=client)
 
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from sigil import attacks, models
 from sigil.attacks.subject import Halves
-from sigil.data import Dataset, partition
+from sigil.data import Dataset
 from sigil.experiments import behaviour, paper
 from sigil.experiments.experiment import Experiment, Results
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
 from sigil.experiments.tables import beside, markdown, spread, values
+from sigil.federation.holdings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
-from sigil.federation.seeds import derive
 from sigil.federation.settings import Settings
 
 # Name of the target: the settings that make it, and its column in the paper's data.
@@ -85,16 +85,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 
 def attackers_share(dataset: Dataset, settings: Settings, client: int = 0) -> Dataset:
     """The training images that one client holds."""
-    federation = settings.federation
-    parts = partition(
-        dataset.train.labels,
-        clients=federation.clients,
-        kind=federation.partition,
-        beta=federation.beta,
-        sigma=federation.sigma,
-        seed=derive(settings.run.seed, "partition") % 2**32,
-    )
-    return attacks.share(dataset, parts[client])
+    return attacks.share(dataset, client_parts(settings, dataset)[client])
 
 
 def marks(halves: Halves, dataset: Dataset, settings: Settings, store: Store) -> dict[str, Any]:

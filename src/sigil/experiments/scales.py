@@ -34,7 +34,6 @@ class Scale:
     models: Mapping[str, Sections] = field(default_factory=dict)
     variations: Sections = field(default_factory=dict)  # on top, where many trainings are needed
     client_counts: tuple[int, ...] = (10, 20, 50, 100)
-    seeds: int = 1
 
     def settings(
         self, model: str = "resnet18", *, seed: int, variation: bool = False, **sections: Mapping[str, Any]
@@ -60,7 +59,6 @@ PAPER = Scale(
     name="paper",
     note="The paper's setting: full width, all images, 80 rounds of 2 local epochs, batch 256.",
     base={},
-    seeds=3,
 )
 
 CPU = Scale(

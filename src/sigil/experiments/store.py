@@ -20,9 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sigil import data
+from sigil.data import Dataset
 from sigil.errors import ExperimentError
 from sigil.experiments import behaviour
+from sigil.federation.holdings import load_data
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings
 from sigil.key import Key
@@ -88,16 +89,9 @@ class Store:
             wait=True,
         )
 
-    def dataset(self, settings: Settings) -> data.Dataset:
+    def dataset(self, settings: Settings) -> Dataset:
         """The data of the training with these settings."""
-        chosen = settings.data
-        return data.load(
-            chosen.name,
-            data_dir=self.data_dir,
-            train_limit=chosen.train_limit,
-            test_limit=chosen.test_limit,
-            classes=chosen.classes,
-        )
+        return load_data(settings, self.data_dir)
 
     def key(self, settings: Settings) -> Key | None:
         """The key of a marked training: fixed by its seed, since experiments must repeat."""

@@ -42,8 +42,3 @@ def spread(numbers: Sequence[float], form: str = ".1f") -> str:
 def beside(ours: str, paper: float | None, form: str = ".1f") -> str:
     """Our number with the paper's in brackets."""
     return ours if paper is None else f"{ours} ({format(paper, form)})"
-
-
-def ordered_names(cells: Sequence[Cell]) -> list[str]:
-    """Names of the cells, each once, in order."""
-    return list(dict.fromkeys(cell.name for cell in cells))

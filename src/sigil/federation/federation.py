@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from sigil import models
-from sigil.data import Dataset, partition
+from sigil.data import Dataset
 from sigil.errors import ConfigError
 from sigil.federation import precision as precisions
 from sigil.federation.aggregation import State
 from sigil.federation.evaluation import accuracy
+from sigil.federation.holdings import client_parts
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.schedule import learning_rate
 from sigil.federation.seat import Harvest, Seat, Tick
@@ -79,15 +80,7 @@ class Federation:
         self.shape = models.activation_shape(client_half, dataset.shape)
         self.key = key
         self.injector = self._injector(key)
-        federation = settings.federation
-        self.parts = partition(
-            np.asarray(dataset.train.labels),
-            clients=federation.clients,
-            kind=federation.partition,
-            beta=federation.beta,
-            sigma=federation.sigma,
-            seed=derive(settings.run.seed, "partition") % 2**32,
-        )
+        self.parts = client_parts(settings, dataset)
         self.seat = Seat(
             client_half,
             server_half,

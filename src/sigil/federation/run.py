@@ -33,10 +33,11 @@ import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from sigil import data, models
+from sigil import models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
+from sigil.federation.holdings import load_data
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.progress import Silent
 from sigil.federation.recording import GradientRecorder
@@ -115,13 +116,7 @@ def _train(
     server_observers: Sequence[ServerObserver],
     name: str,
 ) -> Run:
-    dataset = data.load(
-        settings.data.name,
-        data_dir=data_dir,
-        train_limit=settings.data.train_limit,
-        test_limit=settings.data.test_limit,
-        classes=settings.data.classes,
-    )
+    dataset = load_data(settings, data_dir)
     federation = Federation(
         settings,
         dataset,
