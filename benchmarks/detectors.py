@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import sigil
-from interleaving import interleaved
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
+from sigil.experiments.timing import interleaved
 from sigil.federation.precision import Precision, choose
 
 CLASSES = 10

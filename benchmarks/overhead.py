@@ -18,23 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
-from interleaving import interleaved
-from sigil.federation.precision import Precision, choose
-
-
-def server_step(half: nn.Module, activation: Tensor, labels: Tensor, precision: Precision) -> Tensor:
-    """Forward, loss gradient, backward and update of the server half; returns G_main."""
-    optimizer = server_step.__dict__.setdefault(
-        "optimizer", torch.optim.SGD(half.parameters(), lr=1e-4, momentum=0.9, fused=True)
-    )
-    leaf = activation.detach().requires_grad_()
-    with precision.autocast():
-        logits = half(leaf)
-    optimizer.zero_grad(set_to_none=True)
-    F.cross_entropy(logits.float(), labels).backward()
-    optimizer.step()
-    assert leaf.grad is not None
-    return leaf.grad
+from sigil.experiments.timing import ServerStep, interleaved
+from sigil.federation.precision import choose
 
 
 def autograd_gradient(key: sigil.Key, matrix: Tensor, activation: Tensor, gradient: Tensor) -> Tensor:
@@ -71,19 +56,19 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     activation = torch.rand(options.batch, *shape, generator=generator)
     activation = activation.to(dtype, memory_format=torch.channels_last)
-    labels = torch.randint(10, (options.batch,), generator=generator)
-    gradient = server_step(server, activation, labels, precision)
+    step = ServerStep(server, activation, precision=precision)
+    gradient = step()
     keys = {k: sigil.Key.generate("benchmark", shape=shape, bits=k) for k in (50, 1000)}
     injectors = {k: sigil.Injector(key, 0.1) for k, key in keys.items()}
     for injector in injectors.values():
         injector(activation, gradient)  # derives and arranges M once
 
     def marked(k: int) -> Tensor:
-        return injectors[k](activation, server_step(server, activation, labels, precision))
+        return injectors[k](activation, step())
 
     steps = interleaved(
         {
-            "step": lambda: server_step(server, activation, labels, precision),
+            "step": step,
             "step + injector, k=50": lambda: marked(50),
             "step + injector, k=1000": lambda: marked(1000),
             "injector, k=50": lambda: injectors[50](activation, gradient),

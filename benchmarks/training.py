@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
-from interleaving import interleaved
 from sigil.data import Dataset, Split
+from sigil.experiments.timing import interleaved
 from sigil.federation import Client, Federation, Moment, Server, Settings, step
 from sigil.federation.precision import Precision, choose
 from sigil.federation.settings import make

@@ -53,3 +53,7 @@ class DetectorError(SigilError):
 
 class ExperimentError(SigilError):
     """An experiment or its stored results cannot be run or read."""
+
+
+class NetworkError(SigilError):
+    """A training across machines cannot go on: no connection, bad certificates, or too few clients."""

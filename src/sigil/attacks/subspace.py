@@ -8,16 +8,20 @@ span of the secret matrix M.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sigil import models
-from sigil.attacks.checks import check_at_least, check_fits, check_not_negative
+from sigil.attacks.checks import check_at_least, check_choice, check_fits, check_not_negative
 from sigil.attacks.principal import Rows, principal_components
 from sigil.attacks.subject import Subject, at_cut, cut_of, same_kind, whole_copy
 from sigil.attacks.training import BATCH_SIZE, Optimizer, Plan, Progress, descend
@@ -26,6 +30,8 @@ from sigil.errors import AttackError
 from sigil.federation.precision import Precision, choose
 from sigil.federation.recording import Recording
 from sigil.key import Key
+
+Unit = Literal["sample", "batch"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ def subspace(
     *,
     early_rounds: Sequence[int],
     late_rounds: Sequence[int],
+    early_steps: int | None = None,
+    unit: Unit = "sample",
     main_components: int = 64,
     components: int = 64,
     gamma: float = 1.0,
@@ -77,7 +85,7 @@ def subspace(
     """Estimate the mark's subspace from a recording and fine-tune a copy of the model out of it.
 
     Returns the attacked model and the estimate (see :func:`estimate`, which takes the arguments from
-    ``early_rounds`` to ``components`` and ``centre``). The fine-tuning on ``data.train`` lowers
+    ``early_rounds`` to ``components``, and ``centre``). The fine-tuning on ``data.train`` lowers
 
         cross-entropy + γ · mean over the batch of Σ_j w_j (A·v_j)²
 
@@ -109,6 +117,8 @@ def subspace(
         recording,
         early_rounds=early_rounds,
         late_rounds=late_rounds,
+        early_steps=early_steps,
+        unit=unit,
         main_components=main_components,
         components=components,
         centre=centre,
@@ -144,6 +154,8 @@ def estimate(
     *,
     early_rounds: Sequence[int],
     late_rounds: Sequence[int],
+    early_steps: int | None = None,
+    unit: Unit = "sample",
     main_components: int = 64,
     components: int = 64,
     centre: bool = False,
@@ -156,6 +168,14 @@ def estimate(
     2. The gradients of ``early_rounds`` lose what lies in V_main.
     3. V_wm: the first ``components`` principal components of the rest (the paper's k′ = 64).
 
+    ``early_steps`` takes only each client's first so many recorded steps of the early rounds: a window
+    shorter than a round, for a training that is shorter than the paper's.
+
+    ``unit`` is what a gradient is: one of each ``"sample"``, or the mean over each ``"batch"``. Samples
+    disagree about the task and agree about the mark, so that means over batches are mostly mark. With
+    ``unit="batch", main_components=0, components=1`` the estimate is one direction, about that of the mean of
+    all gradients: the averaging attack, which the paper does not try, and which clipping does not hinder.
+
     ``centre`` subtracts the mean gradient first, as textbook PCA does. The default does not: the mark pushes
     all samples the same way, so that the mean is where much of it is, and not centred the attack is stronger.
 
@@ -164,7 +184,11 @@ def estimate(
     """
     check_at_least("main_components", main_components, 0)
     check_at_least("components", components, 1)
-    early, late = _rows(recording, early_rounds, "early"), _rows(recording, late_rounds, "late")
+    check_choice("unit", unit, ("sample", "batch"))
+    if early_steps is not None:
+        check_at_least("early_steps", early_steps, 1)
+    early = _rows(recording, early_rounds, "early", unit, early_steps)
+    late = _rows(recording, late_rounds, "late", unit)
     dimension = recording.gradients.shape[1]
     if main_components >= dimension:
         raise AttackError(
@@ -202,8 +226,10 @@ def overlap(directions: Tensor, key: Key) -> float:
     return float((found.mT @ secret).square().sum()) / secret.shape[1]
 
 
-def _rows(recording: Recording, rounds: Sequence[int], phase: str) -> Rows:
-    """The gradients of some rounds as something to go through again and again."""
+def _rows(
+    recording: Recording, rounds: Sequence[int], phase: str, unit: Unit, steps: int | None = None
+) -> Rows:
+    """The gradients of some rounds (of each client's first steps in them) to go through again and again."""
     chosen = list(rounds)
     missing = sorted(set(chosen) - set(recording.rounds))
     if not chosen or missing:
@@ -213,7 +239,15 @@ def _rows(recording: Recording, rounds: Sequence[int], phase: str) -> Rows:
             f"The attack was given {wrong}, but the recording holds {_ranges(have)}; "
             "choose rounds that were recorded."
         )
-    return lambda: (step.gradients for step in recording.steps(rounds=chosen))
+
+    def rows() -> Iterator[npt.NDArray[np.float32]]:
+        seen: Counter[int] = Counter()
+        for step in recording.steps(rounds=chosen):
+            seen[step.moment.client] += 1
+            if steps is None or seen[step.moment.client] <= steps:
+                yield step.gradients if unit == "sample" else step.gradients.mean(0, keepdims=True)
+
+    return rows
 
 
 def _ranges(rounds: Sequence[int]) -> str:

@@ -196,6 +196,12 @@ def subspace(
     recording: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Recorded gradients; else SUSPECT/recording.")
     ] = None,
+    early_steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Only the first N steps of the early rounds.")
+    ] = None,
+    unit: Annotated[
+        str, typer.Option(metavar="UNIT", help="What a gradient is: one a sample, or the mean of a batch.")
+    ] = "sample",
     main_components: Annotated[int, typer.Option(metavar="N", help="Directions of the task.")] = 64,
     components: Annotated[int, typer.Option(metavar="N", help="Directions of the mark.")] = 64,
     gamma: Annotated[float, typer.Option(metavar="G", help="Weight of the penalty.")] = 1.0,
@@ -241,6 +247,8 @@ def subspace(
             case.attackers_data(share, seed=seed),
             early_rounds=rounds[0],
             late_rounds=rounds[1],
+            early_steps=early_steps,
+            unit=unit,  # type: ignore[arg-type]
             main_components=main_components,
             components=components,
             gamma=gamma,

@@ -16,11 +16,20 @@ Measure = Callable[[Cell, list[Run], Store], dict[str, Any]]
 
 
 @dataclass(frozen=True)
+class Finding:
+    """One claim held against the cells: does it hold here? `agrees` is None where it was not measured."""
+
+    text: str
+    agrees: bool | None
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One table or figure of the paper.
 
     `cells` lists what must be measured at a scale, `measure` turns the trainings of a cell into numbers,
-    and `show` returns the table as Markdown and may draw figures into the given folder.
+    and `show` returns the table as Markdown and may draw figures into the given folder. `verdict` holds the
+    paper's claims against the cells: agreement in shape, since reduced scales cannot agree in size.
     """
 
     name: str
@@ -28,6 +37,7 @@ class Experiment:
     cells: Callable[[Scale, Sequence[int]], list[Cell]]
     measure: Measure
     show: Callable[[list[Cell], Results, Path], str]
+    verdict: Callable[[list[Cell], Results], list[Finding]] = lambda cells, results: []
 
 
 def curves(run: Run, *names: str) -> dict[str, list[Any]]:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 # Colour-blind safe (Okabe and Ito); the same strength has the same colour everywhere.
 COLOURS = {0.0: "#000000", 0.01: "#56b4e9", 0.1: "#009e73", 1.0: "#d55e00"}
+SERIES = ("#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#e69f00", "#0072b2")
 
 
 def label(strength: float) -> str:

@@ -6,13 +6,21 @@ import difflib
 
 from sigil.errors import ExperimentError
 from sigil.experiments import (
+    adaptive,
+    ambiguity,
+    capability,
     clients,
+    efficiency,
+    extraction,
     fidelity,
     gradient_norms,
+    longer,
     noise,
     non_iid,
     orthogonality,
+    proof,
     removal,
+    threshold,
     training_curves,
     unbalanced,
 )
@@ -21,12 +29,20 @@ from sigil.experiments.experiment import Experiment
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
     for module in (
+        capability,
+        threshold,
         fidelity,
         training_curves,
         orthogonality,
         gradient_norms,
         noise,
         removal,
+        adaptive,
+        proof,
+        ambiguity,
+        extraction,
+        longer,
+        efficiency,
         clients,
         non_iid,
         unbalanced,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sigil import attacks, models
+from sigil import attacks
 from sigil.attacks.subject import Halves
 from sigil.data import Dataset
 from sigil.experiments import behaviour, paper
@@ -78,9 +78,8 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     (run,) = runs
     settings, dataset = run.settings, store.dataset(run.settings)
     attack, _ = ATTACKS[cell.options["attack"]]
-    halves = models.load(run.folder / "client.safetensors"), models.load(run.folder / "server.safetensors")
-    attacked = attack(halves, attackers_share(dataset, settings), settings)
-    return {**marks(attacked, dataset, settings, store)}
+    attacked = attack(run.halves(), attackers_share(dataset, settings), settings)
+    return marks(attacked, dataset, settings, store)
 
 
 def attackers_share(dataset: Dataset, settings: Settings, client: int = 0) -> Dataset:
@@ -113,19 +112,35 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     for attack, (_, row) in ATTACKS.items():
         line = [attack]
         for target, (_, column) in TARGETS.items():
-            name = f"{target} {attack}"
-            theirs = _published(row, column)
-            text = "acc " + beside(spread(values(cells, results, name, "accuracy")), theirs[0])
-            if target != "clean":
-                text += "<br>WSR " + beside(spread(values(cells, results, name, "wsr")), theirs[1])
-            exponents = values(cells, results, name, "log10_p")
-            if exponents:
-                text += f"<br>p = 10^{max(exponents):.1f}"
-            line.append(text)
+            line.append(
+                entry(cells, results, f"{target} {attack}", _published(row, column), marked=target != "clean")
+            )
         lines.append(line)
     return (
         markdown(["attack", *TARGETS], lines) + "\nWhere there are several seeds, p is the largest of them.\n"
     )
+
+
+def entry(
+    cells: list[Cell],
+    results: Results,
+    name: str,
+    theirs: tuple[float | None, float | None] = (None, None),
+    *,
+    marked: bool = True,
+) -> str:
+    """One cell of an attack's table: accuracy, WSR, p and, after the adaptive attack, the span found."""
+    text = "acc " + beside(spread(values(cells, results, name, "accuracy")), theirs[0])
+    if not marked:
+        return text
+    text += "<br>WSR " + beside(spread(values(cells, results, name, "wsr")), theirs[1])
+    exponents = values(cells, results, name, "log10_p")
+    if exponents:
+        text += f"<br>p = 10^{max(exponents):.1f}"
+    overlap = values(cells, results, name, "overlap")
+    if overlap:
+        text += f"<br>span {spread(overlap)} %"
+    return text
 
 
 def _published(row: dict[str, Any], column: str) -> tuple[float | None, float | None]:

@@ -33,10 +33,20 @@ class Scale:
     base: Sections
     models: Mapping[str, Sections] = field(default_factory=dict)
     variations: Sections = field(default_factory=dict)  # on top, where many trainings are needed
+    alignment: Sections = field(default_factory=dict)  # on top, where at least 128 channels are wanted
+    longer: Mapping[str, Any] = field(default_factory=dict)  # federation, where effects of length are checked
+    adaptive: tuple[int, float] = (100, 1e-4)  # epochs and rate of the adaptive attack's fine-tuning
+    distillation: int = 50  # epochs of extraction
+    proof_bits: tuple[int, ...] = (50, 128, 160, 256, 500, 1_000)
     client_counts: tuple[int, ...] = (10, 20, 50, 100)
+    lengths: tuple[int, ...] = (50, 500, 1_000, 2_000, 3_000)
+    clean_models: int = 30  # ResNet-18 trainings on which random keys are tried
+    wide_clean_models: int = 0  # more of them, with the alignment settings
+    keys_per_model: int = 100
+    timed: tuple[int, int, int] = (64, 256, 9)  # width, batch and repeats where the server's step is timed
 
     def settings(
-        self, model: str = "resnet18", *, seed: int, variation: bool = False, **sections: Mapping[str, Any]
+        self, model: str = "resnet18", /, *, seed: int, variation: bool = False, **sections: Mapping[str, Any]
     ) -> Settings:
         """Full settings of a training of this architecture, with what the experiment changes on top."""
         merged: dict[str, dict[str, Any]] = {}
@@ -69,7 +79,10 @@ CPU = Scale(
         "classes of Tiny-ImageNet, 150 images each; 10 rounds of 1 local epoch (Tiny-ImageNet: 2) instead of "
         "80 of 2; batch 16 instead of 256, learning rate 0.05 instead of 0.1, 1 round of warm-up instead of "
         "5. All test images of the classes used. The noise figure and the tables on clients, non-IID and "
-        "unbalanced data use 4,000 training images."
+        "unbalanced data use 4,000 training images. Alignment uses ResNet-18 at width 16 cut at layer4, "
+        "which has 128 channels there. The adaptive attack fine-tunes for 10 epochs at 1e-3 instead of 100 "
+        "at 1e-4; extraction takes 10 epochs. `longer` gives the same images to 2 clients instead of 10, so "
+        "that each takes 3,130 steps, as many as the paper's."
     ),
     base={
         "federation": {"rounds": 10, "local_epochs": 1, "batch_size": 16},
@@ -77,6 +90,15 @@ CPU = Scale(
         "run": {"precision": "float32", "evaluate_every": 2},
     },
     variations={"data": {"train_limit": 4_000}, "run": {"evaluate_every": 5}},
+    alignment={"model": {"width": 16, "cut": "layer4"}},
+    longer={"clients": 2},
+    adaptive=(10, 1e-3),
+    distillation=10,
+    lengths=(50, 128, 160, 256, 500, 1_000, 2_000),
+    clean_models=3,
+    wide_clean_models=5,
+    keys_per_model=1_000,
+    timed=(64, 256, 3),
     models={
         "resnet18": {"model": {"width": 8}, "data": {"train_limit": 10_000}},
         "vgg11": {"model": {"width": 8}, "data": {"train_limit": 10_000}},
@@ -109,7 +131,14 @@ SMOKE = Scale(
         "mobilenetv2": {"model": {"width": 8}},
         "densenet121": {"model": {"width": 8}},
     },
+    adaptive=(1, 1e-3),
+    distillation=1,
+    proof_bits=(50, 100),
     client_counts=(4, 8),
+    lengths=(50, 100),
+    clean_models=2,
+    keys_per_model=20,
+    timed=(8, 16, 3),
 )
 
 SCALES = {scale.name: scale for scale in (SMOKE, CPU, PAPER)}

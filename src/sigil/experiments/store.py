@@ -24,8 +24,8 @@ from sigil.data import Dataset
 from sigil.errors import ExperimentError
 from sigil.experiments import behaviour
 from sigil.federation.holdings import load_data
-from sigil.federation.run import Run, train
-from sigil.federation.settings import Settings
+from sigil.federation.run import Run, is_finished, train
+from sigil.federation.settings import RecordSettings, Settings
 from sigil.key import Key
 
 OWNER = "Sigil experiments"
@@ -79,7 +79,14 @@ class Store:
         return self.runs / hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def train(self, settings: Settings) -> Run:
-        """The training with these settings: opened if it is there, finished or begun if not."""
+        """The training with these settings: opened if it is there, finished or begun if not.
+
+        One that also recorded the first client's gradients, and is otherwise the same, will do: recording
+        looks on and changes nothing.
+        """
+        recorded = settings.model_copy(update={"record": RecordSettings(clients=(0,))})
+        if not settings.record.clients and is_finished(self.folder(recorded)):
+            settings = recorded
         return train(
             settings,
             self.folder(settings),

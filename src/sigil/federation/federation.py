@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from torch import nn
 
-from sigil import models
 from sigil.data import Dataset
 from sigil.errors import ConfigError
 from sigil.federation import precision as precisions
 from sigil.federation.aggregation import State
 from sigil.federation.evaluation import accuracy
+from sigil.federation.halves import build_halves, make_injector
 from sigil.federation.holdings import client_parts
 from sigil.federation.observers import ClientObserver, ServerObserver
-from sigil.federation.schedule import learning_rate
+from sigil.federation.schedule import scheduled_rate
 from sigil.federation.seat import Harvest, Seat, Tick
 from sigil.federation.seeds import derive
 from sigil.federation.server import Server
 from sigil.federation.settings import Settings
 from sigil.federation.workers import Workers, can_spread, fastest_workers
-from sigil.injector import Injector
+from sigil.injector import InjectionStatistics
 from sigil.key import Key
 from sigil.verification import Report, verify
 
@@ -67,23 +67,14 @@ class Federation:
         self.precision = precisions.choose(settings.run.device, settings.run.precision)
         self.client_observers = list(client_observers)
         self.server_observers = list(server_observers)
-        self.cut = settings.model.cut or models.default_cut(settings.model.name)
-        whole = models.build(
-            settings.model.name,
-            classes=dataset.classes,
-            width=settings.model.width,
-            channels=dataset.shape[0],
-            input_size=dataset.shape[1:],
-            seed=derive(settings.run.seed, "weights"),
-        )
-        client_half, server_half = models.split(whole, self.cut)
-        self.shape = models.activation_shape(client_half, dataset.shape)
+        halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape)
+        self.cut, self.shape = halves.cut, halves.shape
         self.key = key
-        self.injector = self._injector(key)
+        self.injector = make_injector(settings, key, halves=halves)
         self.parts = client_parts(settings, dataset)
         self.seat = Seat(
-            client_half,
-            server_half,
+            halves.client,
+            halves.server,
             settings=settings,
             dataset=dataset,
             parts=self.parts,
@@ -124,7 +115,7 @@ class Federation:
             loss=harvest.loss / max(1, harvest.steps),
             images=harvest.images,
             seconds=time.perf_counter() - began,
-            injection=_means(harvest),
+            injection=injection_means(harvest.injections),
         )
 
     def accuracy(self) -> float:
@@ -170,29 +161,7 @@ class Federation:
         return self.seat.train(number, clients, self.client_state, self.server_state, lr=lr, tick=tick)
 
     def _learning_rate(self, number: int) -> float:
-        optimizer = self.settings.optimizer
-        return learning_rate(
-            number,
-            rounds=self.settings.federation.rounds,
-            base=optimizer.lr,
-            minimum=optimizer.lr_min,
-            warmup_rounds=optimizer.warmup_rounds,
-        )
-
-    def _injector(self, key: Key | None) -> Injector | None:
-        mark = self.settings.watermark
-        if not self.settings.marked:
-            return None
-        if key is None:
-            raise ConfigError(
-                "watermark.strength is above 0, but there is no key to embed; give a key or set it to 0."
-            )
-        if key.shape != self.shape:
-            raise ConfigError(
-                f"The key is for activations of {key.shape}, but {self.settings.model.name} cut at "
-                f"{self.cut!r} gives {self.shape}; make a key with that shape."
-            )
-        return Injector(key, mark.strength, clip=mark.clip, per_sample=mark.per_sample)
+        return scheduled_rate(self.settings, number)
 
     def _start_workers(self) -> Workers | None:
         count = self.settings.run.workers or fastest_workers(self)
@@ -215,8 +184,8 @@ def _copy(state: State) -> State:
     return {name: value.detach().clone() for name, value in state.items()}
 
 
-def _means(harvest: Harvest) -> dict[str, float]:
-    rows = harvest.injections
+def injection_means(rows: Sequence[InjectionStatistics]) -> dict[str, float]:
+    """Means of the recorded injections of a round, by name; nothing if none was recorded."""
     if not rows:
         return {}
     names = ("main_norm", "watermark_norm", "injected_norm", "factor", "cosine", "wsr")

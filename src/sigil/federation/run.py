@@ -59,6 +59,12 @@ class Run:
         """The metrics of the last round."""
         return self.metrics[-1]
 
+    def halves(self) -> tuple[models.Model, models.Model]:
+        """The trained client half and server half."""
+        return models.load(self.folder / "client.safetensors"), models.load(
+            self.folder / "server.safetensors"
+        )
+
 
 def train(
     settings: Settings,
@@ -103,6 +109,12 @@ def open_run(folder: Path) -> Run:
         )
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return Run(folder, make(description["settings"]), [json.loads(line) for line in lines])
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether there is a finished run in `folder`."""
+    description = _read_description(folder)
+    return description is not None and bool(description["finished"])
 
 
 def _train(

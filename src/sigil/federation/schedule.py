@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sigil.federation.settings import Settings
+
 
 def learning_rate(
     round_number: int, *, rounds: int, base: float, minimum: float, warmup_rounds: int
@@ -19,3 +21,15 @@ def learning_rate(
         return base * round_number / warmup_rounds
     progress = (round_number - max(warmup_rounds, 1)) / max(1, rounds - max(warmup_rounds, 1))
     return minimum + 0.5 * (base - minimum) * (1 + math.cos(math.pi * progress))
+
+
+def scheduled_rate(settings: Settings, round_number: int) -> float:
+    """Learning rate of a round of a training with these settings."""
+    optimizer = settings.optimizer
+    return learning_rate(
+        round_number,
+        rounds=settings.federation.rounds,
+        base=optimizer.lr,
+        minimum=optimizer.lr_min,
+        warmup_rounds=optimizer.warmup_rounds,
+    )

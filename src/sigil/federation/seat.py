@@ -15,13 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from sigil.data import Batches, Dataset
-from sigil.errors import TrainingError
+from sigil.data import Dataset
 from sigil.federation.aggregation import State, WeightedAverage
 from sigil.federation.client import Client
-from sigil.federation.observers import ClientObserver, Moment, ServerObserver
+from sigil.federation.local import check_loss, fresh_optimizer, is_measured, local_batches
+from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.precision import Precision
-from sigil.federation.seeds import derive, generator
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings
 from sigil.federation.step import step, step_with_labels
@@ -129,7 +128,6 @@ class Seat:
         harvest: Harvest,
         tick: Tick | None,
     ) -> None:
-        seed = self.settings.run.seed
         client = Client(
             index,
             self.client_half,
@@ -137,47 +135,28 @@ class Seat:
             precision=self.precision,
             observers=self.client_observers,
         )
-        batches = Batches(
-            self.dataset.train.images,
-            self.dataset.train.labels,
-            self.parts[index],
-            batch_size=self.settings.federation.batch_size,
-            mean=self.dataset.mean,
-            std=self.dataset.std,
-            augment=self.dataset.augment if self.settings.data.augment else "none",
-            device=self.precision.device,
-            memory_format=self.precision.layout,
-        )
-        order = generator(seed, "batches", round_number, index)
-        # Layers with randomness of their own (dropout) draw from torch's global stream.
-        torch.manual_seed(derive(seed, "layers", round_number, index))
-        every = self.settings.watermark.statistics_every if self.injector is not None else 0
-        count = 0
-        for _ in range(self.settings.federation.local_epochs):
-            for images, labels in batches.epoch(order):
-                count += 1
-                moment = Moment(round_number, index, count)
-                for observer in self.client_observers:
-                    images, labels = observer.on_batch(moment, images, labels)
-                measured = every > 0 and (count - 1) % every == 0
-                if self.injector is not None:
-                    self.injector.statistics = measured
-                if isinstance(server, LabelServer):
-                    step_with_labels(client, server, images, labels, moment=moment)
-                else:
-                    step(client, server, images, labels, moment=moment)
-                if measured and self.injector is not None and self.injector.last is not None:
-                    harvest.injections.append(self.injector.last)
-                harvest.images += len(labels)
-                if tick is not None:
-                    tick(len(labels))
-        loss = float(client.loss)
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise TrainingError(
-                f"The loss of client {index} is {loss} in round {round_number}, so training stops here with "
-                "the last good checkpoint kept; lower optimizer.lr or lengthen optimizer.warmup_rounds."
-            )
-        harvest.loss += loss
+        for moment, images, labels in local_batches(
+            self.settings,
+            self.dataset,
+            indices=self.parts[index],
+            round_number=round_number,
+            client=index,
+            precision=self.precision,
+            observers=self.client_observers,
+        ):
+            measured = self.injector is not None and is_measured(self.settings, moment.step)
+            if self.injector is not None:
+                self.injector.statistics = measured
+            if isinstance(server, LabelServer):
+                step_with_labels(client, server, images, labels, moment=moment)
+            else:
+                step(client, server, images, labels, moment=moment)
+            if measured and self.injector is not None and self.injector.last is not None:
+                harvest.injections.append(self.injector.last)
+            harvest.images += len(labels)
+            if tick is not None:
+                tick(len(labels))
+        harvest.loss += check_loss(client, round_number)
         harvest.steps += client.steps
 
     def _server(self, lr: float) -> Server:
@@ -193,15 +172,4 @@ class Seat:
         )
 
     def _optimizer(self, half: nn.Module, lr: float) -> torch.optim.Optimizer:
-        optimizer = self.settings.optimizer
-        parameters = [value for value in half.parameters() if value.requires_grad]
-        if not parameters:
-            # A half without weights (a cut right before the last pooling, say) has nothing to update.
-            parameters = [nn.Parameter(torch.zeros((), device=self.precision.device))]
-        return torch.optim.SGD(
-            parameters,
-            lr=lr,
-            momentum=optimizer.momentum,
-            weight_decay=optimizer.weight_decay,
-            fused=self.precision.device.type in ("cpu", "cuda"),
-        )
+        return fresh_optimizer(half, lr, settings=self.settings, precision=self.precision)

@@ -7,6 +7,7 @@ label or a client parameter could reach it (`tests/federation/test_server.py` wa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,13 @@ from sigil.federation.messages import Activation, CutGradient, LogitGradient, Lo
 from sigil.federation.observers import Moment, ServerObserver
 from sigil.federation.precision import Precision
 from sigil.injector import Injector
+
+
+class ServerEnd(Protocol):
+    """All that a client can do with a server, in this process or behind a network."""
+
+    def forward(self, message: Activation) -> Logits: ...
+    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient: ...
 
 
 class Server:

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from sigil.federation.client import Client
 from sigil.federation.observers import Moment
-from sigil.federation.server import LabelServer, Server
+from sigil.federation.server import LabelServer, ServerEnd
 
 
-def step(client: Client, server: Server, images: Tensor, labels: Tensor, *, moment: Moment) -> None:
+def step(client: Client, server: ServerEnd, images: Tensor, labels: Tensor, *, moment: Moment) -> None:
     """Train both halves on one batch; images and labels stay with the client."""
     # Client i executes:
     #   1  A ← f_c(X)

@@ -1,0 +1,168 @@
+"""Robustness against adaptive subspace removal (the paper's fourth table): ResNet-18, three strengths.
+
+The attacker is client 0. It recorded the gradients of its whole training, estimates the mark's directions
+from an early window, and fine-tunes its model out of them on its own share of the data.
+
+The paper's windows are the first R_wm of 80 rounds; here they are the same shares of the training, counted in
+steps where they are shorter than a round. Two columns are not in the paper. *Fine-tuning only* is the same
+training without the penalty: what the attack does to the mark beyond that is due to the directions it found.
+*Averaging* uses one direction, about the mean of all gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil import attacks
+from sigil.attacks.subject import Halves
+from sigil.attacks.subspace import Subspace
+from sigil.experiments import paper, scales
+from sigil.experiments.experiment import Experiment, Finding, Results
+from sigil.experiments.removal import attackers_share, entry, marks
+from sigil.experiments.scales import STRENGTHS, Scale
+from sigil.experiments.store import Cell, Store
+from sigil.experiments.tables import markdown, values
+from sigil.federation.precision import choose
+from sigil.federation.recording import Recording
+from sigil.federation.run import Run
+
+# The paper's windows, in rounds of 80, and when the late gradients begin.
+WINDOWS = (10, 5, 2, 1)
+PAPER_ROUNDS, LATE = 80, 70
+CONTROL, AVERAGING = "fine-tuning only", "averaging"
+ATTACKS = ("none", CONTROL, *(f"R_wm {window}" for window in WINDOWS), AVERAGING)
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every variant of the attack on every strength."""
+    return [
+        Cell(
+            experiment="adaptive",
+            name=f"strength {strength:g} {attack}",
+            seed=seed,
+            trainings=(scale.settings(seed=seed, watermark={"strength": strength}, record={"clients": [0]}),),
+            options={"strength": strength, "attack": attack},
+        )
+        for seed in seeds
+        for strength in reversed(STRENGTHS)
+        for attack in ATTACKS
+    ]
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Attack the run, then measure accuracy, the mark, and how much of the key's span was found."""
+    return after_attack(runs[0], cell.options["attack"], store)
+
+
+def after_attack(run: Run, attack: str, store: Store) -> dict[str, Any]:
+    """The numbers of one variant of the attack on a run that has a recording."""
+    halves, found = _attack(run, attack, store)
+    numbers = marks(halves, store.dataset(run.settings), run.settings, store)
+    key = store.key(run.settings)
+    if found is not None and key is not None and attack != CONTROL:
+        numbers |= {
+            "overlap": 100 * attacks.overlap(found.directions, key),
+            "chance": 100 * found.directions.shape[1] / key.dimension,
+            "early_gradients": found.early_rows,
+        }
+    return numbers
+
+
+def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | None]:
+    settings = run.settings
+    halves = run.halves()
+    if attack == "none":
+        return halves, None
+    recording = Recording(run.folder / "recording")
+    rounds = settings.federation.rounds
+    window = int(attack.split()[1]) if attack.startswith("R_wm") else WINDOWS[0]
+    early = math.ceil(rounds * window / PAPER_ROUNDS)
+    steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
+    epochs, lr = scales.get(store.scale).adaptive
+    averaging: dict[str, Any] = {"unit": "batch", "main_components": 0, "components": 1}
+    return attacks.subspace(
+        halves,
+        recording,
+        attackers_share(store.dataset(settings), settings),
+        early_rounds=range(1, early + 1) if attack != AVERAGING else range(1, rounds + 1),
+        early_steps=steps if attack != AVERAGING else None,
+        late_rounds=range(math.ceil(rounds * LATE / PAPER_ROUNDS), rounds + 1),
+        gamma=0.0 if attack == CONTROL else 1.0,
+        epochs=epochs,
+        lr=lr,
+        batch_size=settings.federation.batch_size,
+        seed=settings.run.seed,
+        precision=choose(settings.run.device, settings.run.precision),
+        **averaging if attack == AVERAGING else {},
+    )
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """The table, ours with the paper's in brackets; p is the largest over the seeds."""
+    lines = []
+    for strength in reversed(STRENGTHS):
+        line = [f"λ = {strength:g}"]
+        for attack in ATTACKS:
+            line.append(
+                entry(cells, results, f"strength {strength:g} {attack}", _published(strength, attack))
+            )
+        lines.append(line)
+    return (
+        markdown(["", *ATTACKS], lines)
+        + "\nSpan: the share of the span of the secret matrix that the attacker found (by chance it is "
+        + _chance(results)
+        + "). Where there are several seeds, p is the largest of them.\n"
+    )
+
+
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The paper's claims on this attack."""
+
+    def mean(strength: float, attack: str) -> float | None:
+        numbers = values(cells, results, f"strength {strength:g} {attack}", "wsr")
+        return sum(numbers) / len(numbers) if numbers else None
+
+    def lowest(strength: float) -> float | None:
+        found = [mean(strength, f"R_wm {window}") for window in WINDOWS]
+        known = [number for number in found if number is not None]
+        return min(known) if len(known) == len(found) else None
+
+    strong, default = lowest(1.0), lowest(0.1)
+    return [
+        Finding(
+            "The attack brings the mark of strength 1.0 below 70 %.", None if strong is None else strong < 70
+        ),
+        Finding(
+            "The mark of strength 0.1 stays above 70 % for every window.",
+            None if default is None else default > 70,
+        ),
+    ]
+
+
+def _chance(results: Results) -> str:
+    shares = {
+        f"{result.numbers['chance']:.1f} %"
+        for result in results.values()
+        if result.numbers.get("chance") and result.options["attack"] != AVERAGING
+    }
+    return ", ".join(sorted(shares)) or "not measured"
+
+
+def _published(strength: float, attack: str) -> tuple[float | None, float | None]:
+    column = {"none": "before"} | {f"R_wm {window}": str(window) for window in WINDOWS}
+    row = paper.numbers()["adaptive"][f"{strength:.2g}" if strength < 1 else "1.0"]
+    accuracy, wsr = row[column[attack]] if attack in column else (None, None)
+    return accuracy, wsr
+
+
+EXPERIMENT = Experiment(
+    name="adaptive",
+    caption="Accuracy, WSR and p after the adaptive attack; the paper's numbers in brackets.",
+    cells=cells,
+    measure=measure,
+    show=show,
+    verdict=verdict,
+)

@@ -1,0 +1,151 @@
+"""Attacks on the meaning of the mark, named by the paper as limitations: overwriting, permuting, forging.
+
+ResNet-18, three strengths. *Overwriting* embeds a second key and measures both. *Permuting* reorders and
+scales channels without changing the function. *Forging* makes a key fit an innocent model afterwards: by
+choosing the bits (which a Sigil key does not allow), or by drawing many keys (which the p-value prices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil import attacks, statistics
+from sigil.experiments.experiment import Experiment, Finding, Results
+from sigil.experiments.removal import attackers_share, entry, marks
+from sigil.experiments.scales import STRENGTHS, Scale
+from sigil.experiments.store import Cell, Store, experiment_key
+from sigil.experiments.tables import markdown, spread, values
+from sigil.federation.precision import choose
+from sigil.federation.run import Run
+from sigil.federation.seeds import derive
+from sigil.key import Key
+from sigil.verification import Report, verify
+
+ATTACKS = ("none", "overwrite", "permute", "scale")
+REDRAWN = 1_000
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """The attacks on marked models, and forging on a clean one."""
+    found = []
+    for seed in seeds:
+        for strength in reversed(STRENGTHS):
+            settings = scale.settings(seed=seed, watermark={"strength": strength})
+            for attack in ATTACKS:
+                options = {"strength": strength, "attack": attack}
+                found.append(Cell("ambiguity", f"strength {strength:g} {attack}", seed, (settings,), options))
+        clean = scale.settings(seed=seed, watermark={"strength": 0.0})
+        found.append(Cell("ambiguity", "forging", seed, (clean,), {"attack": "forging"}))
+    return found
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Attack the run and measure the owner's mark, and the attacker's where there is one."""
+    (run,) = runs
+    settings, dataset, attack = run.settings, store.dataset(run.settings), cell.options["attack"]
+    if attack == "forging":
+        return _forge(run, store)
+    halves, seed = run.halves(), settings.run.seed
+    second: Report | None = None
+    if attack == "overwrite":
+        precision = choose(settings.run.device, settings.run.precision)
+        mallory = _other(experiment_key(settings, store.data_dir), 0)
+        halves = attacks.overwrite(
+            halves,
+            attackers_share(dataset, settings),
+            mallory,
+            batch_size=settings.federation.batch_size,
+            seed=seed,
+            precision=precision,
+        )
+        second = attacks.measure(halves, data=dataset, key=mallory, precision=precision).report
+    elif attack != "none":
+        halves = attacks.permute(halves, seed=seed, permutation=attack == "permute")
+    numbers = marks(halves, dataset, settings, store)
+    if second is not None:
+        numbers |= {"second_wsr": 100 * second.wsr, "second_log10_p": second.log10_p}
+    return numbers
+
+
+def _forge(run: Run, store: Store) -> dict[str, Any]:
+    """What an innocent model gives to somebody who chooses a key after seeing it."""
+    client, _ = run.halves()
+    shape = store.dataset(run.settings).shape
+    key = experiment_key(run.settings, store.data_dir)
+    plain = verify(client, key, input_shape=shape, probes=256)
+    chosen = sum(max(share, 1 - share) for share in plain.bit_shares) / plain.bits
+    best = min(
+        (
+            verify(client, _other(key, number), input_shape=shape, probes=64)
+            for number in range(1, REDRAWN + 1)
+        ),
+        key=lambda report: report.log10_p,
+    )
+    return {
+        "wsr": 100 * plain.wsr,
+        "log10_p": plain.log10_p,
+        "chosen_wsr": 100 * chosen,
+        "redrawn": REDRAWN,
+        "best_wsr": 100 * best.wsr,
+        "best_log10_p": best.log10_p,
+        "best_log10_p_corrected": statistics.correct(best.log10_p, REDRAWN),
+    }
+
+
+def _other(key: Key, number: int) -> Key:
+    """The attacker's key for the same cut; the seed fixes it, since experiments must repeat."""
+    seed = derive(number, "mallory").to_bytes(16, "big").rjust(32, b"m")
+    return Key.generate("Mallory", shape=key.shape, bits=key.bits, seed=seed)
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """Marks before and after, and the price list of forging."""
+    header = ["", *ATTACKS, "the attacker's key after overwriting"]
+    lines = []
+    for strength in reversed(STRENGTHS):
+        names = [f"strength {strength:g} {attack}" for attack in ATTACKS]
+        line = [f"λ = {strength:g}", *(entry(cells, results, name) for name in names)]
+        second = values(cells, results, f"strength {strength:g} overwrite", "second_wsr")
+        exponents = values(cells, results, f"strength {strength:g} overwrite", "second_log10_p")
+        line.append(f"WSR {spread(second)}" + (f"<br>p = 10^{max(exponents):.1f}" if exponents else ""))
+        lines.append(line)
+    forged = {
+        number: values(cells, results, "forging", number)
+        for number in ("wsr", "chosen_wsr", "best_wsr", "best_log10_p", "best_log10_p_corrected")
+    }
+    prices = [
+        ["a key committed before", f"WSR {spread(forged['wsr'])}", "the test's own p-value"],
+        ["bits chosen after seeing the model", f"WSR {spread(forged['chosen_wsr'])}", "no key can hold them"],
+        [
+            f"the best of {REDRAWN:,} keys drawn",
+            f"WSR {spread(forged['best_wsr'])}, p = 10^{spread(forged['best_log10_p'])}",
+            f"p = 10^{spread(forged['best_log10_p_corrected'])} after correction",
+        ],
+    ]
+    forging = markdown(["forging on an innocent model", "found", "what it is worth"], prices)
+    return f"{markdown(header, lines)}\n{forging}"
+
+
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The paper names permutation as a limitation and hopes that overwriting leaves both marks."""
+
+    def holds(attack: str, above: bool) -> bool | None:
+        rates = values(cells, results, f"strength 0.1 {attack}", "wsr")
+        return None if not rates else (min(rates) > 70 if above else max(rates) < 70)
+
+    return [
+        Finding("Permuted channels hide the mark from plain verification.", holds("permute", False)),
+        Finding("Overwriting leaves the owner's mark above 70 %.", holds("overwrite", True)),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="ambiguity",
+    caption="The mark after overwriting, permuting and scaling, and what forging a key gains.",
+    cells=cells,
+    measure=measure,
+    show=show,
+    verdict=verdict,
+)

@@ -1,0 +1,97 @@
+"""Extraction by distillation: does a student carry its teacher's mark? The paper says that it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil import attacks, models
+from sigil.experiments import scales
+from sigil.experiments.experiment import Experiment, Finding, Results
+from sigil.experiments.removal import attackers_share, entry, marks
+from sigil.experiments.scales import STRENGTHS, Scale
+from sigil.experiments.store import Cell, Store
+from sigil.experiments.tables import markdown, values
+from sigil.federation.precision import choose
+from sigil.federation.run import Run
+
+# Name of the student, and how much of the training images the attacker has.
+ATTACKS = {"none": None, "own share": "client", "all images": "all"}
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """The teacher, a student of the attacker's own share, and one of all training images."""
+    return [
+        Cell(
+            experiment="extraction",
+            name=f"strength {strength:g} {attack}",
+            seed=seed,
+            trainings=(scale.settings(seed=seed, watermark={"strength": strength}),),
+            options={"strength": strength, "attack": attack},
+        )
+        for seed in seeds
+        for strength in reversed(STRENGTHS)
+        for attack in ATTACKS
+    ]
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Distil into a fresh network of the same kind, then measure it as if it were the teacher."""
+    (run,) = runs
+    settings, dataset = run.settings, store.dataset(run.settings)
+    teacher, images = run.halves(), ATTACKS[cell.options["attack"]]
+    if images is None:
+        return marks(teacher, dataset, settings, store)
+    student = models.build(
+        settings.model.name,
+        classes=dataset.classes,
+        width=settings.model.width,
+        channels=dataset.shape[0],
+        input_size=dataset.shape[1:],
+        seed=settings.run.seed + 1,
+    )
+    cut = settings.model.cut or models.default_cut(settings.model.name)
+    distilled = attacks.extract(
+        teacher,
+        models.split(student, cut),
+        attackers_share(dataset, settings) if images == "client" else dataset,
+        epochs=scales.get(store.scale).distillation,
+        batch_size=settings.federation.batch_size,
+        seed=settings.run.seed,
+        precision=choose(settings.run.device, settings.run.precision),
+    )
+    return marks(distilled, dataset, settings, store)
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """The teacher and its students."""
+    lines = [
+        [
+            f"λ = {strength:g}",
+            *(entry(cells, results, f"strength {strength:g} {attack}") for attack in ATTACKS),
+        ]
+        for strength in reversed(STRENGTHS)
+    ]
+    return markdown(["", "teacher", "student of one client's images", "student of all images"], lines)
+
+
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The paper's one sentence on extraction."""
+    rates = [
+        rate
+        for strength in STRENGTHS
+        for attack in list(ATTACKS)[1:]
+        for rate in values(cells, results, f"strength {strength:g} {attack}", "wsr")
+    ]
+    return [Finding("Distillation removes the mark.", max(rates) < 70 if rates else None)]
+
+
+EXPERIMENT = Experiment(
+    name="extraction",
+    caption="Accuracy, WSR and p of students distilled from marked models.",
+    cells=cells,
+    measure=measure,
+    show=show,
+    verdict=verdict,
+)

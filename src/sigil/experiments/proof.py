@@ -1,0 +1,96 @@
+"""Proof, not only WSR: how long must a key be to survive the worst attacks? Strength 0.1, ResNet-18.
+
+The exact test turns a success rate into a probability, and the length of the key decides what a rate is
+worth. This table looks for the smallest number of bits whose p-value is still at most 3e-7 after pruning 80 %
+and after the adaptive attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil import attacks
+from sigil.experiments import adaptive
+from sigil.experiments.experiment import Experiment, Results
+from sigil.experiments.removal import entry, marks
+from sigil.experiments.scales import Scale
+from sigil.experiments.store import Cell, Store
+from sigil.experiments.tables import MISSING, markdown
+from sigil.federation.run import Run
+from sigil.federation.settings import WatermarkSettings
+
+PRUNING = "prune 80 %"
+ATTACKS = ("none", PRUNING, adaptive.CONTROL, *adaptive.ATTACKS[2:])
+DEFAULT_BITS = WatermarkSettings().bits
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every attack on every length."""
+    return [
+        Cell(
+            experiment="proof",
+            name=f"{bits} bits {attack}",
+            seed=seed,
+            trainings=(
+                scale.settings(
+                    seed=seed,
+                    # The default is left out, so that other experiments' training is this one.
+                    watermark={"strength": 0.1} | ({} if bits == DEFAULT_BITS else {"bits": bits}),
+                    record={"clients": [0]},
+                ),
+            ),
+            options={"bits": bits, "attack": attack},
+        )
+        for seed in seeds
+        for bits in scale.proof_bits
+        for attack in ATTACKS
+    ]
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Attack the run and measure accuracy and the mark."""
+    (run,) = runs
+    attack = cell.options["attack"]
+    if attack != PRUNING:
+        return adaptive.after_attack(run, attack, store)
+    pruned = attacks.prune(run.halves(), 0.8)
+    return marks(pruned, store.dataset(run.settings), run.settings, store)
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """A row a length, a column an attack, and which lengths are proof after each."""
+    lengths = sorted({int(cell.options["bits"]) for cell in cells})
+    table = markdown(
+        ["bits", *ATTACKS],
+        [
+            [str(bits), *(entry(cells, results, f"{bits} bits {attack}") for attack in ATTACKS)]
+            for bits in lengths
+        ],
+    )
+    proven = [[attack, _proving(cells, results, attack, lengths)] for attack in ATTACKS]
+    return table + "\n" + markdown(["after", "lengths that are proof (p ≤ 3e-7)"], proven)
+
+
+def _proving(cells: list[Cell], results: Results, attack: str, lengths: list[int]) -> str:
+    found, measured = [], 0
+    for bits in lengths:
+        owned = [
+            results[cell.name, cell.seed].numbers["owned"]
+            for cell in cells
+            if cell.name == f"{bits} bits {attack}" and (cell.name, cell.seed) in results
+        ]
+        measured += bool(owned)
+        if owned and all(owned):
+            found.append(str(bits))
+    return (", ".join(found) or "none of them") if measured else MISSING
+
+
+EXPERIMENT = Experiment(
+    name="proof",
+    caption="What remains of keys of several lengths after pruning and the adaptive attack, strength 0.1.",
+    cells=cells,
+    measure=measure,
+    show=show,
+)

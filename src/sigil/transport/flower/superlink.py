@@ -1,0 +1,127 @@
+"""The owner's SuperLink: on the loopback address only, with its nodes, its run and its ServerApp."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.constant import Status
+from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+)
+from flwr.proto.runtime_pb2 import PullTaskInputRequest
+from flwr.serverapp import ServerApp
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from sigil.errors import NetworkError
+from sigil.transport.flower.processes import free_port, start, stop
+from sigil.transport.flower.tasks import Runtime
+
+APP = Path(__file__).parent / "app"
+START_SECONDS = 120.0
+
+
+class SuperLink:
+    """A SuperLink that lives as long as this object or this process, whichever ends first.
+
+    What it knows (nodes and their public keys) is in ``superlink.db`` in `folder`, so that clients which
+    were connected to it find themselves known again after any restart.
+    """
+
+    def __init__(self, folder: Path, *, ca: Path, certificate: Path, key: Path) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self._log = folder / "superlink.log"
+        self._certificates = ca.read_bytes()
+        secret = folder / "tasks.secret"
+        secret.touch(0o600)
+        secret.write_bytes(secrets.token_bytes(32))
+        self._runtime = Runtime(self.address, secret.read_bytes(), self._certificates)
+        host, port = self.address.split(":")
+        self._process = start(
+            "flower-superlink",
+            [
+                *("--ssl-ca-certfile", str(ca), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
+                *("--isolation", "process", "--superexec-auth-secret-file", str(secret)),
+                *("--host", host, "--port", port, "--database", str(folder / "superlink.db")),
+                *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+            ],
+            log=self._log,
+        )
+        self._control = ControlHttpClient.from_server_address(
+            self.address,
+            insecure=False,
+            root_certificates=self._certificates,
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+        self._wait()
+
+    def register(self, public_key: bytes) -> int:
+        """The number by which Flower knows the node with this public key (PEM), registered if it is new."""
+        for node in self._control.ListNodes(ListNodesRequest()).nodes_info:
+            if node.public_key == public_key:
+                return node.node_id
+        return self._control.RegisterNode(RegisterNodeRequest(public_key=public_key)).node_id
+
+    def run(self, app: ServerApp) -> None:
+        """Do a run of `app` in this process, after ending those that an earlier process left behind."""
+        for left in self._control.ListRuns(ListRunsRequest()).run_dict.values():
+            if left.status.status != Status.FINISHED:
+                self._control.StopRun(StopRunRequest(run_id=left.run_id))
+        bundle = build_fab_from_disk(APP)
+        fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
+        self._control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+        token = self._runtime.acquire(TaskType.SERVER_APP)
+        if token is None:
+            raise NetworkError(f"The SuperLink gave no task for a new run; {self._log} says why.")
+        with self._runtime.task(token) as client:
+            task = client.PullTaskInput(PullTaskInputRequest())
+            # Messages take the sender from here, as in a process that Flower starts.
+            TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+            TaskIdentity.node_id = task.context.node_id
+            grid = HttpGrid(self.address, root_certificates=self._certificates, token=token)
+            grid.set_run(run_from_proto(task.run))
+            try:
+                app(grid=grid, context=context_from_proto(task.context))
+            finally:
+                grid.close()
+
+    def close(self) -> None:
+        """End it."""
+        self._control.close()
+        stop(self._process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self._control.ListNodes(ListNodesRequest())
+                return
+            except httpx.TransportError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    stop(self._process)
+                    raise NetworkError(f"The SuperLink did not start; {self._log} says why.") from None
+                time.sleep(0.1)

@@ -1,0 +1,142 @@
+"""A client's SuperNode, and the loop that does its tasks in this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
+
+from sigil.transport.flower.processes import free_port, start, stop
+from sigil.transport.flower.tasks import Runtime
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.3
+PAUSE_SECONDS = 3.0
+
+
+class SuperNode:
+    """A SuperNode that lives as long as this object or this process, and is started again if it ends.
+
+    It authenticates with `private_key` (a file in OpenSSH or PEM format) to the SuperLink behind `address`,
+    whose certificate `ca` must have signed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        address: str,
+        ca: Path,
+        private_key: Path,
+        node_id: int,
+        config: Mapping[str, str | int],
+    ) -> None:
+        self._log = folder / "supernode.log"
+        self._address = address
+        self._ca = ca
+        self._private_key = private_key
+        self._node_id = node_id
+        self._config = config
+        self._secret = folder / "tasks.secret"
+        self._secret.touch(0o600)
+        self._secret.write_bytes(secrets.token_bytes(32))
+        self._begin()
+
+    def work(self, app: ClientApp, *, finished: Callable[[], bool]) -> None:
+        """Let `app` answer one message after another in this process, until `finished`."""
+        while not finished():
+            if self._process.poll() is not None:
+                time.sleep(PAUSE_SECONDS)
+                self._begin()
+            try:
+                token = self._runtime.acquire(TaskType.CLIENT_APP)
+                if token is None:
+                    time.sleep(POLL_SECONDS)
+                else:
+                    self._answer(app, token)
+            except httpx.HTTPError:
+                # The SuperNode is starting, or is gone and with it the message: the owner will send another.
+                time.sleep(POLL_SECONDS)
+
+    def close(self) -> None:
+        """End it; the SuperLink hears that the client has left."""
+        stop(self._process)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        self._take_leave()
+        address = f"127.0.0.1:{free_port()}"
+        host, port = address.split(":")
+        settings = " ".join(f"{name}={json.dumps(value)}" for name, value in self._config.items())
+        self._runtime = Runtime(address, self._secret.read_bytes())
+        self._process = start(
+            "flower-supernode",
+            [
+                *("--superlink", self._address, "--root-certificates", str(self._ca)),
+                *("--auth-supernode-private-key", str(self._private_key), "--node-config", settings),
+                *("--isolation", "process", "--superexec-auth-secret-file", str(self._secret)),
+                *("--host", host, "--port", port),
+            ],
+            log=self._log,
+        )
+
+    def _take_leave(self) -> None:
+        """Tell the SuperLink that the process which was this node before has ended.
+
+        One that was killed could not; for a minute the SuperLink would take it for alive and refuse another
+        in its place.
+        """
+        key = serialization.load_ssh_private_key(self._private_key.read_bytes(), None)
+        assert isinstance(key, EllipticCurvePrivateKey)
+        with (
+            suppress(httpx.HTTPError),
+            FleetHttpClient.from_server_address(
+                self._address,
+                insecure=False,
+                root_certificates=self._ca.read_bytes(),
+                interceptors=[
+                    RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+                    NodeAuthHttpInterceptor(key, key.public_key()),
+                ],
+            ) as client,
+        ):
+            client.DeactivateNode(DeactivateNodeRequest(node_id=self._node_id))
+
+    def _answer(self, app: ClientApp, token: str) -> None:
+        with self._runtime.task(token) as client:
+            message, context, _, _ = pull_task_input(client)
+            try:
+                reply = app(message=message, context=context)
+            except Exception as error:
+                # Anything: the owner must hear that this client has no answer, or it would wait for one.
+                log.warning("Round given up: %s", error)
+                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+                reply = Message(Error(code, type(error).__name__), reply_to=message)
+            push_message(client, reply, context)

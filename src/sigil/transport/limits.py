@@ -1,0 +1,41 @@
+"""How much a client may ask of the server: every limit of the service, with its default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from sigil.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the split service. Whoever goes beyond one loses that stream, and nobody else notices."""
+
+    samples_per_batch: int | None = None
+    """Samples in one message; none: one more than the batch size of the settings."""
+    steps_per_round: int = 20_000
+    """Steps of one client in one round."""
+    samples_per_round: int = 2_000_000
+    """Samples of one client in one round: the largest weight that it can get in the average."""
+    bytes_per_round: int = 1 << 40
+    """Bytes of tensors from one client in one round, replays included."""
+    hello_seconds: float = 10.0
+    """Longest wait for the first message of a stream."""
+    step_seconds: float = 60.0
+    """Longest time that a step may wait for its client, and the longest pause between two steps."""
+    return_seconds: float | None = 120.0
+    """How long the round waits for a client whose connection ended; none: until the round's deadline."""
+    reconnects: int = 10
+    """How often a client may come back in one round."""
+    streams: int = 256
+    """Streams at once, of all clients."""
+    streams_per_client: int = 4
+    """Streams at once with the same certificate: the one in use and the remains of broken ones."""
+    bytes_in_flight: int = 1 << 30
+    """Bytes of activations and cut gradients of all open steps; more have to wait."""
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"The limit {entry.name} is {value}, but it must be above 0.")

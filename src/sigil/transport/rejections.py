@@ -1,0 +1,65 @@
+"""Why a message or a stream is refused: a small, closed list, so that it can be counted."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from sigil.errors import NetworkError
+
+
+class Reason(Enum):
+    """The reasons, as the label `reason` of the metrics and in the status that a client receives."""
+
+    MALFORMED = "malformed"
+    """Not a frame of this protocol, or a field that has no meaning."""
+    VERSION = "version"
+    """A frame of another version of the protocol."""
+    TICKET = "ticket"
+    """No such ticket, for this round and client."""
+    CERTIFICATE = "certificate"
+    """The ticket belongs to the holder of another certificate."""
+    IDENTITY = "identity"
+    """A frame for another round or client than the stream's ticket."""
+    ORDER = "order"
+    """Another message than the next one: a step skipped, repeated or taken backwards."""
+    DTYPE = "dtype"
+    """A number format that was not agreed."""
+    SHAPE = "shape"
+    """A tensor that does not fit the agreed cut, the number of classes or the batch limit."""
+    SIZE = "size"
+    """More or fewer bytes than the header promised, or a chunk that is too long."""
+    TRUNCATED = "truncated"
+    """The stream ended before the round did: hung up, or cut off by gRPC for a message that is too long."""
+    VALUES = "values"
+    """NaN or infinity."""
+    STEPS = "steps"
+    """More steps, samples or bytes in the round than allowed."""
+    DEADLINE = "deadline"
+    """The client let the server wait too long."""
+    STREAMS = "streams"
+    """Too many streams at once."""
+    RECONNECTS = "reconnects"
+    """The client came back too often."""
+    SUPERSEDED = "superseded"
+    """The same client opened another stream."""
+    CLOSED = "closed"
+    """The round is over, or the client was expelled from it."""
+    INTERNAL = "internal"
+    """The server failed; its log says more than it may tell a client."""
+
+
+class Rejection(Exception):
+    """Ends one stream, with the reason and one sentence that is safe to show to a stranger."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+        self.sentence = sentence
+
+
+class Refused(NetworkError):
+    """The server refused this client; trying again with the same ticket is pointless."""
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(f"The server refused this client ({reason.value}): {sentence}")
+        self.reason = reason

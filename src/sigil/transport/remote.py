@@ -1,0 +1,227 @@
+"""The remote server: the same two methods as :class:`sigil.federation.Server`, at the end of a stream.
+
+A connection that breaks is opened again, and the exchange goes on where it stopped: the client says how many
+answers it has, the server how many it gave, and the one that is missing is sent again. Nothing is computed
+twice, so the result is the same bit for bit. If the server has meanwhile given up the step,
+:class:`RoundRestarted` is raised, and the caller begins the round again from its first step.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import grpc
+import torch
+from torch import Tensor
+
+from sigil.errors import NetworkError
+from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
+from sigil.federation.observers import Moment
+from sigil.federation.precision import Precision
+from sigil.transport import tickets, wire
+from sigil.transport.certificates import SERVER_NAME, ClientCredentials
+from sigil.transport.rejections import Reason, Refused, Rejection
+from sigil.transport.wire import Header, Kind, Wire
+
+_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+    ("grpc.ssl_target_name_override", SERVER_NAME),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Each attempt to come back is ours, at our pace.
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_LONGEST_PAUSE: Final = 2.0
+# After these, coming back makes sense; after all others the server has made up its mind.
+_PASSING: Final = (Reason.DEADLINE, Reason.STREAMS)
+
+Result = TypeVar("Result")
+
+
+class RoundRestarted(Exception):
+    """The server holds nothing of this round any more; it must begin again from the first step."""
+
+
+class RemoteServer:
+    """The server half on somebody else's machine.
+
+    `address` is "host:port" of the split service, `ticket` the text that the owner sent for this `client`
+    in this round. A lost connection is tried again for `patience` seconds.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        ticket: str,
+        round_number: int,
+        client: int,
+        classes: int,
+        credentials: ClientCredentials,
+        precision: Precision,
+        wire: Wire = "float32",
+        patience: float = 60.0,
+    ) -> None:
+        self._address = address
+        self._ticket = tickets.parse(ticket)
+        self._round = round_number
+        self._client = client
+        self._classes = classes
+        self._credentials = credentials
+        self._precision = precision
+        self._narrow = wire == "bfloat16"
+        self._patience = patience
+        self._answers = 0
+        self._shape: tuple[int, ...] = ()
+        self._line: _Line | None = None
+        self._told = False
+
+    def forward(self, message: Activation) -> Logits:
+        """Send the activation, (N, *shape at the cut), and receive the logits, (N, classes)."""
+        values = message.values.to(torch.bfloat16) if self._narrow else message.values
+        self._shape = tuple(values.shape)
+        return Logits(self._exchange(Kind.ACTIVATION, values, Kind.LOGITS))
+
+    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+        """Send the gradient of the loss, (N, classes), and receive that at the cut, (N, *shape)."""
+        values = self._exchange(Kind.LOGIT_GRADIENT, message.values, Kind.CUT_GRADIENT)
+        return CutGradient(values if self._precision.bfloat16 else values.float())
+
+    def finish(self) -> None:
+        """Tell the server that the round is complete, and wait until it agrees."""
+        try:
+            self._persist(self._say_finish)
+        except Refused as refusal:
+            # The confirmation was lost and the round is over: the owner knows whether it counts.
+            if not (self._told and refusal.reason is Reason.CLOSED):
+                raise
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    def _exchange(self, kind: Kind, values: Tensor, answer: Kind) -> Tensor:
+        received = self._persist(lambda line: self._say(line, kind, values, answer))
+        self._answers += 1
+        return received.to(self._precision.device)
+
+    def _say(self, line: _Line, kind: Kind, values: Tensor, answer: Kind) -> Tensor:
+        step = self._answers // 2 + 1
+        if line.given == self._answers:  # else the server has it, and its answer is on the way
+            line.send(wire.frame(kind, values, round_number=self._round, client=self._client, step=step))
+        header = wire.unpack(line.receive())
+        shape = self._shape if answer is Kind.CUT_GRADIENT else (self._shape[0], self._classes)
+        # The server is trusted with the training, but not with this machine's memory.
+        if (header.kind, header.step, header.shape) != (answer, step, shape):
+            raise Rejection(Reason.ORDER, "The server's answer does not belong to what was sent.")
+        assembly = wire.Assembly(header)
+        while not assembly.complete:
+            assembly.add(line.receive())
+        line.given = self._answers + 1
+        return assembly.tensor()
+
+    def _say_finish(self, line: _Line) -> None:
+        line.send(iter((Header(Kind.FINISH, self._round, self._client, self._answers // 2).pack(),)))
+        self._told = True
+        if wire.unpack(line.receive()).kind is not Kind.FINISHED:
+            raise Rejection(Reason.ORDER, "The server did not confirm the end of the round.")
+
+    def _persist(self, talk: Callable[[_Line], Result]) -> Result:
+        """Do this on the stream, and on a new one as long as the old ones break."""
+        last = time.monotonic() + self._patience
+        pause = 0.1
+        while True:
+            try:
+                if self._line is None:
+                    self._connect()
+                assert self._line is not None
+                return talk(self._line)
+            except grpc.RpcError as error:
+                self.close()
+                _raise_if_final(error)
+                if time.monotonic() + pause > last:
+                    raise NetworkError(
+                        f"The server at {self._address} cannot be reached ({_details(error)}); check the "
+                        "address and the certificates, and that the server runs."
+                    ) from None
+            except Rejection as rejection:
+                self.close()
+                raise NetworkError(
+                    f"The server at {self._address} does not follow the protocol: {rejection.sentence}"
+                ) from None
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _connect(self) -> None:
+        line = _Line(self._address, self._credentials)
+        self._line = line
+        greeting = wire.hello(
+            self._ticket, round_number=self._round, client=self._client, answers=self._answers
+        )
+        line.send(iter((greeting,)))
+        welcome = wire.unpack(line.receive())
+        if welcome.kind is not Kind.WELCOME or welcome.step not in (0, self._answers, self._answers + 1):
+            raise Rejection(Reason.ORDER, "The server did not say where to go on.")
+        line.given = welcome.step
+        if self._answers and not welcome.step:
+            self._answers = 0
+            raise RoundRestarted
+
+
+class _Line:
+    """One stream: messages out, messages in; `given` is how many answers the server has given."""
+
+    def __init__(self, address: str, credentials: ClientCredentials) -> None:
+        secure = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+        self.given = 0
+        self._out: queue.SimpleQueue[Iterator[bytes] | None] = queue.SimpleQueue()
+        self._channel = grpc.secure_channel(address, secure, options=_OPTIONS)
+        self._call = self._channel.stream_stream(wire.METHOD)(self._messages())
+
+    def send(self, messages: Iterator[bytes]) -> None:
+        """Send these after all that were given before; packing them happens as the network takes them."""
+        self._out.put(messages)
+
+    def receive(self) -> bytes:
+        """The next message; `grpc.RpcError` if there will be none."""
+        message = next(self._call, None)
+        if message is None:
+            raise grpc.RpcError
+        return bytes(message)
+
+    def close(self) -> None:
+        self._out.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def _messages(self) -> Iterator[bytes]:
+        for messages in iter(self._out.get, None):
+            yield from messages
+
+
+def _raise_if_final(error: grpc.RpcError) -> None:
+    """Tell a refusal from a broken connection: the former comes with a reason."""
+    if not isinstance(error, grpc.Call):
+        return
+    for name, value in error.trailing_metadata() or ():
+        if name == wire.REASON_KEY and value in {reason.value for reason in Reason}:
+            reason = Reason(value)
+            if reason not in _PASSING:
+                raise Refused(reason, error.details() or "") from None
+    if "CERTIFICATE_VERIFY_FAILED" in (error.details() or ""):
+        raise NetworkError(
+            "The server's certificate is not of the federation that this client's bundle is for; use the "
+            "bundle that this server's owner made."
+        ) from None
+
+
+def _details(error: grpc.RpcError) -> str:
+    text = error.details() if isinstance(error, grpc.Call) else None
+    return (text or "the stream ended").rstrip(".")

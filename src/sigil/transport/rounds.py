@@ -1,0 +1,129 @@
+"""An open round: whose tickets are good, how far every client is, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sigil.federation.aggregation import State, WeightedAverage
+from sigil.injector import InjectionStatistics
+from sigil.transport.rejections import Reason
+from sigil.transport.session import Session, Setup, Status
+from sigil.transport.tickets import Seal, TicketBook
+
+
+@dataclass(frozen=True)
+class ClientOutcome:
+    """What became of one client: all numbers are the server's own count.
+
+    `weight` is the number of different samples, as the average uses it: images a round / local epochs.
+    `reason` says why it was expelled.
+    """
+
+    client: int
+    status: Status
+    reason: Reason | None
+    steps: int
+    images: int
+    weight: float
+    reconnects: int
+    injections: list[InjectionStatistics]
+    state: State | None
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """A closed round."""
+
+    round: int
+    clients: dict[int, ClientOutcome]
+
+    @property
+    def finished(self) -> list[int]:
+        """The clients that went all the way, in order."""
+        return [index for index, client in self.clients.items() if client.status is Status.FINISHED]
+
+    @property
+    def missing(self) -> list[int]:
+        """The clients without which the round ended, in order."""
+        return [index for index in self.clients if index not in set(self.finished)]
+
+    @property
+    def images(self) -> int:
+        """Images that the finished clients trained on."""
+        return sum(self.clients[index].images for index in self.finished)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the finished clients."""
+        return sum(self.clients[index].steps for index in self.finished)
+
+    @property
+    def injections(self) -> list[InjectionStatistics]:
+        """Recorded injections of the finished clients, in the order of a run in one process."""
+        return [row for index in self.finished for row in self.clients[index].injections]
+
+    def server_state(self, clients: Iterable[int] | None = None) -> State:
+        """The average of the finished clients' server halves, or of those of them whose index is given.
+
+        Clients are added in the order of their index, which makes it equal bit for bit to the average of a
+        training in one process.
+        """
+        chosen = set(self.finished) if clients is None else set(clients) & set(self.finished)
+        average = WeightedAverage()
+        for index in sorted(chosen):
+            client = self.clients[index]
+            assert client.state is not None
+            average.add(client.state, weight=client.weight)
+        return average.result()
+
+
+class Round:
+    """A round that is under way; lives on the service's event loop."""
+
+    def __init__(
+        self, number: int, server_state: State, *, lr: float, clients: Mapping[int, str], setup: Setup
+    ) -> None:
+        self.number = number
+        self.tickets = TicketBook()
+        self.sessions: dict[int, Session] = {}
+        self.issued: dict[int, str] = {}
+        self.changed = asyncio.Event()
+        self._epochs = setup.settings.federation.local_epochs
+        for index in sorted(clients):
+            self.sessions[index] = Session(index, round_number=number, state=server_state, lr=lr, setup=setup)
+            self.issued[index] = self.tickets.issue(Seal(number, index, clients[index]))
+
+    @property
+    def settled(self) -> bool:
+        """Whether every client is done, one way or another."""
+        return all(session.over for session in self.sessions.values())
+
+    async def wait(self, timeout: float | None) -> None:
+        """Wait until all clients are settled, at most so long."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not self.settled:
+                    self.changed.clear()
+                    await self.changed.wait()
+        except TimeoutError:
+            return
+
+    def outcome(self) -> RoundOutcome:
+        """What came of it."""
+        return RoundOutcome(self.number, {index: self._one(s) for index, s in self.sessions.items()})
+
+    def _one(self, session: Session) -> ClientOutcome:
+        finished = session.status is Status.FINISHED
+        return ClientOutcome(
+            client=session.client,
+            status=session.status,
+            reason=session.reason,
+            steps=session.steps,
+            images=session.images,
+            weight=session.images / self._epochs,
+            reconnects=max(0, session.reconnects),
+            injections=session.injections,
+            state=session.server_state if finished else None,
+        )

@@ -1,0 +1,301 @@
+"""The split service: the owner's server halves behind one gRPC method with mutual TLS.
+
+It runs in the owner's process, on a thread of its own, beside whatever directs the rounds::
+
+    with SplitService(settings, key=key, classes=10, input_shape=(3, 32, 32), credentials=…) as service:
+        tickets = service.open_round(1, server_state, lr=0.1, clients={0: fingerprint, 1: …})
+        …                                   # hand each client its ticket; they connect and train
+        outcome = service.wait_round(timeout=600, minimum=2)
+        server_state = outcome.server_state()
+
+The key is in the injector of this process and nowhere else: what leaves is logits and cut gradients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+import torch
+
+from sigil.errors import ConfigError, NetworkError
+from sigil.federation import precision as precisions
+from sigil.federation.aggregation import State
+from sigil.federation.halves import build_halves, make_injector
+from sigil.federation.observers import ServerObserver
+from sigil.federation.settings import Settings
+from sigil.key import Key
+from sigil.transport import wire
+from sigil.transport.certificates import ServerCredentials
+from sigil.transport.engine import Engine
+from sigil.transport.limits import Limits
+from sigil.transport.metrics import Metrics
+from sigil.transport.rejections import Reason, Rejection
+from sigil.transport.rounds import Round, RoundOutcome
+from sigil.transport.session import Setup, Status
+from sigil.transport.stream import Stream
+from sigil.transport.wire import Wire
+
+log = logging.getLogger("sigil.transport")
+
+Result = TypeVar("Result")
+
+_CODES = {
+    Reason.TICKET: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.CERTIFICATE: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.STREAMS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.STEPS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.RECONNECTS: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.CLOSED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.SUPERSEDED: grpc.StatusCode.ABORTED,
+    Reason.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+    # Two services on one port would share its clients between them at random.
+    ("grpc.so_reuseport", 0),
+    # Pings find connections that ended without a word.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+
+
+class SplitService:
+    """A gRPC server that trains the server halves of whoever holds a ticket.
+
+    `input_shape` is (C, H, W) of the images. `address` is "host:port", port 0 for any free one; after
+    :meth:`start`, :attr:`address` tells it. `wire` is the number format of activations and cut gradients:
+    "float32" (as computed, equal bit for bit to a training in one process) or "bfloat16" (half the bytes).
+    `observers` must be mergeable: each client's session gets copies of them, and those of the clients that
+    finish are merged in order when the round ends.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        key: Key | None,
+        classes: int,
+        input_shape: tuple[int, int, int],
+        credentials: ServerCredentials,
+        address: str = "127.0.0.1:0",
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+        wire: Wire = "float32",
+        observers: Sequence[ServerObserver] = (),
+    ) -> None:
+        _check_mode(settings)
+        if not all(observer.mergeable for observer in observers):
+            raise ConfigError(
+                "An observer follows the clients one after another, but here they train at once."
+            )
+        halves = build_halves(settings, classes=classes, input_shape=input_shape)
+        precision = precisions.choose(settings.run.device, settings.run.precision)
+        half = halves.server.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
+        self.metrics = metrics or Metrics()
+        self._setup = Setup(
+            settings=settings,
+            half=half,
+            shape=halves.shape,
+            classes=classes,
+            precision=precision,
+            injector=make_injector(settings, key, halves=halves),
+            observers=observers,
+            limits=limits or Limits(),
+            wire=wire,
+        )
+        _check_budget(self._setup)
+        self._credentials = credentials
+        self._wanted = address
+        self._address: str | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._engine: Engine | None = None
+        self._ready: Future[None] = Future()
+        self._stopping: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._main, name="sigil-service", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """Where the service listens, "host:port"."""
+        if self._address is None:
+            raise NetworkError("The split service has no address before it is started.")
+        return self._address
+
+    @property
+    def port(self) -> int:
+        """The port alone."""
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def initial_state(self) -> State:
+        """The server half before the first round, as the seed makes it."""
+        return {name: value.detach().clone() for name, value in self._setup.half.state_dict().items()}
+
+    def start(self) -> Self:
+        """Listen; returns when clients can connect."""
+        self._thread.start()
+        self._ready.result()
+        return self
+
+    def stop(self) -> None:
+        """Close all streams and end."""
+        if self._loop is not None and self._stopping is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def open_round(
+        self, number: int, server_state: State, *, lr: float, clients: Mapping[int, str]
+    ) -> dict[int, str]:
+        """Begin a round and return a ticket for each client: index → hexadecimal text.
+
+        `clients` maps the index of each client that takes part to the fingerprint of its certificate. A
+        round that is still open is abandoned.
+        """
+        if not clients:
+            raise NetworkError("A round needs at least one client.")
+        return self._call(self._open(number, server_state, lr, dict(clients)))
+
+    def wait_round(self, *, timeout: float | None = None, minimum: int = 1) -> RoundOutcome:
+        """Wait until every client of the round is done or given up, and close it.
+
+        After `timeout` seconds (none: no limit) the round goes on without those that are not done. With
+        fewer than `minimum` finished clients it is an error. How long a client that lost its connection is
+        waited for is :attr:`Limits.return_seconds`.
+        """
+        outcome = self._call(self._wait(timeout))
+        if len(outcome.finished) < minimum:
+            raise NetworkError(
+                f"Only {len(outcome.finished)} of {len(outcome.clients)} clients finished round "
+                f"{outcome.round}, but at least {minimum} must; start again when more are there."
+            )
+        return outcome
+
+    async def _open(self, number: int, state: State, lr: float, clients: dict[int, str]) -> dict[int, str]:
+        engine = self._running()
+        await self._close()
+        state = {name: value.detach().clone() for name, value in state.items()}
+        engine.round = Round(number, state, lr=lr, clients=clients, setup=self._setup)
+        self.metrics.round.set(number)
+        return dict(engine.round.issued)
+
+    async def _wait(self, timeout: float | None) -> RoundOutcome:
+        current = self._running().round
+        if current is None:
+            raise NetworkError("There is no open round to wait for; open one first.")
+        await current.wait(timeout)
+        await self._close()
+        for session in current.sessions.values():
+            if session.status is Status.FINISHED:
+                for observer, part in zip(self._setup.observers, session.observers, strict=True):
+                    observer.merge(part.collect())
+        return current.outcome()
+
+    async def _close(self) -> None:
+        """Close the open round, if there is one, with all its streams."""
+        engine = self._running()
+        current, engine.round = engine.round, None
+        if current is None:
+            return
+        for session in current.sessions.values():
+            for timer in session.timers:
+                timer.cancel()
+            async with session.lock:
+                if session.settled:
+                    continue  # its stream is ending by itself
+                if session.stream is not None:
+                    session.stream.close(Reason.CLOSED)
+                engine.lose(session)
+
+    def _running(self) -> Engine:
+        if self._engine is None:
+            raise NetworkError("The split service is not running; start it first.")
+        return self._engine
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if self._loop is None or not self._thread.is_alive():
+            work.close()
+            raise NetworkError("The split service is not running; start it first.")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _main(self) -> None:
+        # Settings of torch are a thread's own in part; the compute thread inherits none of them here.
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        self._engine = Engine(self._setup, self.metrics)
+        server = grpc.aio.server(options=_OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        _, service, method = wire.METHOD.split("/")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        mine = self._credentials
+        secure = grpc.ssl_server_credentials(
+            [(mine.key, mine.certificate)], root_certificates=mine.authority, require_client_auth=True
+        )
+        try:
+            port = server.add_secure_port(self._wanted, secure)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            self._ready.set_exception(
+                NetworkError(f"The service cannot listen on {self._wanted}; choose another address or port.")
+            )
+            return
+        await server.start()
+        self._address = f"{self._wanted.rpartition(':')[0]}:{port}"
+        self._ready.set_result(None)
+        await self._stopping.wait()
+        await server.stop(grace=0.2)
+        self._engine.scheduler.close()
+
+    async def _serve(self, requests: object, context: Any) -> None:
+        """One stream; nothing but a reason and a sentence of ours ever goes out with its end."""
+        assert self._engine is not None
+        try:
+            await Stream(self._engine, context).run()
+            return
+        except Rejection as rejection:
+            reason, sentence = rejection.reason, rejection.sentence
+            log.debug("refused a stream: %s: %s", reason.value, sentence)
+        except Exception as error:
+            reason, sentence = Reason.INTERNAL, "The server failed; ask its owner to look at the log."
+            log.error("a stream failed: %s", type(error).__name__, exc_info=error)
+        self.metrics.rejected(reason)
+        code = _CODES.get(reason, grpc.StatusCode.INVALID_ARGUMENT)
+        await context.abort(code, sentence, ((wire.REASON_KEY, reason.value),))
+
+
+def _check_mode(settings: Settings) -> None:
+    federation = settings.federation
+    if federation.mode != "usfl" or federation.server_halves != "per-client":
+        raise ConfigError(
+            "Across machines clients train at once and keep their labels, so federation.mode must be usfl "
+            "and federation.server_halves per-client."
+        )
+
+
+def _check_budget(setup: Setup) -> None:
+    largest = 2 * setup.samples_per_batch * int(torch.tensor(setup.shape).prod()) * 4
+    if largest > setup.limits.bytes_in_flight:
+        raise ConfigError(
+            f"One step may need {largest} bytes, but the limit bytes_in_flight is "
+            f"{setup.limits.bytes_in_flight}; raise it or lower the batch size."
+        )

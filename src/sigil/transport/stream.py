@@ -1,0 +1,260 @@
+"""One connection of one client: the protocol from HELLO to FINISHED, on the service's event loop.
+
+::
+
+    client                                   server
+    HELLO     ticket, answers received  ──►  ticket, certificate, limits checked
+              ◄──  WELCOME  answers given    (a lost answer follows at once)
+    ACTIVATION      step s  ──►              header checked, budget, chunks, forward
+              ◄──  LOGITS   step s
+    LOGIT_GRADIENT  step s  ──►              header checked, chunks, backward, mark
+              ◄──  CUT_GRADIENT  step s
+    … next step …
+    FINISH    steps         ──►              state checked
+              ◄──  FINISHED
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import grpc
+from torch import Tensor
+
+from sigil.transport import wire
+from sigil.transport.certificates import fingerprint
+from sigil.transport.engine import Engine
+from sigil.transport.rejections import Reason, Rejection
+from sigil.transport.session import Session, Status
+from sigil.transport.tickets import Seal
+from sigil.transport.wire import Header, Kind
+
+# Where a client broke no rule: it may come back.
+_FORGIVEN = (Reason.DEADLINE, Reason.SUPERSEDED, Reason.TRUNCATED)
+_ANSWERS = {Kind.ACTIVATION: Kind.LOGITS, Kind.LOGIT_GRADIENT: Kind.CUT_GRADIENT}
+
+
+class Context(Protocol):
+    """What a stream needs of gRPC."""
+
+    async def read(self) -> Any: ...
+    async def write(self, message: bytes) -> None: ...
+    def auth_context(self) -> Any: ...
+
+
+class Stream:
+    """The server's end of one stream."""
+
+    def __init__(self, engine: Engine, context: Context) -> None:
+        self._engine = engine
+        self._context = context
+        self._task = asyncio.current_task()
+        self._closing: Reason | None = None
+
+    def close(self, reason: Reason) -> None:
+        """End this stream from outside."""
+        self._closing = reason
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> None:
+        """Serve the stream to its end; raises :class:`Rejection` where the client is at fault."""
+        holder = self._holder()
+        engine = self._engine
+        if (
+            engine.streams.total() >= engine.limits.streams
+            or engine.streams[holder] >= engine.limits.streams_per_client
+        ):
+            raise Rejection(Reason.STREAMS, "There are too many streams; close some or come back later.")
+        engine.streams[holder] += 1
+        try:
+            await self._serve(holder)
+        except asyncio.CancelledError:
+            if self._closing is None:
+                raise
+            raise Rejection(self._closing, "The server closed this stream.") from None
+        finally:
+            engine.streams[holder] -= 1
+
+    async def _serve(self, holder: str) -> None:
+        engine = self._engine
+        header, session = await self._hello(holder)
+        drop = False
+        try:
+            await self._welcome(header, session)
+            while await self._turn(session):
+                pass
+        except Rejection as rejection:
+            drop = rejection.reason is not Reason.TRUNCATED
+            if session.stream is self and rejection.reason not in _FORGIVEN:
+                engine.expel(session, rejection.reason)
+            raise
+        finally:
+            engine.leave(session, self, drop=drop)
+
+    def _holder(self) -> str:
+        (certificate,) = self._context.auth_context()["x509_pem_cert"]
+        return fingerprint(certificate)
+
+    async def _hello(self, holder: str) -> tuple[Header, Session]:
+        try:
+            async with asyncio.timeout(self._engine.limits.hello_seconds):
+                message = await self._read()
+        except TimeoutError:
+            raise Rejection(Reason.DEADLINE, "No HELLO came in time.") from None
+        header, ticket = wire.read_hello(message)
+        current = self._engine.round
+        if current is None or current.number != header.round:
+            raise Rejection(Reason.CLOSED, f"Round {header.round} is not open.")
+        current.tickets.check(ticket, claimed=Seal(header.round, header.client, holder))
+        session = current.sessions[header.client]
+        async with session.lock:
+            self._attach(session, header)
+        return header, session
+
+    def _attach(self, session: Session, hello: Header) -> None:
+        engine = self._engine
+        if session.status in (Status.EXPELLED, Status.LOST):
+            raise Rejection(Reason.CLOSED, f"Round {session.round} is over for this client.")
+        if session.reconnects >= engine.limits.reconnects:
+            if session.stream is None:
+                engine.expel(session, Reason.RECONNECTS)
+            raise Rejection(Reason.RECONNECTS, "This client came back too often in this round.")
+        if session.answers and hello.step and hello.step not in (session.answers - 1, session.answers):
+            raise Rejection(
+                Reason.ORDER, f"The client has {hello.step} answers, but {session.answers} were given."
+            )
+        for timer in session.timers:
+            timer.cancel()
+        if session.stream is not None:
+            session.stream.close(Reason.SUPERSEDED)
+            engine.metrics.clients.dec()
+        elif session.reconnects >= 0:
+            session.waited += asyncio.get_running_loop().time() - session.left
+        session.reconnects += 1
+        if session.reconnects:
+            engine.metrics.reconnects.inc()
+        if not hello.step or not session.answers:
+            session.restart()
+            engine.release(session)
+            session.waited = 0.0
+        if session.status is not Status.FINISHED or not hello.step:
+            session.status = Status.CONNECTED
+        session.stream = self
+        engine.metrics.clients.inc()
+
+    async def _welcome(self, hello: Header, session: Session) -> None:
+        answer = Header(Kind.WELCOME, session.round, session.client, session.answers)
+        async with self._waiting(session):
+            await self._write(answer.pack())
+        if hello.step < session.answers and session.last is not None:
+            await self._send(session, *session.last)
+
+    async def _turn(self, session: Session) -> bool:
+        """Take one message and answer it; false after the last one."""
+        engine = self._engine
+        async with self._waiting(session):
+            header = wire.unpack(await self._read())
+        if header.kind is Kind.FINISH:
+            await self._finish(session, header)
+            return False
+        session.expect(header)
+        session.last = None
+        if header.kind is Kind.ACTIVATION:
+            engine.release(session)
+            amount = 2 * header.size
+            await engine.budget.acquire(amount)
+            session.reserved = amount
+            session.waited = 0.0
+            session.began = asyncio.get_running_loop().time()
+        assembly = wire.Assembly(header)
+        async with self._waiting(session):
+            while not assembly.complete:
+                assembly.add(await self._read())
+        session.bytes += header.size
+        values = assembly.tensor()
+        del assembly
+        task = engine.spawn(self._compute(session, header.kind, values))
+        del values
+        answer = await asyncio.shield(task)
+        if header.kind is Kind.LOGIT_GRADIENT:
+            session.waited = 0.0
+        await self._send(session, _ANSWERS[header.kind], answer)
+        return True
+
+    async def _compute(self, session: Session, kind: Kind, values: Tensor) -> Tensor:
+        """One half of a step and its record, whole even if the stream breaks meanwhile."""
+        async with session.lock:
+            if session.stream is not self:
+                raise Rejection(Reason.SUPERSEDED, "The server closed this stream.")
+            work = session.forward if kind is Kind.ACTIVATION else session.backward
+            try:
+                answer: Tensor = await self._engine.scheduler.run(partial(work, values))
+            except Rejection:
+                raise
+            except Exception:
+                session.restart()
+                raise
+            session.answers += 1
+            session.last = (_ANSWERS[kind], answer)
+            return answer
+
+    async def _send(self, session: Session, kind: Kind, values: Tensor) -> None:
+        step = session.step if kind is Kind.LOGITS else session.steps
+        async with self._waiting(session):
+            for message in wire.frame(
+                kind, values, round_number=session.round, client=session.client, step=step
+            ):
+                await self._write(message)
+        if kind is Kind.CUT_GRADIENT:
+            self._engine.release(session)
+            metrics = self._engine.metrics
+            metrics.steps.inc()
+            metrics.images.inc(len(values))
+            metrics.step_seconds.observe(asyncio.get_running_loop().time() - session.began)
+
+    async def _finish(self, session: Session, header: Header) -> None:
+        if (header.round, header.client) != (session.round, session.client):
+            raise Rejection(Reason.IDENTITY, f"This stream is for client {session.client} only.")
+        if not session.answers or session.answers % 2 or header.step != session.steps:
+            raise Rejection(
+                Reason.ORDER, f"The client ends after {header.step} steps, but {session.steps} are done."
+            )
+        if session.status is not Status.FINISHED:
+            async with session.lock:
+                await self._engine.scheduler.run(session.finish)
+                session.status, session.last = Status.FINISHED, None
+        self._engine.release(session)
+        async with self._waiting(session):
+            await self._write(Header(Kind.FINISHED, session.round, session.client, session.steps).pack())
+
+    @asynccontextmanager
+    async def _waiting(self, session: Session) -> AsyncIterator[None]:
+        """Time inside is on the client's account."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(self._engine.limits.step_seconds - session.waited):
+                yield
+        except TimeoutError:
+            raise Rejection(
+                Reason.DEADLINE,
+                f"The server waited {self._engine.limits.step_seconds:g} seconds for this client.",
+            ) from None
+        finally:
+            session.waited += clock() - began
+
+    async def _read(self) -> bytes:
+        message = await self._context.read()
+        if message is grpc.aio.EOF:
+            raise Rejection(Reason.TRUNCATED, "The stream ended before the round did.")
+        self._engine.metrics.received.inc(len(message))
+        return bytes(message)
+
+    async def _write(self, message: bytes) -> None:
+        await self._context.write(message)
+        self._engine.metrics.sent.inc(len(message))

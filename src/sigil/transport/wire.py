@@ -1,0 +1,214 @@
+"""The wire format: a fixed header, checked in full before the first byte of a tensor is accepted.
+
+A stream is a sequence of gRPC messages. Each is a header of 48 bytes (a HELLO carries its ticket behind it),
+or, after the header of a tensor, the next piece of that tensor: exactly 1 MiB, the last one the rest.
+
+======  ========  ====================================================================================
+offset  type      field
+======  ========  ====================================================================================
+0       4 bytes   magic, ``SIGL``
+4       uint16    version of the protocol, 1
+6       uint8     kind (:class:`Kind`)
+7       uint8     number format: 0 none, 1 float32, 2 bfloat16
+8       uint32    round, from 1
+12      uint32    client, from 0
+16      uint32    step, from 1; in HELLO and WELCOME the number of answers received or given so far
+20      uint8     memory order: 0 as the shape says, 1 channels last
+21      uint8     number of axes, 0 to 4
+22      uint16    zero
+24      4×uint32  shape, unused axes zero
+40      uint64    bytes of the tensor that follow
+======  ========  ====================================================================================
+
+All numbers are little-endian. Every field has one correct value or a short list of them at any moment, so
+the receiver knows the size of what may follow before it comes, and a hostile header costs it 48 bytes.
+
+The tensor travels as its raw numbers. A safetensors file would put the same bytes behind a JSON header of
+up to 100 MB, which must be parsed first and could name several tensors, other shapes and gaps: all of them
+things that would then have to be refused. Nothing is ever unpickled. The memory order travels along because
+convolutions round differently in different orders, and a remote training must equal a local one bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from sigil.transport.rejections import Reason, Rejection
+
+MAGIC: Final = b"SIGL"
+VERSION: Final = 1
+CHUNK_BYTES: Final = 1 << 20
+TICKET_BYTES: Final = 32
+MAX_AXES: Final = 4
+
+_HEADER: Final = struct.Struct("<4sHBBIIIBBH4IQ")
+HEADER_BYTES: Final = _HEADER.size
+# gRPC itself refuses longer messages before Sigil sees them.
+MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + 4096
+
+Wire = Literal["float32", "bfloat16"]
+"""How activations and cut gradients travel: as they were computed, or narrowed to half the bytes."""
+
+METHOD: Final = "/sigil.Split/Train"
+REASON_KEY: Final = "sigil-reason"
+"""Name of the trailing metadata that says why a stream was refused."""
+
+
+class Kind(IntEnum):
+    """What a frame is; the four tensors are the four messages of :mod:`sigil.federation.messages`."""
+
+    HELLO = 1
+    WELCOME = 2
+    ACTIVATION = 3
+    LOGITS = 4
+    LOGIT_GRADIENT = 5
+    CUT_GRADIENT = 6
+    FINISH = 7
+    FINISHED = 8
+
+
+_DTYPES: Final = {1: torch.float32, 2: torch.bfloat16}
+_CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
+_TENSORS: Final = (Kind.ACTIVATION, Kind.LOGITS, Kind.LOGIT_GRADIENT, Kind.CUT_GRADIENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One frame's header; `dtype` is None and `shape` empty for frames without a tensor."""
+
+    kind: Kind
+    round: int
+    client: int
+    step: int
+    dtype: torch.dtype | None = None
+    channels_last: bool = False
+    shape: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensor that follows."""
+        return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
+
+    def pack(self) -> bytes:
+        """The 48 bytes."""
+        padding = (0,) * (MAX_AXES - len(self.shape))
+        return _HEADER.pack(
+            MAGIC,
+            VERSION,
+            self.kind,
+            0 if self.dtype is None else _CODES[self.dtype],
+            self.round,
+            self.client,
+            self.step,
+            self.channels_last,
+            len(self.shape),
+            0,
+            *self.shape,
+            *padding,
+            self.size,
+        )
+
+
+def unpack(message: bytes) -> Header:
+    """Read a header; whatever is not exactly one is rejected. The meaning is checked by the caller."""
+    if len(message) != HEADER_BYTES:
+        raise Rejection(Reason.MALFORMED, f"A header has {HEADER_BYTES} bytes, this one {len(message)}.")
+    magic, version, kind, code, number, client, step, order, axes, zero, *rest = _HEADER.unpack(message)
+    if magic != MAGIC:
+        raise Rejection(Reason.MALFORMED, "This is no frame of the protocol.")
+    if version != VERSION:
+        raise Rejection(
+            Reason.VERSION, f"The frame has version {version} of the protocol, but this is {VERSION}."
+        )
+    shape, size = tuple(rest[:MAX_AXES]), rest[MAX_AXES]
+    if kind not in Kind.__members__.values() or order > 1 or axes > MAX_AXES or zero or any(shape[axes:]):
+        raise Rejection(Reason.MALFORMED, "A field of the header has no meaning.")
+    if (kind in _TENSORS) != bool(axes) or (order and axes != MAX_AXES):
+        raise Rejection(Reason.MALFORMED, "The header of this kind of frame does not look like that.")
+    if code not in (_DTYPES if axes else (0,)):
+        raise Rejection(Reason.DTYPE, "The number format is neither float32 nor bfloat16.")
+    header = Header(Kind(kind), number, client, step, _DTYPES.get(code), bool(order), shape[:axes])
+    if size != header.size:
+        raise Rejection(
+            Reason.SIZE, f"The header announces {size} bytes, but its shape and format need {header.size}."
+        )
+    return header
+
+
+def hello(ticket: bytes, *, round_number: int, client: int, answers: int) -> bytes:
+    """The first message of a stream: who wants to go on where, and the ticket that allows it."""
+    return Header(Kind.HELLO, round_number, client, answers).pack() + ticket
+
+
+def read_hello(message: bytes) -> tuple[Header, bytes]:
+    """The header and the ticket of a first message."""
+    if len(message) != HEADER_BYTES + TICKET_BYTES:
+        raise Rejection(
+            Reason.MALFORMED, f"A HELLO has {HEADER_BYTES + TICKET_BYTES} bytes, this message {len(message)}."
+        )
+    header = unpack(message[:HEADER_BYTES])
+    if header.kind is not Kind.HELLO:
+        raise Rejection(Reason.ORDER, f"A stream begins with a HELLO, not with {header.kind.name}.")
+    return header, message[HEADER_BYTES:]
+
+
+def frame(kind: Kind, values: Tensor, *, round_number: int, client: int, step: int) -> Iterator[bytes]:
+    """The messages of one tensor: its header, then its numbers in chunks."""
+    values = values.detach().cpu()
+    channels_last = (
+        values.ndim == MAX_AXES
+        and not values.is_contiguous()
+        and values.is_contiguous(memory_format=torch.channels_last)
+    )
+    yield Header(kind, round_number, client, step, values.dtype, channels_last, tuple(values.shape)).pack()
+    ordered = values.permute(0, 2, 3, 1) if channels_last else values.contiguous()
+    view = memoryview(ordered.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
+    for start in range(0, len(view), CHUNK_BYTES):
+        yield bytes(view[start : start + CHUNK_BYTES])
+
+
+class Assembly:
+    """A tensor on its way in: takes chunks of the right length until it is whole."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self._bytes = torch.empty(header.size, dtype=torch.uint8)
+        self._view = memoryview(self._bytes.numpy())  # type: ignore[arg-type]
+        self._filled = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._filled == len(self._view)
+
+    def add(self, chunk: bytes) -> None:
+        """Take the next chunk."""
+        wanted = min(CHUNK_BYTES, len(self._view) - self._filled)
+        if len(chunk) != wanted:
+            raise Rejection(Reason.SIZE, f"The next chunk must have {wanted} bytes, but it has {len(chunk)}.")
+        self._view[self._filled : self._filled + wanted] = chunk
+        self._filled += wanted
+
+    def tensor(self) -> Tensor:
+        """The whole tensor, in the memory order of the sender."""
+        assert self.complete
+        assert self._header.dtype is not None
+        numbers = self._bytes.view(self._header.dtype)
+        if self._header.channels_last:
+            n, c, h, w = self._header.shape
+            return numbers.view(n, h, w, c).permute(0, 3, 1, 2)
+        return numbers.view(self._header.shape)
+
+
+def check_finite(values: Tensor) -> None:
+    """Reject a tensor that holds NaN or infinity; one pass, nothing of its size is made."""
+    low, high = torch.aminmax(values)
+    if not (math.isfinite(float(low)) and math.isfinite(float(high))):
+        raise Rejection(Reason.VALUES, "The tensor holds NaN or infinity.")

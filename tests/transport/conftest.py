@@ -1,0 +1,271 @@
+"""A small federation on loopback: settings, data, certificates and a service for the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from sigil.data import Dataset
+from sigil.federation import Federation, Settings
+from sigil.federation.aggregation import State, WeightedAverage
+from sigil.federation.halves import build_halves
+from sigil.federation.holdings import client_parts, load_data
+from sigil.federation.schedule import scheduled_rate
+from sigil.federation.settings import make
+from sigil.key import Key
+from sigil.transport import (
+    ClientCredentials,
+    RoundOutcome,
+    RoundTask,
+    RoundUpdate,
+    ServerCredentials,
+    SplitService,
+    certificates,
+    train_round,
+    wire,
+)
+from sigil.transport.rejections import Reason
+from sigil.transport.wire import Header, Kind
+
+
+def small_settings(**changes: Any) -> Settings:
+    """Two rounds of three clients on some digits, marked."""
+    values: dict[str, Any] = {
+        "model": {"name": "resnet18", "width": 4, "cut": "layer2"},
+        "data": {"name": "digits", "train_limit": 180, "test_limit": 60},
+        "federation": {"clients": 3, "rounds": 2, "local_epochs": 2, "batch_size": 16},
+        "optimizer": {"lr": 0.05, "warmup_rounds": 0},
+        "watermark": {"strength": 0.5, "bits": 16, "statistics_every": 2},
+        "run": {"device": "cpu", "precision": "float32", "workers": 1, "seed": 3},
+    }
+    for section, entries in changes.items():
+        values[section] = {**values.get(section, {}), **entries}
+    return make(values)
+
+
+@dataclass
+class Net:
+    """Everything that a test needs to run clients against a service."""
+
+    settings: Settings
+    dataset: Dataset
+    key: Key
+    shape: tuple[int, ...]
+    folder: Path
+    fingerprints: dict[int, str]
+
+    def service(self, **changes: Any) -> SplitService:
+        arguments: dict[str, Any] = {
+            "key": self.key,
+            "classes": self.dataset.classes,
+            "input_shape": self.dataset.shape,
+            "credentials": ServerCredentials.load(self.folder),
+        }
+        return SplitService(self.settings, **{**arguments, **changes})
+
+    def credentials(self, client: int) -> ClientCredentials:
+        return ClientCredentials.load(certificates.bundle_folder(self.folder, client))
+
+    def task(
+        self, service: SplitService | Proxy, ticket: str, state: State, number: int = 1, **changes: Any
+    ) -> RoundTask:
+        lr = scheduled_rate(self.settings, number)
+        return RoundTask(number, service.address, ticket, lr=lr, client_state=state, **changes)
+
+    def train(self, task: RoundTask, client: int, **changes: Any) -> RoundUpdate:
+        arguments: dict[str, Any] = {
+            "settings": self.settings,
+            "dataset": self.dataset,
+            "indices": client_parts(self.settings, self.dataset)[client],
+            "client_index": client,
+            "credentials": self.credentials(client),
+            "patience": 10.0,
+        }
+        return train_round(task, **{**arguments, **changes})
+
+    def raw(self, service: SplitService, client: int = 0) -> Raw:
+        return Raw(self.channel(service, self.credentials(client)))
+
+    def channel(self, service: SplitService, credentials: ClientCredentials) -> grpc.Channel:
+        secure = grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
+        options = [("grpc.ssl_target_name_override", certificates.SERVER_NAME), ("grpc.enable_retries", 0)]
+        return grpc.secure_channel(service.address, secure, options=options)
+
+    def hello(self, ticket: str, client: int = 0, number: int = 1, answers: int = 0) -> bytes:
+        return wire.hello(bytes.fromhex(ticket), round_number=number, client=client, answers=answers)
+
+    def activation(self, samples: int = 4, client: int = 0, number: int = 1, step: int = 1) -> list[bytes]:
+        """The messages of an activation that the server accepts."""
+        values = torch.rand(samples, *self.shape, generator=torch.Generator().manual_seed(step))
+        return list(wire.frame(Kind.ACTIVATION, values, round_number=number, client=client, step=step))
+
+    def gradient(self, samples: int = 4, client: int = 0, number: int = 1, step: int = 1) -> list[bytes]:
+        """The messages of a logit gradient that the server accepts."""
+        values = torch.zeros(samples, self.dataset.classes)
+        return list(wire.frame(Kind.LOGIT_GRADIENT, values, round_number=number, client=client, step=step))
+
+    def local(self) -> Federation:
+        """The same training in one process."""
+        return Federation(self.settings, self.dataset, key=self.key)
+
+    def open(self, service: SplitService, state: State, number: int = 1) -> dict[int, str]:
+        lr = scheduled_rate(self.settings, number)
+        return service.open_round(number, state, lr=lr, clients=self.fingerprints)
+
+    def round(
+        self, service: SplitService, client_state: State, server_state: State, number: int, **task: Any
+    ) -> tuple[State, RoundOutcome, dict[int, RoundUpdate]]:
+        """One round with all clients at once: the averaged client half, the outcome, the updates."""
+        tickets = self.open(service, server_state, number)
+        with ThreadPoolExecutor(len(tickets)) as pool:
+            jobs = {
+                client: pool.submit(
+                    self.train, self.task(service, ticket, client_state, number, **task), client
+                )
+                for client, ticket in tickets.items()
+            }
+            updates = {client: job.result() for client, job in jobs.items()}
+        outcome = service.wait_round(timeout=30)
+        average = WeightedAverage()
+        for client in outcome.finished:
+            average.add(updates[client].client_state, weight=outcome.clients[client].weight)
+        return average.result(), outcome, updates
+
+
+class Raw:
+    """A stream on which a test can say anything."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.call = channel.stream_stream(wire.METHOD)(iter(self._out.get, None))
+
+    def send(self, *messages: bytes) -> Raw:
+        for message in messages:
+            self._out.put(message)
+        return self
+
+    def receive(self) -> Header:
+        """The next answer's header; a tensor behind it is read and thrown away."""
+        header = wire.unpack(next(self.call))
+        assembly = wire.Assembly(header)
+        while not assembly.complete:
+            assembly.add(next(self.call))
+        return header
+
+    def hang_up(self) -> Raw:
+        self._out.put(None)
+        return self
+
+    def refusal(self) -> Reason | grpc.StatusCode:
+        """How the server ends this stream: with a reason, or with a bare status."""
+        try:
+            for _ in self.call:
+                pass
+        except grpc.RpcError:
+            pass
+        for name, value in self.call.trailing_metadata() or ():
+            if name == wire.REASON_KEY:
+                return Reason(value)
+        return self.call.code()
+
+
+class Proxy:
+    """A network between clients and a service that a test can cut: at once, or after so many bytes."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target.rsplit(":", 1)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.connections = 0
+        self.down = False
+        self._left: int | None = None
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_after(self, count: int) -> None:
+        """Cut all connections when so many more bytes have passed, in either direction."""
+        self._left = count
+
+    def cut(self) -> None:
+        """Cut all connections now."""
+        self._left = None
+        for end in self._open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._open.clear()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.down:
+                near.close()
+                continue
+            self.connections += 1
+            far = socket.create_connection((self._target[0], int(self._target[1])))
+            self._open += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(16_384):
+                if self._left is not None:
+                    self._left -= len(data)
+                    if self._left <= 0:
+                        self.cut()
+                        return
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+def _make_net(folder: Path, **changes: Any) -> Net:
+    settings = small_settings(**changes)
+    dataset = load_data(settings)
+    shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+    key = Key.generate("ACME", shape=shape, bits=settings.watermark.bits, seed=bytes(range(32)))
+    fingerprints = certificates.make(folder, clients=settings.federation.clients)
+    return Net(settings, dataset, key, shape, folder, fingerprints)
+
+
+@pytest.fixture(scope="session")
+def make_net(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Net]:
+    """Makes a federation whose settings differ: section=dict(name=value)."""
+    return lambda **changes: _make_net(tmp_path_factory.mktemp("federation"), **changes)
+
+
+@pytest.fixture(scope="session")
+def net(make_net: Callable[..., Net]) -> Net:
+    return make_net()
+
+
+@pytest.fixture
+def service(net: Net) -> Iterator[SplitService]:
+    with net.service() as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(service: SplitService) -> Iterator[Proxy]:
+    """A network to `service` that can be cut."""
+    network = Proxy(service.address)
+    yield network
+    network.close()
