@@ -109,6 +109,35 @@ def test_centring_takes_the_common_push_away(tmp_path: Path) -> None:
     assert abs(float(attacks.estimate(made, centre=True, **options).directions[0])) < 0.5
 
 
+def test_averages_over_batches_show_a_push_that_samples_hide(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    push = torch.zeros(64)
+    push[0] = 0.4
+    rows = push + torch.randn(1024, 64, generator=generator)
+    made = record(tmp_path, {1: rows, 2: rows})
+    options: dict[str, Any] = {"early_rounds": [1], "late_rounds": [2], "main_components": 0, "components": 1}
+    by_sample = attacks.estimate(made, **options)
+    by_batch = attacks.estimate(made, unit="batch", **options)
+    assert (by_sample.early_rows, by_batch.early_rows) == (1024, 32)
+    assert abs(float(by_sample.directions[0])) < 0.5 < 0.75 < abs(float(by_batch.directions[0]))
+
+
+def test_a_window_may_be_shorter_than_a_round(tmp_path: Path) -> None:
+    first, later = torch.zeros(96, 64), torch.zeros(160, 64)
+    first[:, 3], later[:, 5] = 1.0, 9.0
+    made = record(tmp_path, {1: torch.cat([first, later]), 2: later})
+    options: dict[str, Any] = {
+        "early_rounds": [1, 2],
+        "late_rounds": [2],
+        "main_components": 0,
+        "components": 1,
+    }
+    found = attacks.estimate(made, early_steps=3, components=1, **options)
+    assert found.early_rows == 96
+    assert abs(float(found.directions[3])) == pytest.approx(1)
+    assert abs(float(attacks.estimate(made, components=1, **options).directions[5])) > 0.99
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -121,6 +150,8 @@ def test_centring_takes_the_common_push_away(tmp_path: Path) -> None:
         ({"gamma": float("nan")}, "gamma"),
         ({"optimizer": "lion"}, "lion"),
         ({"cut": "pool1"}, "recording"),
+        ({"unit": "epoch"}, "epoch"),
+        ({"early_steps": 0}, "early_steps"),
     ],
 )
 def test_bad_input(

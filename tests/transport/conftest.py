@@ -42,8 +42,8 @@ from sigil.transport.wire import Header, Kind
 def small_settings(**changes: Any) -> Settings:
     """Two rounds of three clients on some digits, marked."""
     values: dict[str, Any] = {
-        "model": {"name": "resnet18", "width": 4, "cut": "layer2"},
-        "data": {"name": "digits", "train_limit": 180, "test_limit": 60},
+        "model": {"name": "vgg11", "width": 4, "cut": "pool2"},
+        "data": {"name": "digits", "train_limit": 120, "test_limit": 20},
         "federation": {"clients": 3, "rounds": 2, "local_epochs": 2, "batch_size": 16},
         "optimizer": {"lr": 0.05, "warmup_rounds": 0},
         "watermark": {"strength": 0.5, "bits": 16, "statistics_every": 2},
@@ -119,9 +119,13 @@ class Net:
         """The same training in one process."""
         return Federation(self.settings, self.dataset, key=self.key)
 
-    def open(self, service: SplitService, state: State, number: int = 1) -> dict[int, str]:
+    def open(
+        self, service: SplitService, state: State, number: int = 1, clients: int | None = None
+    ) -> dict[int, str]:
+        """Open a round for the first so many clients, or for all."""
         lr = scheduled_rate(self.settings, number)
-        return service.open_round(number, state, lr=lr, clients=self.fingerprints)
+        chosen = dict(list(self.fingerprints.items())[:clients])
+        return service.open_round(number, state, lr=lr, clients=chosen)
 
     def round(
         self, service: SplitService, client_state: State, server_state: State, number: int, **task: Any
@@ -188,6 +192,7 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
+        self.passed = 0
         self.down = False
         self._left: int | None = None
         self._open: list[socket.socket] = []
@@ -228,6 +233,7 @@ class Proxy:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(16_384):
+                self.passed += len(data)
                 if self._left is not None:
                     self._left -= len(data)
                     if self._left <= 0:
@@ -261,6 +267,11 @@ def net(make_net: Callable[..., Net]) -> Net:
 def service(net: Net) -> Iterator[SplitService]:
     with net.service() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def make_proxy() -> type[Proxy]:
+    return Proxy
 
 
 @pytest.fixture

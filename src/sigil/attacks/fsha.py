@@ -35,12 +35,14 @@ class FSHA:
 
     ``public`` are the attacker's own images, float (n, C, H, W), normalised like the clients' inputs.
     ``shape`` is (c, h, w) at the cut, with H = h·2^i and W = w·2^i. ``width`` is the number of channels of
-    the attacker's networks; all of them learn with Adam, ``lr`` being that of the autoencoder. One attacker
-    serves all clients and all rounds.
+    decoder and discriminator; all networks learn with Adam, ``lr`` being the rate of the autoencoder. One
+    attacker serves all clients and all rounds.
 
-    The gradient of L_client is returned as it is. Clients that use SGD with a large learning rate may need
-    smaller steps than the discriminator can follow otherwise: ``strength`` sets the norm of what is returned,
-    over a batch, relative to that of the honest gradient.
+    The encoder is one convolution: the client half must come to compute the same, so it should be simple.
+
+    The gradient of L_client is returned as it is, which suits clients that use Adam like the published
+    attack's. Those that use SGD with a large learning rate take steps that the discriminator cannot follow:
+    ``strength`` sets the norm of what is returned, over a batch, relative to that of the honest gradient.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class FSHA:
         channels = public.shape[1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "hijacker"))
-            self.encoder = _encoder(channels, shape[0], width, halvings)
+            self.encoder = _encoder(channels, shape[0], halvings)
             self.decoder = _decoder(shape[0], channels, width, halvings)
             self.discriminator = _discriminator(shape, width)
         for network in (self.encoder, self.decoder, self.discriminator):
@@ -78,6 +80,11 @@ class FSHA:
     def server(self, half: nn.Module, optimizer: torch.optim.Optimizer, **arguments: Any) -> HijackingServer:
         """A server of this attacker, made from what :class:`~sigil.federation.Server` takes."""
         return HijackingServer(self, half, optimizer, **arguments)
+
+    def prepare(self, steps: int, *, batch_size: int = 64) -> None:
+        """Train the autoencoder on the public images before the clients come."""
+        for _ in range(steps):
+            self._encode(self._draw(batch_size))
 
     def hijack(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """Learn from one batch of activations and return what goes back instead of its gradient."""
@@ -160,13 +167,12 @@ def _halvings(images: tuple[int, ...], shape: tuple[int, ...]) -> int:
     )
 
 
-def _encoder(channels: int, features: int, width: int, halvings: int) -> nn.Sequential:
-    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1), nn.LeakyReLU(0.2)]
-    for _ in range(halvings):
-        layers += [nn.Conv2d(width, width, 4, stride=2, padding=1), nn.LeakyReLU(0.2)]
+def _encoder(channels: int, features: int, halvings: int) -> nn.Sequential:
+    step = 2**halvings
     # Scaled and non-negative like most client halves' outputs, which leaves less for the client to learn.
-    last = (nn.Conv2d(width, features, 3, padding=1), nn.BatchNorm2d(features), nn.ReLU())
-    return nn.Sequential(*layers, *last)
+    return nn.Sequential(
+        nn.Conv2d(channels, features, step + 2, stride=step, padding=1), nn.BatchNorm2d(features), nn.ReLU()
+    )
 
 
 def _decoder(features: int, channels: int, width: int, halvings: int) -> nn.Sequential:

@@ -14,7 +14,7 @@ from typing import Annotated, cast
 
 import typer
 
-from sigil.cli import attack, data, demo, detect, evidence, key, reproduce, train, verify
+from sigil.cli import attack, data, demo, detect, evidence, key, report, reproduce, train, verify
 from sigil.cli.terminal import printable
 from sigil.errors import SigilError
 
@@ -44,6 +44,7 @@ demo.register(app)
 attack.register(app)
 detect.register(app)
 reproduce.register(app)
+report.register(app)
 
 
 def _version(wanted: bool) -> None:

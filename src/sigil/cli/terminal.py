@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 
 def printable(text: str) -> str:
     """Return the text with every control or invisible character replaced by its escape.
@@ -13,3 +15,13 @@ def printable(text: str) -> str:
     'model\\\\x1b[2J.pt'
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def show_log(quiet: bool) -> None:
+    """Write what a long-running command notes, one plain line each, to standard error; warnings if quiet."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("sigil")
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -11,6 +11,7 @@ from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
 from sigil.cli.terminal import printable
 
 if TYPE_CHECKING:
+    from sigil.federation.run import Run
     from sigil.federation.settings import Settings
     from sigil.key import Key
 
@@ -70,7 +71,7 @@ def train(
     if settings_only:
         typer.echo(reader.to_toml(settings), nl=False)
         return
-    key = _key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
+    key = training_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
     finished = runs.train(
         settings,
         out,
@@ -79,17 +80,23 @@ def train(
         progress=progress.choose(quiet),
         client_observers=observers(settings),
     )
-    if quiet:
-        return
-    final = finished.final
+    if not quiet:
+        print_result(finished, key, key_file)
+
+
+def print_result(run: Run, key: Key | None, key_file: Path | None) -> None:
+    """Say what a finished run came to, and how to verify it."""
+    final = run.final
     typer.echo(f"accuracy {100 * final['accuracy']:.1f} %", nl=key is None)
     if key is not None:
         typer.echo(f", WSR {100 * final['wsr']:.1f} %, p = 10^{final['log10_p']:.1f}")
-        command = f"sigil verify {out / 'client.safetensors'} --key {key_file or _beside(out)}"
+        command = (
+            f"sigil verify {run.folder / 'client.safetensors'} --key {key_file or key_beside(run.folder)}"
+        )
         typer.echo(f"Verify with: {printable(command)}")
 
 
-def _key(
+def training_key(
     settings: Settings,
     out: Path,
     key_file: Path | None,
@@ -105,7 +112,7 @@ def _key(
 
     if not settings.marked:
         return None
-    beside = _beside(out)
+    beside = key_beside(out)
     if key_file is not None or beside.exists():
         return load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
     shape = cut_shape(settings, data_dir)
@@ -118,6 +125,6 @@ def _key(
     return key
 
 
-def _beside(out: Path) -> Path:
+def key_beside(out: Path) -> Path:
     """Where a key that is made for a run lies: beside its directory, never in it."""
     return out.with_name(out.name + ".key")

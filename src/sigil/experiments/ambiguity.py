@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks, statistics
+from sigil.experiments import scales
 from sigil.experiments.experiment import Experiment, Finding, Results
 from sigil.experiments.removal import attackers_share, entry, marks
 from sigil.experiments.scales import STRENGTHS, Scale
@@ -24,7 +25,6 @@ from sigil.key import Key
 from sigil.verification import Report, verify
 
 ATTACKS = ("none", "overwrite", "permute", "scale")
-REDRAWN = 1_000
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -76,21 +76,18 @@ def _forge(run: Run, store: Store) -> dict[str, Any]:
     key = experiment_key(run.settings, store.data_dir)
     plain = verify(client, key, input_shape=shape, probes=256)
     chosen = sum(max(share, 1 - share) for share in plain.bit_shares) / plain.bits
-    best = min(
-        (
-            verify(client, _other(key, number), input_shape=shape, probes=64)
-            for number in range(1, REDRAWN + 1)
-        ),
-        key=lambda report: report.log10_p,
-    )
+    tries = scales.get(store.scale).keys_per_model
+    drawn = (_other(key, number) for number in range(1, tries + 1))
+    reports = (verify(client, other, input_shape=shape, probes=64) for other in drawn)
+    best = min(reports, key=lambda report: report.log10_p)
     return {
         "wsr": 100 * plain.wsr,
         "log10_p": plain.log10_p,
         "chosen_wsr": 100 * chosen,
-        "redrawn": REDRAWN,
+        "tries": tries,
         "best_wsr": 100 * best.wsr,
         "best_log10_p": best.log10_p,
-        "best_log10_p_corrected": statistics.correct(best.log10_p, REDRAWN),
+        "best_log10_p_corrected": statistics.correct(best.log10_p, tries),
     }
 
 
@@ -113,13 +110,13 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         lines.append(line)
     forged = {
         number: values(cells, results, "forging", number)
-        for number in ("wsr", "chosen_wsr", "best_wsr", "best_log10_p", "best_log10_p_corrected")
+        for number in ("wsr", "chosen_wsr", "tries", "best_wsr", "best_log10_p", "best_log10_p_corrected")
     }
     prices = [
         ["a key committed before", f"WSR {spread(forged['wsr'])}", "the test's own p-value"],
         ["bits chosen after seeing the model", f"WSR {spread(forged['chosen_wsr'])}", "no key can hold them"],
         [
-            f"the best of {REDRAWN:,} keys drawn",
+            f"the best of {spread(forged['tries'], ',.0f')} keys drawn",
             f"WSR {spread(forged['best_wsr'])}, p = 10^{spread(forged['best_log10_p'])}",
             f"p = 10^{spread(forged['best_log10_p_corrected'])} after correction",
         ],

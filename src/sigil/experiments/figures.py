@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from matplotlib.figure import Figure
 # Colour-blind safe (Okabe and Ito); the same strength has the same colour everywhere.
 COLOURS = {0.0: "#000000", 0.01: "#56b4e9", 0.1: "#009e73", 1.0: "#d55e00"}
 SERIES = ("#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#e69f00", "#0072b2")
+
+_collection: ContextVar[dict[str, str] | None] = ContextVar("_collection", default=None)
 
 
 def label(strength: float) -> str:
@@ -49,8 +55,38 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure and let go of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.tight_layout()
+    collection = _collection.get()
+    if collection is not None:
+        collection[path.name] = inline(figure, name=path.stem)
     figure.savefig(path, metadata={"Software": None})
     plt.close(figure)
+
+
+@contextmanager
+def collected() -> Iterator[dict[str, str]]:
+    """Inside, every figure that is saved is also kept as SVG for a page, by its file's name."""
+    found: dict[str, str] = {}
+    token = _collection.set(found)
+    try:
+        yield found
+    finally:
+        _collection.reset(token)
+
+
+def inline(figure: Figure, *, name: str) -> str:
+    """A figure as an SVG element to stand inside a page: black is the page's own ink, white its paper.
+
+    So it can be read in light and in dark. `name` keeps the identifiers of several figures apart.
+    """
+    picture = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "sigil", "svg.fonttype": "none"}):
+        figure.savefig(picture, format="svg", transparent=True, metadata={"Date": None})
+    text = picture.getvalue().decode()
+    text = text[text.index("<svg") :]
+    # The style sheet in it would be one for the whole page.
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    return re.sub(r"#000000\b", "currentColor", text)
 
 
 def legend(axis: Axes, styles: Mapping[str, Any] | None = None) -> None:

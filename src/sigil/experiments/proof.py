@@ -22,7 +22,7 @@ from sigil.federation.run import Run
 from sigil.federation.settings import WatermarkSettings
 
 PRUNING = "prune 80 %"
-ATTACKS = ("none", PRUNING, adaptive.CONTROL, *adaptive.ATTACKS[2:])
+ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING)
 DEFAULT_BITS = WatermarkSettings().bits
 
 

@@ -31,7 +31,7 @@ from sigil.verification import Report, verify
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round came to: means over its steps."""
+    """What a round came to: means over its steps, and the clients that did not finish it."""
 
     round: int
     lr: float
@@ -39,6 +39,7 @@ class RoundResult:
     images: int
     seconds: float
     injection: dict[str, float]
+    missing: tuple[int, ...] = ()
 
 
 class Federation:
@@ -116,6 +117,7 @@ class Federation:
             images=harvest.images,
             seconds=time.perf_counter() - began,
             injection=injection_means(harvest.injections),
+            missing=tuple(harvest.missing),
         )
 
     def accuracy(self) -> float:

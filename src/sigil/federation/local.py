@@ -65,18 +65,17 @@ def local_batches(
 def fresh_optimizer(
     half: nn.Module, lr: float, *, settings: Settings, precision: Precision
 ) -> torch.optim.Optimizer:
-    """The SGD with which a half begins a round."""
+    """The optimizer with which a half begins a round."""
     optimizer = settings.optimizer
+    fused = precision.device.type in ("cpu", "cuda")
     parameters = [value for value in half.parameters() if value.requires_grad]
     if not parameters:
         # A half without weights (a cut right before the last pooling, say) has nothing to update.
         parameters = [nn.Parameter(torch.zeros((), device=precision.device))]
+    if optimizer.name == "adam":
+        return torch.optim.Adam(parameters, lr=lr, weight_decay=optimizer.weight_decay, fused=fused)
     return torch.optim.SGD(
-        parameters,
-        lr=lr,
-        momentum=optimizer.momentum,
-        weight_decay=optimizer.weight_decay,
-        fused=precision.device.type in ("cpu", "cuda"),
+        parameters, lr=lr, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay, fused=fused
     )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import fcntl
 import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -77,10 +77,12 @@ def train(
     server_observers: Sequence[ServerObserver] = (),
     name: str | None = None,
     wait: bool = False,
+    make_federation: Callable[..., Federation] = Federation,
 ) -> Run:
     """Train a run in `folder`, or go on with the one that is there; finished work is never redone.
 
     If another process is at it, `wait` waits for that one's result instead of raising an error.
+    `make_federation`, called like :class:`Federation`, may make one whose clients are elsewhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, wait), _threads(settings.run.threads):
@@ -95,6 +97,7 @@ def train(
             client_observers=client_observers,
             server_observers=server_observers,
             name=name or folder.name,
+            make_federation=make_federation,
         )
 
 
@@ -127,9 +130,10 @@ def _train(
     client_observers: Sequence[ClientObserver],
     server_observers: Sequence[ServerObserver],
     name: str,
+    make_federation: Callable[..., Federation],
 ) -> Run:
     dataset = load_data(settings, data_dir)
-    federation = Federation(
+    federation = make_federation(
         settings,
         dataset,
         key=key,
@@ -193,6 +197,8 @@ def _measure(federation: Federation, result: RoundResult, key: Key | None) -> di
         "images_per_second": round(result.images / result.seconds, 1),
         **{f"injection_{name}": value for name, value in result.injection.items()},
     }
+    if result.missing:
+        row["missing"] = list(result.missing)
     last = result.round == settings.federation.rounds
     if result.round % settings.run.evaluate_every == 0 or last:
         row["accuracy"] = federation.accuracy()

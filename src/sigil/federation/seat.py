@@ -39,6 +39,7 @@ class Harvest:
     steps: int = 0
     images: int = 0
     injections: list[InjectionStatistics] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
 
     def merge(self, other: Harvest) -> None:
         """Add what other clients brought."""
@@ -48,6 +49,7 @@ class Harvest:
         self.steps += other.steps
         self.images += other.images
         self.injections += other.injections
+        self.missing += other.missing
 
 
 class Seat:

@@ -56,11 +56,12 @@ class FederationSettings(Section):
 
 
 class OptimizerSettings(Section):
+    name: Literal["sgd", "adam"] = Field("sgd", description="of clients and server: sgd (the paper's) or adam")
     lr: float = Field(0.1, gt=0, description="highest learning rate")
     lr_min: float = Field(1e-4, ge=0, description="learning rate of the last round")
     warmup_rounds: int = Field(5, ge=0, description="rounds of linear warm-up")
     momentum: float = Field(0.9, ge=0, lt=1, description="SGD momentum, fresh each round")
-    weight_decay: float = Field(5e-4, ge=0, description="SGD weight decay")
+    weight_decay: float = Field(5e-4, ge=0, description="weight decay")
 
 
 class WatermarkSettings(Section):

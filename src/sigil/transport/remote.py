@@ -215,7 +215,8 @@ def _raise_if_final(error: grpc.RpcError) -> None:
             reason = Reason(value)
             if reason not in _PASSING:
                 raise Refused(reason, error.details() or "") from None
-    if "CERTIFICATE_VERIFY_FAILED" in (error.details() or ""):
+    details = (error.details() or "").lower()
+    if "handshake failed" in details and "certificate" in details:
         raise NetworkError(
             "The server's certificate is not of the federation that this client's bundle is for; use the "
             "bundle that this server's owner made."

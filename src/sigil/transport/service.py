@@ -38,7 +38,7 @@ from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.rounds import Round, RoundOutcome
-from sigil.transport.session import Setup, Status
+from sigil.transport.session import Session, Setup, Status
 from sigil.transport.stream import Stream
 from sigil.transport.wire import Wire
 
@@ -188,6 +188,23 @@ class SplitService:
             )
         return outcome
 
+    def statuses(self) -> dict[int, Status]:
+        """Where every client of the open round stands; nothing if none is open."""
+        return self._call(self._statuses())
+
+    def give_up(self, client: int) -> None:
+        """Go on without a client of the open round that has not finished, whether it ever came or not."""
+        self._call(self._give_up(client))
+
+    async def _statuses(self) -> dict[int, Status]:
+        current = self._running().round
+        return {} if current is None else {index: s.status for index, s in current.sessions.items()}
+
+    async def _give_up(self, client: int) -> None:
+        engine = self._running()
+        if engine.round is not None:
+            await self._end(engine.round.sessions[client])
+
     async def _open(self, number: int, state: State, lr: float, clients: dict[int, str]) -> dict[int, str]:
         engine = self._running()
         await self._close()
@@ -212,17 +229,20 @@ class SplitService:
         """Close the open round, if there is one, with all its streams."""
         engine = self._running()
         current, engine.round = engine.round, None
-        if current is None:
-            return
-        for session in current.sessions.values():
-            for timer in session.timers:
-                timer.cancel()
-            async with session.lock:
-                if session.settled:
-                    continue  # its stream is ending by itself
-                if session.stream is not None:
-                    session.stream.close(Reason.CLOSED)
-                engine.lose(session)
+        if current is not None:
+            for session in current.sessions.values():
+                await self._end(session)
+
+    async def _end(self, session: Session) -> None:
+        """Wait no longer for a client."""
+        for timer in session.timers:
+            timer.cancel()
+        async with session.lock:
+            if session.settled:
+                return  # its stream is ending by itself
+            if session.stream is not None:
+                session.stream.close(Reason.CLOSED)
+            self._running().lose(session)
 
     def _running(self) -> Engine:
         if self._engine is None:

@@ -56,7 +56,14 @@ class SuperLink:
         self._process = start(
             "flower-superlink",
             [
-                *("--ssl-ca-certfile", str(ca), "--ssl-certfile", str(certificate), "--ssl-keyfile", str(key)),
+                *(
+                    "--ssl-ca-certfile",
+                    str(ca),
+                    "--ssl-certfile",
+                    str(certificate),
+                    "--ssl-keyfile",
+                    str(key),
+                ),
                 *("--isolation", "process", "--superexec-auth-secret-file", str(secret)),
                 *("--host", host, "--port", port, "--database", str(folder / "superlink.db")),
                 *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),

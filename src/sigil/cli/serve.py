@@ -1,0 +1,177 @@
+"""`sigil serve`: the owner's side of a training across machines."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sigil.cli.key import AskPassphrase, PassphraseFile
+from sigil.cli.terminal import printable, show_log
+from sigil.cli.train import print_result, training_key
+from sigil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sigil.transport import Limits
+    from sigil.transport.flower.deployment import Deployment
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the `sigil` command."""
+    app.command("serve")(serve)
+
+
+def serve(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory of the run.")] = Path(
+        "runs/run"
+    ),
+    clients: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Number of clients (federation.clients).")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Settings in TOML; `sigil train --settings` shows all."),
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
+    ] = None,
+    owner: Annotated[str, typer.Option(metavar="NAME", help="Owner's name in a key that is made.")] = "owner",
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", envvar="SIGIL_DATA", help="Where the owner's data sets are, for testing."
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Name or address under which clients reach this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(metavar="P", min=1, max=65534, help="Port for clients; the next one is used too.")
+    ] = 9092,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(metavar="P", min=1, max=65535, help="Serve metrics for Prometheus on this machine."),
+    ] = None,
+    minimum: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Clients that a round needs; all if left out."),
+    ] = None,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S", min=0, help="Seconds to wait for a client that has gone; no limit if left out."
+        ),
+    ] = None,
+    wire: Annotated[
+        str,
+        typer.Option(metavar="FORMAT", help="Numbers on the wire: float32, or bfloat16 for half the bytes."),
+    ] = "float32",
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Change a limit of the service; docs/network.md lists them."),
+    ] = None,
+    simulate: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Train with N virtual clients on this machine, on Ray."),
+    ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Make certificates and files, and do not train.")
+    ] = False,
+    passphrase: AskPassphrase = False,
+    passphrase_file: PassphraseFile = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train with clients on other machines, and embed a mark on the way.
+
+    Starts everything that the owner runs and prints the line with which a
+    client joins. The run's directory is that of `sigil train`. The key stays
+    in this process; certificates and the clients' folders are in DIR.network.
+
+    Killed at any moment, the same command goes on after the last finished
+    round, and clients that are still there join again by themselves.
+
+    \b
+    Examples:
+      sigil serve --clients 2                       on the embedded digits
+      sigil serve -o runs/a --clients 9 --set data.name=cifar10 \\
+          --data-dir ~/data --host train.example.org --key owner.key
+      sigil serve --clients 9 --minimum 6 --wait 60     go on without the lost
+      sigil serve --simulate 200 --set federation.rounds=3
+    """
+    from sigil.federation import progress
+    from sigil.federation import run as runs
+    from sigil.federation import settings as reader
+    from sigil.transport.flower import processes
+
+    count = simulate or clients
+    changes = [*(change or []), *([f"federation.clients={count}"] if count else [])]
+    settings = reader.read(config, changes)
+    network = out.with_name(out.name + ".network")
+    # Before Flower is imported, which reads its environment then.
+    processes.quiet(network / "flower")
+    from sigil.transport.flower.deployment import Deployment
+
+    key = training_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
+    if wire not in ("float32", "bfloat16"):
+        raise ConfigError(f"The wire format {wire!r} is not known; choose float32 or bfloat16.")
+    deployment = Deployment(
+        settings=settings,
+        out=out,
+        network=network,
+        host=host,
+        port=port,
+        minimum=minimum,
+        wait=wait,
+        wire=wire,
+        limits=_limits(limit or []),
+        metrics_port=metrics_port,
+        key_file=None if key is None else key_file or out.with_name(out.name + ".key"),
+        data_dir=data_dir,
+    )
+    show_log(quiet)
+    deployment.prepare()
+    if prepare:
+        typer.echo(f"SIGIL_OWNER={printable(str((network / 'owner.json').resolve()))}")
+        return
+    assignment = deployment.assignment(key, progress=progress.choose(quiet), simulated=simulate is not None)
+    if simulate is not None:
+        deployment.simulate(assignment, cores=len(os.sched_getaffinity(0)))
+    else:
+        deployment.serve(assignment, ready=lambda: None if quiet else _invite(deployment))
+    if not quiet:
+        print_result(runs.open_run(out), key, key_file)
+
+
+def _invite(deployment: Deployment) -> None:
+    from sigil.transport.certificates import bundle_folder
+
+    first, last = (bundle_folder(deployment.network, client) for client in (0, deployment.clients - 1))
+    folders = "" if first == last else f"   (one folder a client, to {last.name})"
+    typer.echo(f"Clients join with: sigil join {printable(str(first))}{folders}")
+
+
+def _limits(changes: list[str]) -> Limits:
+    from dataclasses import fields
+
+    from sigil.transport import Limits
+
+    known = {entry.name for entry in fields(Limits)}
+    values: dict[str, float | int] = {}
+    for change in changes:
+        name, _, text = change.partition("=")
+        try:
+            value = float(text)
+        except ValueError:
+            raise ConfigError(f"{change!r} is not a limit; write name=number.") from None
+        if name not in known:
+            raise ConfigError(f"There is no limit {name!r}; choose {', '.join(sorted(known))}.")
+        values[name] = int(value) if value.is_integer() else value
+    return Limits(**values)  # type: ignore[arg-type]

@@ -1,0 +1,115 @@
+"""The ClientApp: one message, one round on the split service's stream, one answer.
+
+Where it finds what is its own is in the SuperNode's configuration (``--node-config``):
+
+============  =========================================================================================
+name          meaning
+============  =========================================================================================
+bundle        the folder that the owner handed over
+data-dir      where the client's data sets are
+data          name of the client's data set, if it is not the owner's: folder:PATH, say
+part          take only this part of the agreed partition, where all clients hold the same data set
+server        "host:port" of the owner's gate, if it is not the one in the bundle (a tunnel, say)
+device        where to compute
+============  =========================================================================================
+
+A virtual client of a simulation has none of these: it takes the bundle of its number from the folder that
+``SIGIL_CLIENTS`` names, and its part of the partition.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.clientapp import ClientApp
+
+from sigil.data import Dataset
+from sigil.errors import NetworkError
+from sigil.federation.holdings import client_parts, load_data
+from sigil.federation.settings import Settings
+from sigil.transport import certificates
+from sigil.transport.certificates import ClientCredentials
+from sigil.transport.client_round import train_round
+from sigil.transport.flower import messages
+
+log = logging.getLogger("sigil.transport")
+
+CLIENTS_VARIABLE = "SIGIL_CLIENTS"
+
+app = ClientApp()
+finished = threading.Event()
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Train the round that the owner asks for."""
+    order = messages.read_task(message)
+    own = context.node_config
+    settings = _with_own(order.settings, own)
+    simulated = "bundle" not in own
+    dataset = _data(settings, str(own["data-dir"]) if "data-dir" in own else None)
+    part = order.client if simulated else own.get("part")
+    indices = (
+        np.arange(len(dataset.train), dtype=np.int64)
+        if part is None
+        else client_parts(settings, dataset)[int(part)]
+    )
+    task = order.task
+    if "server" in own:
+        task = replace(task, address=split_address(str(own["server"])))
+    update = train_round(
+        task,
+        settings=settings,
+        dataset=dataset,
+        indices=indices,
+        client_index=order.client,
+        credentials=ClientCredentials.load(_bundle(own, order.client)),
+    )
+    log.info("round %d: %d images, loss %.3f", task.round, update.images, update.loss)
+    return messages.write_update(update, ticket=task.ticket, reply_to=message)
+
+
+@app.query("finish")
+def finish(message: Message, context: Context) -> Message:
+    """The training is over."""
+    finished.set()
+    return Message(RecordDict({"end": ConfigRecord()}), reply_to=message)
+
+
+def split_address(gate: str) -> str:
+    """Where the split service is if the gate is there: one port further."""
+    host, _, port = gate.rpartition(":")
+    if not host or not port.isdecimal():
+        raise NetworkError(f"{gate!r} is not an address of the form host:port.")
+    return f"{host}:{int(port) + 1}"
+
+
+def _with_own(settings: Settings, own: UserConfig) -> Settings:
+    """The owner's settings, with what is the client's to choose."""
+    data = settings.data.model_copy(update={"name": str(own.get("data", settings.data.name))})
+    run = settings.run.model_copy(update={"device": str(own.get("device", "auto"))})
+    return settings.model_copy(update={"data": data, "run": run})
+
+
+@functools.lru_cache(maxsize=1)
+def _data(settings: Settings, data_dir: str | None) -> Dataset:
+    return load_data(settings, None if data_dir is None else Path(data_dir))
+
+
+def _bundle(own: UserConfig, client: int) -> Path:
+    if "bundle" in own:
+        return Path(str(own["bundle"]))
+    folder = os.environ.get(CLIENTS_VARIABLE)
+    if folder is None:
+        raise NetworkError(
+            "The SuperNode was started without the owner's bundle; add --node-config 'bundle=\"FOLDER\"'."
+        )
+    return certificates.bundle_folder(Path(folder), client)

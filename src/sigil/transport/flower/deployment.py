@@ -1,0 +1,240 @@
+"""Everything that the owner of a training across machines runs, from certificates to the last round.
+
+The network's folder holds what `sigil.transport.certificates` makes, and of Flower:
+
+=======================  ===========================================================================
+file                     content
+=======================  ===========================================================================
+owner.json               what is trained and where: paths, addresses, settings, no secret
+superlink.db             the nodes that Flower knows, by their public keys
+superlink.log            what the SuperLink says
+tasks.secret             shared with the SuperLink, so that nobody else runs the ServerApp
+flower/                  Flower's own files
+clients/0000/join.json   which client this is and where its owner listens
+clients/0000/node.key    the client's key once more, in the form that Flower reads; and node.pub
+=======================  ===========================================================================
+
+The owner's key is in none of them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from sigil.errors import ConfigError, NetworkError
+from sigil.federation.progress import Silent
+from sigil.federation.settings import Settings, make
+from sigil.key import Key
+from sigil.transport import certificates
+from sigil.transport.certificates import ServerCredentials, bundle_folder
+from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address
+from sigil.transport.flower.client_app import app as client_app
+from sigil.transport.flower.gate import Gate
+from sigil.transport.flower.server_app import Assignment, make_app
+from sigil.transport.flower.superlink import SuperLink
+from sigil.transport.limits import Limits
+from sigil.transport.metrics import Metrics
+from sigil.transport.owner import Terms
+from sigil.transport.wire import Wire
+
+OWNER_FILE = "owner.json"
+JOIN_FILE = "join.json"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A training across machines, as the owner described it.
+
+    Clients reach the gate at `host`:`port` and the split service one port further. `out` is the run's
+    directory, `network` that of the certificates.
+    """
+
+    settings: Settings
+    out: Path
+    network: Path
+    host: str = "127.0.0.1"
+    port: int = 9092
+    minimum: int | None = None
+    wait: float | None = None
+    wire: Wire = "float32"
+    limits: Limits = field(default_factory=Limits)
+    metrics_port: int | None = None
+    key_file: Path | None = None
+    data_dir: Path | None = None
+
+    @property
+    def clients(self) -> int:
+        """How many clients take part."""
+        return self.settings.federation.clients
+
+    @property
+    def address(self) -> str:
+        """Where clients find the gate."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def _listen(self) -> str:
+        """The address to listen on: all of this machine's, unless clients come from it alone."""
+        try:
+            host = ipaddress.ip_address(self.host)
+            if host.is_loopback:
+                return self.host
+            return "::" if host.version == 6 else "0.0.0.0"
+        except ValueError:
+            return "127.0.0.1" if self.host == "localhost" else "0.0.0.0"
+
+    def prepare(self) -> None:
+        """Make the certificates and the clients' bundles that are not there yet, and write the file."""
+        certificates.make(self.network, clients=self.clients, hosts=[self.host])
+        _check_name(self.network / "server.pem", self.host)
+        for client in range(self.clients):
+            bundle = bundle_folder(self.network, client)
+            _write_node_key(bundle)
+            if not (bundle / JOIN_FILE).exists():
+                self._invite(client, None)
+        content = asdict(self) | {"settings": self.settings.model_dump(mode="json")}
+        _write(self.network / OWNER_FILE, json.dumps(content, indent=1, default=_absolute))
+
+    @classmethod
+    def load(cls, file: Path) -> Deployment:
+        """Read what :meth:`prepare` wrote."""
+        try:
+            values: dict[str, Any] = json.loads(file.read_text())
+            values["settings"] = make(values["settings"])
+            values["limits"] = Limits(**values["limits"])
+            for name in ("out", "network", "key_file", "data_dir"):
+                values[name] = None if values[name] is None else Path(values[name])
+            return cls(**values)
+        except (OSError, ValueError, KeyError, TypeError):
+            raise ConfigError(f"{file} is not a file that `sigil serve --prepare` wrote.") from None
+
+    def assignment(
+        self, key: Key | None = None, *, progress: Silent | None = None, simulated: bool = False
+    ) -> Assignment:
+        """What the ServerApp is to do; the key is read from its file if it is not given."""
+        if key is None and self.key_file is not None:
+            key = Key.load(self.key_file, passphrase=os.environ.get("SIGIL_PASSPHRASE"))
+        bundles = {client: bundle_folder(self.network, client) for client in range(self.clients)}
+        port = 0 if simulated else self.port + 1
+        terms = Terms(
+            clients={
+                client: certificates.fingerprint((bundle / "client.pem").read_bytes())
+                for client, bundle in bundles.items()
+            },
+            credentials=ServerCredentials.load(self.network),
+            listen=f"{self._listen}:{port}",
+            public=None if simulated else split_address(self.address),
+            minimum=self.clients if self.minimum is None else self.minimum,
+            wait=self.wait,
+            wire=self.wire,
+            limits=self.limits,
+            metrics=Metrics(),
+        )
+        nodes = {_public_key(bundle): client for client, bundle in bundles.items()}
+        return Assignment(
+            settings=self.settings,
+            out=self.out,
+            terms=terms,
+            nodes=None if simulated else nodes,
+            key=key,
+            data_dir=self.data_dir,
+            progress=progress or Silent(),
+        )
+
+    def serve(self, assignment: Assignment, *, ready: Callable[[], None]) -> None:
+        """Run SuperLink, gate, split service and ServerApp until the training is done.
+
+        `ready` is called as soon as clients can join.
+        """
+        ca, certificate, key = (self.network / name for name in ("ca.pem", "server.pem", "server.key"))
+        if self.metrics_port is not None:
+            assignment.terms.metrics.serve(self.metrics_port)
+        with (
+            SuperLink(self.network, ca=ca, certificate=certificate, key=key) as link,
+            Gate(self._listen, self.port, target=link.address, ca=ca, certificate=certificate, key=key),
+        ):
+            assert assignment.nodes is not None
+            for public_key, client in assignment.nodes.items():
+                self._invite(client, link.register(public_key))
+            ready()
+            link.run(make_app(lambda: assignment))
+
+    def simulate(self, assignment: Assignment, *, cores: int) -> None:
+        """Train with virtual clients on Flower's Ray backend, `cores` of them at a time."""
+        from flwr.simulation import run_simulation
+
+        # For the processes that Ray starts; one virtual client fills one core.
+        os.environ |= {CLIENTS_VARIABLE: str(self.network.resolve()), "OMP_NUM_THREADS": "1"}
+        if self.data_dir is not None:
+            os.environ["SIGIL_DATA"] = str(self.data_dir.resolve())
+        run_simulation(
+            server_app=make_app(lambda: assignment),
+            client_app=client_app,
+            num_supernodes=self.clients,
+            backend_config={
+                "init_args": {"num_cpus": cores, "include_dashboard": False, "log_to_driver": False},
+                "client_resources": {"num_cpus": 1, "num_gpus": 0},
+            },
+        )
+
+    def _invite(self, client: int, node: int | None) -> None:
+        """Write what a client must know to join, beside its certificate."""
+        content = {"client": client, "server": self.address, "node": node}
+        _write(bundle_folder(self.network, client) / JOIN_FILE, json.dumps(content, indent=1) + "\n")
+
+
+def _write_node_key(bundle: Path) -> None:
+    key = load_pem_private_key((bundle / "client.key").read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
+    secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    if not (bundle / "node.key").exists():
+        _write(bundle / "node.key", secret.decode(), mode=0o600)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    _write(bundle / "node.pub", public.decode() + "\n")
+
+
+def _public_key(bundle: Path) -> bytes:
+    certificate = x509.load_pem_x509_certificate((bundle / "client.pem").read_bytes())
+    return certificate.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _check_name(certificate: Path, host: str) -> None:
+    names = (
+        x509.load_pem_x509_certificate(certificate.read_bytes())
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value
+    )
+    known = {str(name.value) for name in names}
+    if host not in known:
+        raise NetworkError(
+            f"{certificate} is for {', '.join(sorted(known))}, not for {host}; delete it and the key beside it "
+            "to have new ones made."
+        )
+
+
+def _write(path: Path, content: str, *, mode: int = 0o644) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.touch(mode)
+    partial.write_text(content)
+    partial.replace(path)
+
+
+def _absolute(value: object) -> str:
+    assert isinstance(value, Path)
+    return str(value.resolve())

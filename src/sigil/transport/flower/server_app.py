@@ -1,0 +1,153 @@
+"""The ServerApp: the owner's federation, with Flower as its messenger.
+
+It runs in the process that holds the key: that of `sigil serve`, or the one that Flower starts for a
+ServerApp on the owner's machine. Nothing secret comes to it through Flower; what it is to train is an
+:class:`Assignment`, made in the same process or read from the file that ``SIGIL_OWNER`` names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from sigil.errors import ConfigError, NetworkError
+from sigil.federation.progress import Silent
+from sigil.federation.run import Run, train
+from sigil.federation.settings import Settings
+from sigil.key import Key
+from sigil.transport.client_round import RoundTask, RoundUpdate
+from sigil.transport.flower import messages
+from sigil.transport.owner import RemoteFederation, Terms
+
+log = logging.getLogger("sigil.transport")
+
+OWNER_VARIABLE = "SIGIL_OWNER"
+GOODBYE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a ServerApp is to train, and on which terms.
+
+    `nodes` maps the public key of each client's node (PEM) to the client's index; none in a simulation,
+    where the nodes are numbered as they come.
+    """
+
+    settings: Settings
+    out: Path
+    terms: Terms
+    nodes: Mapping[bytes, int] | None
+    key: Key | None = field(default=None, repr=False)
+    data_dir: Path | None = None
+    progress: Silent = field(default_factory=Silent)
+
+
+class FlowerMessenger:
+    """Carries tasks and updates as Flower messages, one a client and round."""
+
+    def __init__(self, grid: Grid, settings: Settings, *, nodes: Mapping[bytes, int] | None) -> None:
+        self._grid = grid
+        self._settings = settings
+        self._known = nodes
+        self._nodes: dict[int, int] = {}
+        self._sent: dict[str, tuple[int, RoundTask]] = {}
+
+    def present(self) -> dict[int, str]:
+        """The clients whose SuperNode is connected, each with the moment at which it was last started."""
+        found = sorted(self._grid.get_nodes(), key=lambda node: node.node_id)
+        present = {}
+        for position, node in enumerate(found):
+            client = position if self._known is None else self._known.get(node.public_key)
+            if client is not None:
+                self._nodes[client] = node.node_id
+                present[client] = node.last_activated_at
+        return present
+
+    def send(self, client: int, task: RoundTask) -> None:
+        """Ask a client to train a round; an earlier question is forgotten."""
+        self._sent = {name: sent for name, sent in self._sent.items() if sent[0] != client}
+        node = self._nodes[client]
+        message = messages.write_task(task, client=client, settings=self._settings, node=node)
+        (name,) = self._grid.push_messages([message])
+        if name is None:
+            raise NetworkError("Flower did not take a message for a client; the SuperLink's log says why.")
+        self._sent[name] = (client, task)
+
+    def receive(self) -> list[tuple[int, RoundUpdate | None]]:
+        """The answers that have come."""
+        answers = []
+        for reply in self._grid.pull_messages(list(self._sent)) if self._sent else ():
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:
+                continue
+            client, task = sent
+            update = messages.read_update(reply, task=task)
+            if update is None:
+                log.warning("client %d did not do round %d: %s", client, task.round, _reason(reply))
+            answers.append((client, update))
+        return answers
+
+    def dismiss(self) -> None:
+        """Tell every client that is there that the training is over, and wait a little until they know."""
+        farewell = [
+            Message(RecordDict({"end": ConfigRecord()}), self._nodes[client], messages.FINISH)
+            for client in self.present()
+        ]
+        left = set(self._grid.push_messages(farewell)) if farewell else set()
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        while left and time.monotonic() < deadline:
+            time.sleep(0.5)
+            left -= {reply.metadata.reply_to_message_id for reply in self._grid.pull_messages(list(left))}
+
+
+def conduct(assignment: Assignment, grid: Grid) -> Run:
+    """Train the whole run, over whatever clients `grid` reaches."""
+    messenger = FlowerMessenger(grid, assignment.settings, nodes=assignment.nodes)
+    run = train(
+        assignment.settings,
+        assignment.out,
+        key=assignment.key,
+        data_dir=assignment.data_dir,
+        progress=assignment.progress,
+        make_federation=partial(RemoteFederation, messenger=messenger, terms=assignment.terms),
+    )
+    messenger.dismiss()
+    return run
+
+
+def make_app(assignment: Callable[[], Assignment]) -> ServerApp:
+    """The ServerApp that does what `assignment`, called when it starts, says."""
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        conduct(assignment(), grid)
+
+    return server_app
+
+
+def _read_assignment() -> Assignment:
+    from sigil.transport.flower.deployment import Deployment
+
+    file = os.environ.get(OWNER_VARIABLE)
+    if file is None:
+        raise ConfigError(
+            f"The ServerApp does not know what to train; set {OWNER_VARIABLE} to the file that "
+            "`sigil serve --prepare` wrote."
+        )
+    return Deployment.load(Path(file)).assignment()
+
+
+def _reason(reply: Message) -> str:
+    return reply.error.reason if reply.has_error() and reply.error.reason else "its answer cannot be read"
+
+
+app = make_app(_read_assignment)

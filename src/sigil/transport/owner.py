@@ -1,0 +1,286 @@
+"""The owner's side of a training across machines: whom to ask, how long to wait, what to average.
+
+:class:`RemoteFederation` is a :class:`Federation` whose clients are elsewhere. Everything else stays as it
+is in one process: the schedule, the average, the metrics, the checkpoints, the run's directory. Whoever
+carries tasks to clients and results back is a :class:`Messenger`: Flower in a run, threads in a test.
+
+A round, for the clients that are there when it begins::
+
+    open the round, send every client its task          the global half, a ticket, where to connect
+    until each client is done or given up:
+        a client whose process started anew            gets its task again
+        a client that could not do it                  gets its task again, a few times, after a pause
+        a client without a sign of life for `wait`     is given up, while more than `minimum` are left
+        a client that broke a rule                     is out of the run
+    average the halves of those that are done          weighted by the images that the server counted
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from sigil.data import Dataset
+from sigil.errors import ConfigError, NetworkError
+from sigil.federation import Federation
+from sigil.federation.seat import Harvest, Tick
+from sigil.federation.settings import BehaviourSettings, Settings
+from sigil.transport.certificates import ServerCredentials
+from sigil.transport.client_round import RoundTask, RoundUpdate
+from sigil.transport.limits import Limits
+from sigil.transport.metrics import Metrics
+from sigil.transport.rejections import Reason
+from sigil.transport.rounds import RoundOutcome
+from sigil.transport.service import SplitService
+from sigil.transport.session import Status
+from sigil.transport.wire import Wire
+
+log = logging.getLogger("sigil.transport")
+
+POLL_SECONDS = 0.3
+PAUSE_SECONDS = 3.0
+MAX_FAILURES = 5
+_LOST = (Status.LOST, Status.EXPELLED)
+
+
+class Messenger(Protocol):
+    """Carries tasks to clients and their results back; clients are known by their index."""
+
+    def present(self) -> Mapping[int, str]:
+        """The clients that are there now, each with a text that changes when its process starts anew."""
+
+    def send(self, client: int, task: RoundTask) -> None:
+        """Ask a client to train a round."""
+
+    def receive(self) -> list[tuple[int, RoundUpdate | None]]:
+        """What has come back since the last call; None from a client that could not do its task."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On which terms the owner trains with clients elsewhere.
+
+    `clients` maps each client's index to the fingerprint of its certificate; `public` is the address under
+    which clients reach the split service, which itself listens on `listen`, both "host:port" (none: they are
+    the same). A round needs `minimum` clients, and waits for a client that has gone for `wait` seconds
+    (none: as long as it takes).
+    """
+
+    clients: Mapping[int, str]
+    credentials: ServerCredentials
+    listen: str
+    minimum: int
+    public: str | None = None
+    wait: float | None = None
+    wire: Wire = "float32"
+    limits: Limits = field(default_factory=Limits)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= len(self.clients):
+            raise ConfigError(
+                f"A round was to need {self.minimum} clients, but there are {len(self.clients)}; choose 1 to "
+                f"{len(self.clients)}."
+            )
+
+
+class RemoteFederation(Federation):
+    """A federation whose clients are elsewhere; their halves come back by a messenger, their batches by gRPC."""
+
+    def __init__(
+        self, settings: Settings, dataset: Dataset, *, messenger: Messenger, terms: Terms, **others: Any
+    ) -> None:
+        if settings.record.clients or settings.behaviour != BehaviourSettings():
+            raise ConfigError(
+                "What clients record or do beside training is theirs to say; leave the sections record and "
+                "behaviour out for a training across machines."
+            )
+        super().__init__(settings, dataset, **others)
+        self.messenger = messenger
+        self.terms = terms
+        self._service: SplitService | None = None
+        self._banned: set[int] = set()
+        # Clients that were given up, with the process that was: another one may take part again.
+        self._gone: dict[int, str | None] = {}
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.stop()
+        super().close()
+
+    @property
+    def service(self) -> SplitService:
+        """The split service, started at the first use: by then all observers are known."""
+        if self._service is None:
+            terms = self.terms
+            self._service = SplitService(
+                self.settings,
+                key=self.key,
+                classes=self.dataset.classes,
+                input_shape=self.dataset.shape,
+                credentials=terms.credentials,
+                address=terms.listen,
+                # Whom to wait for, and how long, is decided here.
+                limits=replace(terms.limits, return_seconds=None),
+                metrics=terms.metrics,
+                wire=terms.wire,
+                observers=self.server_observers,
+            ).start()
+        return self._service
+
+    def _train(self, number: int, lr: float, tick: Tick | None) -> Harvest:
+        here = self._gather()
+        fingerprints = {client: self.terms.clients[client] for client in here}
+        tickets = self.service.open_round(number, self.server_state, lr=lr, clients=fingerprints)
+        tasks = {
+            client: RoundTask(
+                round=number,
+                address=self.terms.public or self.service.address,
+                ticket=ticket,
+                lr=lr,
+                client_state=self.client_state,
+                wire=self.terms.wire,
+            )
+            for client, ticket in tickets.items()
+        }
+        updates = self._conduct(tasks, here, tick)
+        outcome = self.service.wait_round(timeout=0, minimum=0)
+        self._ban(outcome)
+        harvest = self._harvest(outcome, updates)
+        done = len(self.terms.clients) - len(harvest.missing)
+        if done < self.terms.minimum:
+            raise NetworkError(
+                f"Only {done} of {len(here)} clients did round {number} as agreed, but "
+                f"{self.terms.minimum} must; the last checkpoint is kept: start again with other clients or a "
+                "smaller --minimum."
+            )
+        return harvest
+
+    def _gather(self) -> dict[int, str]:
+        """Wait for the clients of a round: for all that may come, or for `minimum` after `wait` seconds."""
+        terms = self.terms
+        began = time.monotonic()
+        told = False
+        while True:
+            present = self.messenger.present()
+            for client, process in present.items():
+                if client in self._gone and self._gone[client] != process:
+                    del self._gone[client]
+            expected = terms.clients.keys() - self._banned - self._gone.keys()
+            here = {client: present[client] for client in sorted(expected & present.keys())}
+            patient = terms.wait is None or time.monotonic() - began < terms.wait
+            if len(here) >= terms.minimum and (len(here) == len(expected) or not patient):
+                self._gone |= dict.fromkeys(expected - here.keys())
+                return here
+            if len(terms.clients) - len(self._banned) < terms.minimum:
+                raise NetworkError(
+                    f"{len(self._banned)} clients broke the rules and are out, and the rest are fewer than the "
+                    f"{terms.minimum} that a round needs; start again with a smaller --minimum."
+                )
+            if not told:
+                log.info("waiting for clients: %d of %d are here", len(here), len(expected))
+                told = True
+            time.sleep(POLL_SECONDS)
+
+    def _conduct(
+        self, tasks: dict[int, RoundTask], processes: dict[int, str], tick: Tick | None
+    ) -> dict[int, RoundUpdate]:
+        """Send the tasks and see the round through; returns what the clients brought back."""
+        seen = dict.fromkeys(tasks, time.monotonic())
+        again: dict[int, float] = {}
+        failures: Counter[int] = Counter()
+        updates: dict[int, RoundUpdate] = {}
+        dropped: set[int] = set()
+        counted = self._images()
+        for client, task in tasks.items():
+            self.messenger.send(client, task)
+        while True:
+            time.sleep(POLL_SECONDS)
+            now = time.monotonic()
+            for client, update in self.messenger.receive():
+                if update is None:
+                    failures[client] += 1
+                    again[client] = now + PAUSE_SECONDS
+                elif self._fits(client, update):
+                    updates[client] = update
+            statuses = self.service.statuses()
+            present = self.messenger.present()
+            dropped |= self._banned
+            left = {c for c, s in statuses.items() if c not in dropped and not _over(s, c in updates)}
+            if not left:
+                return updates
+            for client in sorted(left):
+                if client in present and present[client] != processes[client]:
+                    processes[client] = present[client]
+                    again[client] = now
+                    log.info("client %d came back and is asked again", client)
+                if statuses[client] is Status.CONNECTED:
+                    seen[client] = now
+                rest = [c for c, s in statuses.items() if c not in dropped and s not in _LOST]
+                silent = self.terms.wait is not None and now - seen[client] > self.terms.wait
+                if failures[client] >= MAX_FAILURES or (silent and len(rest) > self.terms.minimum):
+                    log.warning("the round goes on without client %d", client)
+                    dropped.add(client)
+                    self._gone[client] = processes[client]
+                    self.service.give_up(client)
+                elif now >= again.get(client, math.inf):
+                    del again[client]
+                    updates.pop(client, None)
+                    self.messenger.send(client, tasks[client])
+            if tick is not None:
+                before, counted = counted, self._images()
+                tick(counted - before)
+
+    def _fits(self, client: int, update: RoundUpdate) -> bool:
+        """Whether what a client sent is its half: the same tensors, and numbers in them."""
+        ours, theirs = self.client_state, update.client_state
+        fits = (
+            math.isfinite(update.loss)
+            and ours.keys() == theirs.keys()
+            and all(
+                value.shape == ours[name].shape
+                and value.dtype == ours[name].dtype
+                and (not value.is_floating_point() or bool(torch.isfinite(value).all()))
+                for name, value in theirs.items()
+            )
+        )
+        if not fits:
+            log.warning("client %d sent something else than its half, and is out", client)
+            self._banned.add(client)
+        return fits
+
+    def _ban(self, outcome: RoundOutcome) -> None:
+        for client, result in outcome.clients.items():
+            # A bad connection is no offence.
+            if result.status is Status.EXPELLED and result.reason is not Reason.RECONNECTS:
+                self._banned.add(client)
+
+    def _harvest(self, outcome: RoundOutcome, updates: Mapping[int, RoundUpdate]) -> Harvest:
+        """The averages, in the order of the clients: bit for bit those of a training in one process."""
+        done = [client for client in outcome.finished if client in updates]
+        harvest = Harvest(missing=sorted(self.terms.clients.keys() - set(done)))
+        for client in done:
+            update, counted = updates[client], outcome.clients[client]
+            assert counted.state is not None
+            harvest.client.add(update.client_state, weight=counted.weight)
+            harvest.server.add(counted.state, weight=counted.weight)
+            harvest.loss += update.loss * counted.steps
+            harvest.steps += counted.steps
+            harvest.images += counted.images
+            harvest.injections += counted.injections
+        return harvest
+
+    def _images(self) -> int:
+        return int(self.terms.metrics.registry.get_sample_value("sigil_images_total") or 0)
+
+
+def _over(status: Status, brought: bool) -> bool:
+    """Whether there is nothing more to expect of a client."""
+    return status in _LOST or (status is Status.FINISHED and brought)
