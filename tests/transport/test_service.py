@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from sigil.errors import ConfigError, NetworkError
+from sigil.federation.messages import CutGradient, Logits
 from sigil.federation.observers import ServerObserver
 from sigil.federation.reference import ReferenceRecorder
+from sigil.federation.server import Server
 from sigil.transport import (
     ClientCredentials,
     Limits,
@@ -323,17 +325,46 @@ def test_a_step_cannot_be_held_open(net: Any, speech: Callable[[Any], list[bytes
         assert net.raw(service).send(net.hello(tickets[0], answers=1)).receive().step == 0
 
 
-def test_a_step_cannot_be_stretched_by_one_chunk_a_while(make_net: Any) -> None:
-    net = make_net(model={"cut": "pool1", "width": 64}, federation={"batch_size": 512})
-    with net.service(limits=Limits(step_seconds=1.0)) as service:
-        tickets = net.open(service, service.initial_state, clients=1)
-        header, *chunks = net.activation(samples=512)
+@pytest.fixture(scope="module")
+def wide(make_net: Any) -> Any:
+    """A federation whose steps take several chunks."""
+    return make_net(model={"cut": "pool1", "width": 8}, federation={"batch_size": 4096})
+
+
+def test_a_step_cannot_be_stretched_by_one_chunk_a_while(wide: Any) -> None:
+    with wide.service(limits=Limits(step_seconds=1.0)) as service:
+        tickets = wide.open(service, service.initial_state, clients=1)
+        header, *chunks = wide.activation(samples=4096)
         assert len(chunks) == 2
-        stream = net.raw(service).send(net.hello(tickets[0]), header)
+        stream = wide.raw(service).send(wide.hello(tickets[0]), header)
         time.sleep(0.7)
         stream.send(chunks[0])
         time.sleep(0.7)
         assert stream.send(chunks[1]).refusal() is Reason.DEADLINE
+
+
+def test_clients_that_do_not_take_their_answers_are_not_waited_for_and_stay_few(
+    make_net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = 32_768
+    net = make_net(model={"cut": "pool1", "width": 8}, federation={"batch_size": samples})
+    monkeypatch.setattr(Server, "forward", lambda self, message: Logits(torch.zeros(samples, 10)))
+    monkeypatch.setattr(
+        Server, "backward", lambda self, message, moment: CutGradient(torch.zeros(samples, *net.shape))
+    )
+    with net.service(limits=Limits(step_seconds=2.0, streams_per_client=2)) as service:
+        tickets = net.open(service, service.initial_state, clients=1)
+        held = []
+        for count in (1, 2):
+            held.append(net.raw(service).send(net.hello(tickets[0]), *net.activation(samples)))
+            held[-1].receive(), held[-1].receive()
+            held[-1].send(*net.gradient(samples))  # and 16 MiB come back, of which nothing is read
+            _until(lambda: service.metrics.rejections()[Reason.DEADLINE] == count, seconds=20.0)  # noqa: B023
+            _until(lambda: service._engine.budget.used == 0)
+        assert net.raw(service).send(net.hello(tickets[0])).refusal() is Reason.STREAMS
+        for stream in held:
+            stream.call.cancel()
+        _until(lambda: service._engine.streams.total() == 0)
 
 
 def test_time_away_counts_for_an_open_step(net: Any) -> None:
@@ -423,7 +454,7 @@ def test_observers_see_what_those_of_one_process_see(net: Any) -> None:
 
 
 def test_what_cannot_work_is_said_before_anybody_connects(net: Any, make_net: Any) -> None:
-    with pytest.raises(ConfigError, match="federation.mode must be usfl"):
+    with pytest.raises(ConfigError, match="must be usfl"):
         make_net(federation={"mode": "sfl"}).service()
     with pytest.raises(ConfigError, match="server_halves per-client"):
         make_net(federation={"server_halves": "shared"}).service()

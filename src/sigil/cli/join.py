@@ -25,9 +25,7 @@ def join(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="This client's data set, if not named as the owner's: folder:PATH."
-        ),
+        typer.Option(metavar="NAME", help="This client's data set, if not the owner's: folder:PATH."),
     ] = None,
     part: Annotated[
         int | None,
@@ -98,5 +96,5 @@ def _read(file: Path) -> dict[str, Any]:
         }
     except (OSError, ValueError, KeyError, TypeError):
         raise NetworkError(
-            f"{file.parent} is not a client's folder; give the one that the owner's `sigil serve` made for it."
+            f"{file.parent} is not a client's folder; give the one that the owner's `sigil serve` made."
         ) from None

@@ -14,7 +14,7 @@ from typing import Annotated, cast
 
 import typer
 
-from sigil.cli import attack, data, demo, detect, evidence, key, report, reproduce, train, verify
+from sigil.cli import attack, data, demo, detect, evidence, join, key, report, reproduce, serve, train, verify
 from sigil.cli.terminal import printable
 from sigil.errors import SigilError
 
@@ -40,6 +40,8 @@ verify.register(app)
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(data.app, name="data")
 train.register(app)
+serve.register(app)
+join.register(app)
 demo.register(app)
 attack.register(app)
 detect.register(app)

@@ -21,6 +21,10 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to N-1.")] = 1,
     status: Annotated[bool, typer.Option("--status", help="Only say what has been measured.")] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Processes side by side; 0: one a core.")] = 0,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Work on this Ray cluster: HOST:PORT, ray://…, auto or local."),
+    ] = None,
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where the cells are kept.")] = Path("results"),
     runs: Annotated[Path, typer.Option(metavar="DIR", help="Where the trainings are kept.")] = Path("runs"),
     data_dir: Annotated[
@@ -38,6 +42,7 @@ def reproduce(
       sigil reproduce fidelity                      in seconds, on embedded data
       sigil reproduce fidelity clients --scale cpu --seeds 3 --data-dir ~/data
       sigil reproduce all --scale paper             as published, on a GPU
+      sigil reproduce all --scale cpu --ray head:6379    on many machines
     """
     from sigil.experiments import registry
     from sigil.experiments import reproduce as runner
@@ -59,4 +64,4 @@ def reproduce(
         if not quiet:
             typer.echo(text)
 
-    runner.reproduce(chosen, store, seeds=numbers, jobs=jobs, say=say)
+    runner.reproduce(chosen, store, seeds=numbers, jobs=jobs, ray=ray, say=say)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -33,7 +32,7 @@ def serve(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Settings in TOML; `sigil train --settings` shows all."),
+        typer.Option(metavar="FILE", help="Settings in TOML; see `sigil train --settings`."),
     ] = None,
     change: Annotated[
         list[str] | None,
@@ -46,9 +45,7 @@ def serve(
     owner: Annotated[str, typer.Option(metavar="NAME", help="Owner's name in a key that is made.")] = "owner",
     data_dir: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR", envvar="SIGIL_DATA", help="Where the owner's data sets are, for testing."
-        ),
+        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the owner's data sets are."),
     ] = None,
     host: Annotated[
         str, typer.Option(metavar="HOST", help="Name or address under which clients reach this machine.")
@@ -71,8 +68,8 @@ def serve(
         ),
     ] = None,
     wire: Annotated[
-        str,
-        typer.Option(metavar="FORMAT", help="Numbers on the wire: float32, or bfloat16 for half the bytes."),
+        Literal["float32", "bfloat16"],
+        typer.Option(metavar="FORMAT", help="float32, or bfloat16 for half the bytes."),
     ] = "float32",
     limit: Annotated[
         list[str] | None,
@@ -120,8 +117,6 @@ def serve(
     from sigil.transport.flower.deployment import Deployment
 
     key = training_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
-    if wire not in ("float32", "bfloat16"):
-        raise ConfigError(f"The wire format {wire!r} is not known; choose float32 or bfloat16.")
     deployment = Deployment(
         settings=settings,
         out=out,

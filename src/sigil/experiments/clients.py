@@ -10,4 +10,5 @@ EXPERIMENT = table(
     axis="clients",
     rows=lambda scale: {str(count): {"clients": count} for count in scale.client_counts},
     published="clients",
+    costs=True,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,29 @@ class Finding:
 
     text: str
     agrees: bool | None
+
+
+def judge(
+    claim: str, measured: Mapping[str, float | None], rule: Callable[[float], bool], form: str = ".1f"
+) -> Finding:
+    """A claim that must hold for each of these numbers, as far as they were measured.
+
+    >>> judge("WSR of at least 95 %", {"λ = 0.1": 99.5, "λ = 1": None}, lambda wsr: wsr >= 95)
+    Finding(text='WSR of at least 95 %: λ = 0.1 99.5; 1 not run.', agrees=True)
+    """
+    known = {name: number for name, number in measured.items() if number is not None}
+    if not known:
+        return Finding(f"{claim}: not run.", None)
+    listed = ", ".join(f"{name} {number:{form}}" for name, number in known.items())
+    missing = len(measured) - len(known)
+    gap = f"; {missing} not run" if missing else ""
+    return Finding(f"{claim}: {listed}{gap}.", all(rule(number) for number in known.values()))
+
+
+def listed(findings: Sequence[Finding]) -> str:
+    """Findings as a Markdown list."""
+    words = {True: "agrees", False: "**differs**", None: "not run"}
+    return "\n".join(f"- {words[finding.agrees]}: {finding.text}" for finding in findings)
 
 
 @dataclass(frozen=True)

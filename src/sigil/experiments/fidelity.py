@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sigil.experiments import paper
-from sigil.experiments.experiment import Experiment, Results, final_numbers
+from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
 from sigil.experiments.scales import STRENGTHS, TASKS, Scale
 from sigil.experiments.store import Cell
-from sigil.experiments.tables import beside, markdown, spread, values
+from sigil.experiments.tables import beside, markdown, mean, spread, values
 
 
 def name_of(model: str, strength: float) -> str:
@@ -64,10 +64,39 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     return markdown(["task", "clean", *(f"λ = {strength:g}" for strength in STRENGTHS)], rows)
 
 
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The paper's three claims: fidelity, effectiveness at every strength, orthogonality."""
+
+    def number(model: str, strength: float, name: str) -> float | None:
+        return mean(cells, results, name_of(model, strength), name)
+
+    costs, cosines = {}, {}
+    for model in TASKS:
+        clean = number(model, 0.0, "accuracy")
+        for strength in STRENGTHS:
+            marked = number(model, strength, "accuracy")
+            name = f"{model} λ = {strength:g}"
+            costs[name] = None if clean is None or marked is None else marked - clean
+            cosines[name] = number(model, strength, "cosine")
+    return [
+        judge("Marked models are as accurate as clean ones (2 points)", costs, lambda x: abs(x) <= 2, "+.1f"),
+        *(
+            judge(
+                f"The mark is embedded at λ = {strength:g} (WSR of at least 95 %)",
+                {model: number(model, strength, "wsr") for model in TASKS},
+                lambda wsr: wsr >= 95,
+            )
+            for strength in STRENGTHS
+        ),
+        judge("G_wm and G_main are orthogonal (cosine below 0.01)", cosines, lambda x: abs(x) < 0.01, ".0e"),
+    ]
+
+
 EXPERIMENT = Experiment(
     name="fidelity",
     caption="Accuracy, WSR and cosine of clean and marked models; the paper's numbers in brackets.",
     cells=cells,
     measure=final_numbers,
     show=show,
+    verdict=verdict,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sigil.experiments import fidelity, figures, orthogonality
-from sigil.experiments.experiment import Experiment, Results, final_numbers
+from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
 from sigil.experiments.scales import STRENGTHS
 from sigil.experiments.store import Cell
 
@@ -32,10 +32,39 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     return "![Norms over the rounds](gradient-norms.png)\n"
 
 
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """What is sent of G_wm, as a share of G_main: falling at λ = 1, clipped to λ below."""
+    first = min((cell.seed for cell in cells), default=0)
+    shares: dict[float, list[float]] = {}
+    for strength in STRENGTHS:
+        result = results.get((fidelity.name_of("resnet18", strength), first))
+        if result is not None:
+            rows = result.numbers["curves"]
+            norms = zip(rows["injection_injected_norm"], rows["injection_main_norm"], strict=True)
+            shares[strength] = [sent / task for sent, task in norms if sent is not None and task]
+    falls = {"last / first round": shares[1.0][-1] / shares[1.0][0]} if shares.get(1.0) else {"": None}
+    largest = {
+        figures.label(strength): max(shares[strength]) / strength if shares.get(strength) else None
+        for strength in (0.01, 0.1)
+    }
+    return [
+        judge(
+            "At λ = 1 the mark's share of the gradient falls to less than a half",
+            falls,
+            lambda x: x < 0.5,
+            ".2f",
+        ),
+        judge(
+            "At weaker λ clipping holds it at λ (largest share over λ)", largest, lambda x: x <= 1.02, ".2f"
+        ),
+    ]
+
+
 EXPERIMENT = Experiment(
     name="gradient-norms",
     caption="Norms of the task gradient and of the watermark gradient before and after clipping (ResNet-18).",
     cells=orthogonality.cells,
     measure=final_numbers,
     show=show,
+    verdict=verdict,
 )

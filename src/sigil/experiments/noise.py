@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sigil.experiments import figures
-from sigil.experiments.experiment import Experiment, Results, final_numbers
+from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
 from sigil.experiments.scales import STRENGTHS, Scale
 from sigil.experiments.store import Cell
-from sigil.experiments.tables import markdown, spread, values
+from sigil.experiments.tables import markdown, mean, spread, values
 
 RATIOS = {"noise-free": None, "1/10": 1 / 10, "1/30": 1 / 30, "1/50": 1 / 50, "1/100": 1 / 100}
 
@@ -68,10 +68,45 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     return f"![Accuracy and WSR over the signal-to-noise ratio](noise.png)\n\n{table}"
 
 
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """Noise costs the task, and not the stronger marks."""
+
+    def change(strength: float, number: str, ratio: str) -> float | None:
+        before = mean(cells, results, _name("noise-free", strength), number)
+        after = mean(cells, results, _name(ratio, strength), number)
+        return None if before is None or after is None else after - before
+
+    costs = {figures.label(strength): change(strength, "accuracy", "1/100") for strength in (0.0, *STRENGTHS)}
+    return [
+        judge(
+            "Noise of 1/100 costs every model at least 10 points of accuracy",
+            costs,
+            lambda x: x <= -10,
+            "+.1f",
+        ),
+        *(
+            judge(
+                f"Noise of 1/100 leaves the mark of λ = {strength:g} (WSR within 2 points)",
+                {"change": change(strength, "wsr", "1/100")},
+                lambda x: x >= -2,
+                "+.1f",
+            )
+            for strength in (1.0, 0.1)
+        ),
+        judge(
+            "Noise of 1/30 brings the mark of λ = 0.01 down by more than 20 points",
+            {"change": change(0.01, "wsr", "1/30")},
+            lambda x: x < -20,
+            "+.1f",
+        ),
+    ]
+
+
 EXPERIMENT = Experiment(
     name="noise",
     caption="Accuracy and WSR where every client adds Gaussian noise to the gradients that it receives.",
     cells=cells,
     measure=final_numbers,
     show=show,
+    verdict=verdict,
 )

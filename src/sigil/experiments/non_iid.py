@@ -13,4 +13,5 @@ EXPERIMENT = table(
         **{f"{beta}": {"partition": "dirichlet", "beta": beta} for beta in (1.0, 0.5, 0.1)},
     },
     published="noniid_dirichlet",
+    costs=True,
 )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sigil.experiments import fidelity, figures
-from sigil.experiments.experiment import Experiment, Results, final_numbers
+from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
 from sigil.experiments.scales import STRENGTHS, Scale
 from sigil.experiments.store import Cell
-from sigil.experiments.tables import markdown, spread, values
+from sigil.experiments.tables import markdown, mean, spread, values
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -45,10 +45,24 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     return f"![Cosine over the rounds](orthogonality.png)\n\n{table}"
 
 
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The cosine stays around zero."""
+    means = {
+        figures.label(strength): mean(cells, results, fidelity.name_of("resnet18", strength), "cosine")
+        for strength in STRENGTHS
+    }
+    return [
+        judge(
+            "The mean cosine over training is near zero (below 0.01)", means, lambda x: abs(x) < 0.01, ".0e"
+        )
+    ]
+
+
 EXPERIMENT = Experiment(
     name="orthogonality",
     caption="Cosine of the task gradient and the watermark gradient over the rounds (ResNet-18).",
     cells=cells,
     measure=final_numbers,
     show=show,
+    verdict=verdict,
 )

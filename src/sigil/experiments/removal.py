@@ -14,10 +14,10 @@ from sigil import attacks
 from sigil.attacks.subject import Halves
 from sigil.data import Dataset
 from sigil.experiments import behaviour, paper
-from sigil.experiments.experiment import Experiment, Results
+from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import beside, markdown, spread, values
+from sigil.experiments.tables import beside, markdown, mean, spread, values
 from sigil.federation.holdings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
@@ -143,6 +143,52 @@ def entry(
     return text
 
 
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """What each attack does to Sigil's marks and to the two baselines."""
+
+    def number(target: str, attack: str, name: str = "wsr") -> float | None:
+        return mean(cells, results, f"{target} {attack}", name)
+
+    def changes(attacks: Sequence[str], targets: Sequence[str]) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
+        for target in targets:
+            before = number(target, "none")
+            for attack in attacks:
+                after = number(target, attack)
+                known = before is not None and after is not None
+                found[f"{target} {attack}"] = after - before if known else None  # type: ignore[operator]
+        return found
+
+    sigil = ("λ = 1", "λ = 0.1", "λ = 0.01")
+    pruned = "prune 80 %"
+    return [
+        judge(
+            "Fine-tuning leaves WSR (2 points)", changes(["finetune 100"], sigil), lambda x: x >= -2, "+.1f"
+        ),
+        judge("INT4 leaves WSR (2 points)", changes(["INT4"], sigil), lambda x: x >= -2, "+.1f"),
+        judge(
+            "Pruning 80 % destroys accuracy (below 20 %)",
+            {target: number(target, pruned, "accuracy") for target in TARGETS},
+            lambda x: x < 20,
+        ),
+        judge(
+            "Pruning 80 % leaves Sigil above 70 %",
+            {target: number(target, pruned) for target in sigil},
+            lambda x: x > 70,
+        ),
+        judge(
+            "Pruning 80 % removes the backdoor (below 20 %)",
+            {"BDWM": number("BDWM", pruned)},
+            lambda x: x < 20,
+        ),
+        judge(
+            "The parameter mark survives everything (98 %)",
+            {f"PWM {attack}": number("PWM", attack) for attack in ATTACKS},
+            lambda x: x >= 98,
+        ),
+    ]
+
+
 def _published(row: dict[str, Any], column: str) -> tuple[float | None, float | None]:
     for entry in paper.numbers()["removal"]:
         if all(entry.get(name) == value for name, value in row.items()):
@@ -159,4 +205,5 @@ EXPERIMENT = Experiment(
     cells=cells,
     measure=measure,
     show=show,
+    verdict=verdict,
 )

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from sigil.errors import ExperimentError
 from sigil.experiments import figures, markup, registry, scales
-from sigil.experiments.experiment import Experiment, Finding
+from sigil.experiments.experiment import Experiment, Finding, listed
 from sigil.experiments.scales import SCALES
 from sigil.experiments.store import Cell, Store
 from sigil.experiments.tables import Table
@@ -144,15 +144,10 @@ def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section
         markup.inline(reason, list(registry.EXPERIMENTS)),
         markup.inline(foot),
     )
-    listed = "".join(f"- {_word(finding)}: {finding.text}\n" for finding in findings)
     # Pictures lie beside the experiment's own page.
     placed = re.sub(r"!\[([^\]]*)\]\(([^)]+)\)", rf"![\1]({experiment.name}/\2)", text)
-    parts = [f"## {experiment.name}", experiment.caption, listed.rstrip(), reason, placed.rstrip(), foot]
+    parts = [f"## {experiment.name}", experiment.caption, listed(findings), reason, placed.rstrip(), foot]
     return section, "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _word(finding: Finding) -> str:
-    return {True: "agrees", False: "**differs**", None: "not run"}[finding.agrees]
 
 
 def _seeds(experiment: Experiment, store: Store) -> list[int]:
@@ -193,9 +188,10 @@ def shown(words: str, file: Path, pictures: dict[str, str]) -> Markup:
         drawn = pictures[file.name]
         size = re.search(r'width="([\d.]+)pt"', drawn)
         width = float(size[1]) if size is not None else 576.0
-        element = Markup(
-            '<div class="drawing" role="img" aria-label="{}" style="min-width: {:.0f}px">{}</div>'
-        ).format(words, 0.8 * width, Markup(drawn))
+        limits = f"min-width: {0.8 * width:.0f}px; max-width: {1.4 * width:.0f}px"
+        element = Markup('<div class="drawing" role="img" aria-label="{}" style="{}">{}</div>').format(
+            words, limits, Markup(drawn)
+        )
     else:
         encoded = base64.b64encode(file.read_bytes()).decode()
         element = Markup('<img alt="{}" src="data:image/png;base64,{}">').format(words, encoded)

@@ -1,25 +1,37 @@
 """Run experiments: the trainings that are missing, then the cells that are missing, then the tables.
 
 Trainings and cells run side by side in as many processes as there are cores, one thread each: for small
-networks that is faster than one training on all cores. Every finished training and cell is on the disk at
-once, so an interruption loses at most a round.
+networks that is faster than one training on all cores. The same work can be spread over the machines of a Ray
+cluster (:mod:`sigil.experiments.on_ray`). Every finished training and cell is on the disk at once, so an
+interruption loses at most a round.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from sigil.experiments import registry, scales
+from sigil.experiments.experiment import listed
 from sigil.experiments.store import Cell, Store
 from sigil.federation.settings import Settings
 
 Say = Callable[[str], None]
+
+
+class Pool(Protocol):
+    """Where work is done: so many pieces at a time, each on one core."""
+
+    @property
+    def size(self) -> int: ...
+    def submit(self, work: Callable[..., None], /, *arguments: object) -> Future[None]: ...
 
 
 def status(names: Sequence[str], store: Store, seeds: Sequence[int]) -> list[tuple[str, int, int]]:
@@ -32,17 +44,33 @@ def status(names: Sequence[str], store: Store, seeds: Sequence[int]) -> list[tup
 
 
 def reproduce(
-    names: Sequence[str], store: Store, *, seeds: Sequence[int], jobs: int = 0, say: Say = lambda text: None
+    names: Sequence[str],
+    store: Store,
+    *,
+    seeds: Sequence[int],
+    jobs: int = 0,
+    ray: str | None = None,
+    say: Say = lambda text: None,
 ) -> None:
-    """Measure what is missing of these experiments and write their tables and figures."""
+    """Measure what is missing of these experiments and write their tables and figures.
+
+    `jobs` pieces of work at a time (0: one a core), in processes of this machine or, if `ray` is the address
+    of a Ray cluster, there.
+    """
     scale = scales.get(store.scale)
     missing: dict[tuple[str, str], tuple[str, Cell]] = {}
     for name in names:
         for cell in registry.get(name).cells(scale, seeds):
             if not store.has(cell):
                 missing.setdefault((cell.experiment, cell.file), (name, cell))
-    if missing:
-        _measure(list(missing.values()), store, jobs or len(os.sched_getaffinity(0)), say)
+    if missing and ray is not None:
+        from sigil.experiments.on_ray import cluster
+
+        with cluster(ray, store, jobs=jobs) as (pool, shared):
+            _measure(list(missing.values()), shared, pool, say)
+    elif missing:
+        with _processes(jobs or len(os.sched_getaffinity(0))) as pool:
+            _measure(list(missing.values()), store, pool, say)
     for name in names:
         say(f"{show(name, store, seeds)}")
 
@@ -53,18 +81,41 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
     cells = experiment.cells(scales.get(store.scale), seeds)
     folder = store.results / name
     folder.mkdir(parents=True, exist_ok=True)
-    body = experiment.show(cells, store.results_of(cells), folder)
+    results = store.results_of(cells)
+    body = experiment.show(cells, results, folder)
+    findings = listed(experiment.verdict(cells, results))
     done = sum(store.has(cell) for cell in cells)
     page = folder / "README.md"
     page.write_text(
         f"# {name}\n\n{experiment.caption}\n\n{body}\n"
-        f"{done} of {len(cells)} cells measured. Scale `{store.scale}`: {scales.get(store.scale).note}\n\n"
+        + (f"{findings}\n\n" if findings else "")
+        + f"{done} of {len(cells)} cells measured. Scale `{store.scale}`: {scales.get(store.scale).note}\n\n"
         f"Made by `sigil reproduce {name} --scale {store.scale}`.\n"
     )
     return page
 
 
-def _measure(missing: list[tuple[str, Cell]], store: Store, jobs: int, say: Say) -> None:
+class _Processes(ProcessPoolExecutor):
+    def __init__(self, size: int) -> None:
+        super().__init__(
+            size, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        )
+        self.size = size
+
+
+@contextmanager
+def _processes(size: int) -> Iterator[Pool]:
+    """Processes of this machine; an error or an interruption does not wait for the work under way."""
+    pool = _Processes(size)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _measure(missing: list[tuple[str, Cell]], store: Store, pool: Pool, say: Say) -> None:
     """Each training once, in the order of the cells; each cell as soon as all of its trainings are done."""
     trainings: dict[Path, Settings] = {}
     for _, cell in missing:
@@ -73,34 +124,26 @@ def _measure(missing: list[tuple[str, Cell]], store: Store, jobs: int, say: Say)
     waiting, cells = list(trainings.items()), list(missing)
     finished: set[Path] = set()
     running: dict[Future[None], Path | Cell] = {}
-    context = get_context("spawn")
-    with ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
-    ) as pool:
-        try:
-            while waiting or cells or running:
-                ready = [entry for entry in cells if _ready(entry[1], store, finished)]
-                # No more than there are processes, so that a ready cell never waits behind trainings.
-                while len(running) < jobs and (ready or waiting):
-                    if ready:
-                        entry = ready.pop(0)
-                        cells.remove(entry)
-                        running[pool.submit(_measure_cell, store, *entry)] = entry[1]
-                    else:
-                        folder, settings = waiting.pop(0)
-                        running[pool.submit(_train, store, settings)] = folder
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    what = running.pop(future)
-                    future.result()
-                    if isinstance(what, Path):
-                        finished.add(what)
-                    else:
-                        left = len(cells) + sum(isinstance(other, Cell) for other in running.values())
-                        say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {left} cells left")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    while waiting or cells or running:
+        ready = [entry for entry in cells if _ready(entry[1], store, finished)]
+        # No more than there are places, so that a ready cell never waits behind trainings.
+        while len(running) < pool.size and (ready or waiting):
+            if ready:
+                entry = ready.pop(0)
+                cells.remove(entry)
+                running[pool.submit(_measure_cell, store, *entry)] = entry[1]
+            else:
+                folder, settings = waiting.pop(0)
+                running[pool.submit(_train, store, settings)] = folder
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            what = running.pop(future)
+            future.result()
+            if isinstance(what, Path):
+                finished.add(what)
+            else:
+                left = len(cells) + sum(isinstance(other, Cell) for other in running.values())
+                say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {left} cells left")
 
 
 def _ready(cell: Cell, store: Store, finished: set[Path]) -> bool:

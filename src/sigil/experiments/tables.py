@@ -13,7 +13,8 @@ MISSING = "not run"
 _NUMBER = r"[+−-]?\d[\d.,]*(?:e[+-]?\d+)?"
 _ANSWER = r"yes|no|partly"
 _ENTRY = re.compile(
-    rf"(?:(?P<quantity>[A-Za-z][A-Za-z ]{{0,15}}) (?:= )?)?(?P<power>10\^)?(?P<ours>{MISSING}|{_NUMBER}|{_ANSWER})"
+    r"(?:(?P<quantity>[A-Za-z][A-Za-z ]{0,15}) (?:= )?)?(?P<power>10\^)?"
+    rf"(?P<ours>{MISSING}|{_NUMBER}|{_ANSWER})"
     rf"(?: ± (?P<deviation>{_NUMBER}))?(?P<unit> %)?(?: \((?P<paper>{_NUMBER}|{_ANSWER})\))?"
 )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sigil.experiments import fidelity, figures
-from sigil.experiments.experiment import Experiment, Results, final_numbers
-from sigil.experiments.scales import TASKS
+from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.scales import STRENGTHS, TASKS
 from sigil.experiments.store import Cell
 
 
@@ -31,6 +31,29 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     return "![Accuracy and WSR over the rounds](training-curves.png)\n"
 
 
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """Marked and clean curves lie together, for the first seed."""
+    first = min((cell.seed for cell in cells), default=0)
+    distances: dict[str, float | None] = {}
+    for model in TASKS:
+        clean = results.get((fidelity.name_of(model, 0.0), first))
+        for strength in STRENGTHS:
+            marked = results.get((fidelity.name_of(model, strength), first))
+            distance = None
+            if clean is not None and marked is not None:
+                pairs = zip(
+                    _percent(clean.numbers["curves"]["accuracy"]),
+                    _percent(marked.numbers["curves"]["accuracy"]),
+                    strict=True,
+                )
+                apart = [abs(a - b) for a, b in pairs if a is not None and b is not None]
+                distance = sum(apart) / len(apart) if apart else None
+            distances[f"{model} λ = {strength:g}"] = distance
+    return [
+        judge("Marked and clean accuracy curves lie within 3 points on average", distances, lambda x: x <= 3)
+    ]
+
+
 def _percent(values: list[float | None]) -> list[float | None]:
     return [None if value is None else 100 * value for value in values]
 
@@ -41,4 +64,5 @@ EXPERIMENT = Experiment(
     cells=fidelity.cells,
     measure=final_numbers,
     show=show,
+    verdict=verdict,
 )

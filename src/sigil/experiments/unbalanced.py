@@ -13,4 +13,5 @@ EXPERIMENT = table(
         **{f"{sigma}": {"partition": "lognormal", "sigma": sigma} for sigma in (0.5, 1.0, 2.0)},
     },
     published="unbalanced_lognormal",
+    costs=False,
 )

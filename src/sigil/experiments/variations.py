@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from sigil.experiments import paper
-from sigil.experiments.experiment import Experiment, Results, final_numbers
+from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
 from sigil.experiments.scales import STRENGTHS, Scale
 from sigil.experiments.store import Cell
-from sigil.experiments.tables import beside, markdown, spread, values
+from sigil.experiments.tables import beside, markdown, mean, spread, values
 
 Rows = Callable[[Scale], Mapping[str, Mapping[str, Any]]]
 
 
-def table(name: str, *, caption: str, axis: str, rows: Rows, published: str) -> Experiment:
+def table(name: str, *, caption: str, axis: str, rows: Rows, published: str, costs: bool) -> Experiment:
     """An experiment whose rows are variations of the federation settings, for ResNet-18.
 
-    `rows` maps a row's name, as in the paper's data under `published`, to its federation settings.
+    `rows` maps a row's name, as in the paper's data under `published`, to its federation settings. In all of
+    them the paper's mark holds; `costs` says whether the last row's accuracy is well below the first's.
     """
 
     def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -58,7 +59,35 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str) -> 
             lines.append(line)
         return markdown([axis, *(f"λ = {strength:g}" for strength in reversed(STRENGTHS))], lines)
 
-    return Experiment(name=name, caption=caption, cells=cells, measure=final_numbers, show=show)
+    def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+        names = ordered_names_of_rows(cells)
+
+        def change(row: str, strength: float, number: str) -> float | None:
+            first, other = (
+                mean(cells, results, f"{each} strength {strength:g}", number) for each in (names[0], row)
+            )
+            return None if first is None or other is None else other - first
+
+        accuracies = {f"λ = {strength:g}": change(names[-1], strength, "accuracy") for strength in STRENGTHS}
+        claim = f"{axis} {names[-1]} instead of {names[0]}"
+        return [
+            judge(f"{claim} costs at least 5 points of accuracy", accuracies, lambda x: x <= -5, "+.1f")
+            if costs
+            else judge(f"{claim} leaves accuracy (3 points)", accuracies, lambda x: abs(x) <= 3, "+.1f"),
+            *(
+                judge(
+                    f"No {axis} weakens the mark of λ = {strength:g} by more than 5 points",
+                    {f"{axis} {row}": change(row, strength, "wsr") for row in names[1:]},
+                    lambda x: x >= -5,
+                    "+.1f",
+                )
+                for strength in (1.0, 0.1)
+            ),
+        ]
+
+    return Experiment(
+        name=name, caption=caption, cells=cells, measure=final_numbers, show=show, verdict=verdict
+    )
 
 
 def ordered_names_of_rows(cells: list[Cell]) -> list[str]:

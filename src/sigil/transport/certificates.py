@@ -86,7 +86,7 @@ def make(folder: Path, *, clients: int, hosts: Sequence[str] = ()) -> dict[int, 
     What is there is kept, so that calling it again only adds clients. `hosts` are names and addresses of
     the server beside localhost and 127.0.0.1, for tools that check them.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_folder(folder)
     if not (folder / "ca.pem").exists():
         _make_authority(folder)
     if not (folder / "server.pem").exists():
@@ -96,7 +96,7 @@ def make(folder: Path, *, clients: int, hosts: Sequence[str] = ()) -> dict[int, 
     for index in range(clients):
         bundle = bundle_folder(folder, index)
         if not (bundle / "client.pem").exists():
-            bundle.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_folder(bundle)
             _write(bundle / "ca.pem", (folder / "ca.pem").read_bytes(), secret=False)
             _issue(folder, bundle / "client", name=f"sigil client {index}", hosts=None)
     return {
@@ -195,6 +195,15 @@ def _write_pair(stem: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.C
     _write(stem.with_suffix(".key"), secret, secret=True)
     # The certificate comes last: where it is, its key is.
     _write(stem.with_suffix(".pem"), certificate.public_bytes(Encoding.PEM), secret=False)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise NetworkError(
+            f"The folder {folder} cannot be made: {error.strerror}; choose another place."
+        ) from None
 
 
 def _write(path: Path, content: bytes, *, secret: bool) -> None:

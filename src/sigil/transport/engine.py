@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sigil.transport.metrics import Metrics
-from sigil.transport.rejections import Reason
+from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.rounds import Round
 from sigil.transport.scheduler import Budget, Scheduler
 from sigil.transport.session import Session, Setup, Status
@@ -32,6 +33,21 @@ class Engine:
         self.round: Round | None = None
         self.streams: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    @contextmanager
+    def admitted(self, holder: str) -> Iterator[None]:
+        """Count a stream of this certificate's holder, if there is room for one more."""
+        if (
+            self.streams.total() >= self.limits.streams
+            or self.streams[holder] >= self.limits.streams_per_client
+        ):
+            raise Rejection(Reason.STREAMS, "There are too many streams; close some or come back later.")
+        self.streams[holder] += 1
+        try:
+            yield
+        finally:
+            self.streams[holder] -= 1
+            self.streams += Counter()  # forgets those without any
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Start something that outlives the stream that began it."""

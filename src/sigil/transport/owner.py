@@ -92,7 +92,7 @@ class Terms:
 
 
 class RemoteFederation(Federation):
-    """A federation whose clients are elsewhere; their halves come back by a messenger, their batches by gRPC."""
+    """A federation whose clients are elsewhere: halves travel by messenger, batches by the split service."""
 
     def __init__(
         self, settings: Settings, dataset: Dataset, *, messenger: Messenger, terms: Terms, **others: Any
@@ -158,8 +158,8 @@ class RemoteFederation(Federation):
         if done < self.terms.minimum:
             raise NetworkError(
                 f"Only {done} of {len(here)} clients did round {number} as agreed, but "
-                f"{self.terms.minimum} must; the last checkpoint is kept: start again with other clients or a "
-                "smaller --minimum."
+                f"{self.terms.minimum} must; the last checkpoint is kept: start again with other clients or "
+                "a smaller --minimum."
             )
         return harvest
 
@@ -181,8 +181,8 @@ class RemoteFederation(Federation):
                 return here
             if len(terms.clients) - len(self._banned) < terms.minimum:
                 raise NetworkError(
-                    f"{len(self._banned)} clients broke the rules and are out, and the rest are fewer than the "
-                    f"{terms.minimum} that a round needs; start again with a smaller --minimum."
+                    f"{len(self._banned)} clients broke the rules and are out, and the rest are fewer than "
+                    f"the {terms.minimum} that a round needs; start again with a smaller --minimum."
                 )
             if not told:
                 log.info("waiting for clients: %d of %d are here", len(here), len(expected))

@@ -32,7 +32,7 @@ from sigil.federation.observers import ServerObserver
 from sigil.federation.settings import Settings
 from sigil.key import Key
 from sigil.transport import wire
-from sigil.transport.certificates import ServerCredentials
+from sigil.transport.certificates import ServerCredentials, fingerprint
 from sigil.transport.engine import Engine
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
@@ -289,18 +289,32 @@ class SplitService:
     async def _serve(self, requests: object, context: Any) -> None:
         """One stream; nothing but a reason and a sentence of ours ever goes out with its end."""
         assert self._engine is not None
+        (certificate,) = context.auth_context()["x509_pem_cert"]
+        holder = fingerprint(certificate)
         try:
-            await Stream(self._engine, context).run()
-            return
+            # Whoever does not even read why it was refused still has that stream open.
+            with self._engine.admitted(holder):
+                await self._answered(Stream(self._engine, context, holder=holder).run(), context)
         except Rejection as rejection:
-            reason, sentence = rejection.reason, rejection.sentence
-            log.debug("refused a stream: %s: %s", reason.value, sentence)
+            await self._refuse(context, rejection)
+
+    async def _answered(self, work: Coroutine[Any, Any, None], context: Any) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            return  # the connection is gone, or the service stops: there is nobody to tell
+        except Rejection as rejection:
+            await self._refuse(context, rejection)
         except Exception as error:
-            reason, sentence = Reason.INTERNAL, "The server failed; ask its owner to look at the log."
             log.error("a stream failed: %s", type(error).__name__, exc_info=error)
-        self.metrics.rejected(reason)
-        code = _CODES.get(reason, grpc.StatusCode.INVALID_ARGUMENT)
-        await context.abort(code, sentence, ((wire.REASON_KEY, reason.value),))
+            sentence = "The server failed; ask its owner to look at the log."
+            await self._refuse(context, Rejection(Reason.INTERNAL, sentence))
+
+    async def _refuse(self, context: Any, rejection: Rejection) -> None:
+        log.debug("refused a stream: %s: %s", rejection.reason.value, rejection.sentence)
+        self.metrics.rejected(rejection.reason)
+        code = _CODES.get(rejection.reason, grpc.StatusCode.INVALID_ARGUMENT)
+        await context.abort(code, rejection.sentence, ((wire.REASON_KEY, rejection.reason.value),))
 
 
 def _check_mode(settings: Settings) -> None:

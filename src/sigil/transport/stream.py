@@ -26,7 +26,6 @@ import grpc
 from torch import Tensor
 
 from sigil.transport import wire
-from sigil.transport.certificates import fingerprint
 from sigil.transport.engine import Engine
 from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.session import Session, Status
@@ -43,15 +42,15 @@ class Context(Protocol):
 
     async def read(self) -> Any: ...
     async def write(self, message: bytes) -> None: ...
-    def auth_context(self) -> Any: ...
 
 
 class Stream:
-    """The server's end of one stream."""
+    """The server's end of one stream, opened by the `holder` of the certificate with this fingerprint."""
 
-    def __init__(self, engine: Engine, context: Context) -> None:
+    def __init__(self, engine: Engine, context: Context, *, holder: str) -> None:
         self._engine = engine
         self._context = context
+        self._holder = holder
         self._task = asyncio.current_task()
         self._closing: Reason | None = None
 
@@ -63,26 +62,16 @@ class Stream:
 
     async def run(self) -> None:
         """Serve the stream to its end; raises :class:`Rejection` where the client is at fault."""
-        holder = self._holder()
-        engine = self._engine
-        if (
-            engine.streams.total() >= engine.limits.streams
-            or engine.streams[holder] >= engine.limits.streams_per_client
-        ):
-            raise Rejection(Reason.STREAMS, "There are too many streams; close some or come back later.")
-        engine.streams[holder] += 1
         try:
-            await self._serve(holder)
+            await self._serve()
         except asyncio.CancelledError:
             if self._closing is None:
                 raise
             raise Rejection(self._closing, "The server closed this stream.") from None
-        finally:
-            engine.streams[holder] -= 1
 
-    async def _serve(self, holder: str) -> None:
+    async def _serve(self) -> None:
         engine = self._engine
-        header, session = await self._hello(holder)
+        header, session = await self._hello()
         drop = False
         try:
             await self._welcome(header, session)
@@ -96,11 +85,7 @@ class Stream:
         finally:
             engine.leave(session, self, drop=drop)
 
-    def _holder(self) -> str:
-        (certificate,) = self._context.auth_context()["x509_pem_cert"]
-        return fingerprint(certificate)
-
-    async def _hello(self, holder: str) -> tuple[Header, Session]:
+    async def _hello(self) -> tuple[Header, Session]:
         try:
             async with asyncio.timeout(self._engine.limits.hello_seconds):
                 message = await self._read()
@@ -110,7 +95,7 @@ class Stream:
         current = self._engine.round
         if current is None or current.number != header.round:
             raise Rejection(Reason.CLOSED, f"Round {header.round} is not open.")
-        current.tickets.check(ticket, claimed=Seal(header.round, header.client, holder))
+        current.tickets.check(ticket, claimed=Seal(header.round, header.client, self._holder))
         session = current.sessions[header.client]
         async with session.lock:
             self._attach(session, header)

@@ -223,8 +223,8 @@ def _check_name(certificate: Path, host: str) -> None:
     known = {str(name.value) for name in names}
     if host not in known:
         raise NetworkError(
-            f"{certificate} is for {', '.join(sorted(known))}, not for {host}; delete it and the key beside it "
-            "to have new ones made."
+            f"{certificate} is for {', '.join(sorted(known))}, not for {host}; delete it and its key to have "
+            "new ones made."
         )
 
 

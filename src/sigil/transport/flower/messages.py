@@ -8,24 +8,46 @@ header could ask for any amount of memory.
 from __future__ import annotations
 
 import hmac
-import json
-import math
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from pydantic import FiniteFloat
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from sigil.errors import NetworkError
+from sigil.errors import ConfigError, NetworkError
 from sigil.federation.aggregation import State
-from sigil.federation.settings import Settings, make
+from sigil.federation.settings import Section, Settings, make
 from sigil.transport.client_round import RoundTask, RoundUpdate
+from sigil.transport.wire import Wire
 
 FORMAT = "safetensors"
 # The same tensors have the same size; only the header may be written differently.
 SLACK = 65_536
-# For the last message: the training is over.
+# The last message: the training is over.
 FINISH = f"{MessageType.QUERY}.finish"
+
+
+class TaskFields(Section):
+    """What a task says beside the half."""
+
+    client: int
+    round: int
+    lr: FiniteFloat
+    address: str
+    ticket: str
+    wire: Wire
+    settings: dict[str, Any]
+
+
+class UpdateFields(Section):
+    """What a client says beside its half; the ticket shows that the answer is this client's."""
+
+    ticket: str
+    images: int
+    steps: int
+    loss: FiniteFloat
 
 
 @dataclass(frozen=True)
@@ -38,86 +60,82 @@ class Order:
 
 
 def write_task(task: RoundTask, *, client: int, settings: Settings, node: int) -> Message:
-    """The message that asks a client to train a round.
+    """The message that asks the client behind a node to train a round.
 
     Settings travel without those of the mark, which are not a client's business, and of the owner's machine.
     """
-    public = settings.model_dump(mode="json", exclude={"watermark", "record", "behaviour"})
+    public = settings.model_dump(mode="json", include={"model", "data", "federation", "optimizer"})
+    public["run"] = settings.run.model_dump(mode="json", include={"seed", "precision"})
     public["watermark"] = {"strength": 0}
-    public["run"] = {name: public["run"][name] for name in ("seed", "precision")}
-    values = {
-        "client": client,
-        "round": task.round,
-        "lr": task.lr,
-        "address": task.address,
-        "ticket": task.ticket,
-        "wire": task.wire,
-        "settings": json.dumps(public),
-    }
-    content = RecordDict({"half": _pack(task.client_state), "task": ConfigRecord(values)})
-    return Message(content, node, MessageType.TRAIN, group_id=str(task.round))
+    fields = TaskFields(
+        client=client,
+        round=task.round,
+        lr=task.lr,
+        address=task.address,
+        ticket=task.ticket,
+        wire=task.wire,
+        settings=public,
+    )
+    return Message(_content(task.client_state, fields), node, MessageType.TRAIN, group_id=str(task.round))
 
 
 def read_task(message: Message) -> Order:
     """What :func:`write_task` wrote."""
     try:
-        values = message.content["task"]
-        half = message.content["half"]
-        return Order(
-            client=int(values["client"]),
-            settings=make(json.loads(values["settings"])),
-            task=RoundTask(
-                round=int(values["round"]),
-                address=str(values["address"]),
-                ticket=str(values["ticket"]),
-                lr=float(values["lr"]),
-                client_state=_unpack(half, limit=None),
-                wire=values["wire"],
-            ),
-        )
-    except (KeyError, TypeError, ValueError, SafetensorError):
+        fields, half = _read(message, TaskFields, limit=None)
+        settings = make(fields.settings)
+    except (KeyError, TypeError, ValueError, SafetensorError, ConfigError):
         raise NetworkError(
             "The owner sent a task that cannot be read; both sides must run the same release of Sigil."
         ) from None
+    task = RoundTask(
+        round=fields.round,
+        address=fields.address,
+        ticket=fields.ticket,
+        lr=fields.lr,
+        client_state=half,
+        wire=fields.wire,
+    )
+    return Order(fields.client, settings, task)
 
 
 def write_update(update: RoundUpdate, *, ticket: str, reply_to: Message) -> Message:
-    """The answer of a client that has trained its round; the ticket shows that it is this client's."""
-    values = {"ticket": ticket, "images": update.images, "steps": update.steps, "loss": update.loss}
-    content = RecordDict({"half": _pack(update.client_state), "update": ConfigRecord(values)})
-    return Message(content, reply_to=reply_to)
+    """The answer of a client that has trained its round."""
+    fields = UpdateFields(ticket=ticket, images=update.images, steps=update.steps, loss=update.loss)
+    return Message(_content(update.client_state, fields), reply_to=reply_to)
 
 
 def read_update(message: Message, *, task: RoundTask) -> RoundUpdate | None:
-    """What :func:`write_update` wrote, or None if it is something else: it comes from a stranger."""
+    """What :func:`write_update` wrote, or None if it is anything else: it comes from a stranger."""
     if message.has_error():
         return None
-    limit = len(save(_plain(task.client_state))) + SLACK
     try:
-        values = message.content["update"]
-        if not hmac.compare_digest(str(values["ticket"]), task.ticket):
-            return None
-        return RoundUpdate(
-            client_state=_unpack(message.content["half"], limit=limit),
-            images=int(values["images"]),
-            steps=int(values["steps"]),
-            loss=float(values["loss"]),
-        )
+        fields, half = _read(message, UpdateFields, limit=len(_pack(task.client_state)) + SLACK)
     except (KeyError, TypeError, ValueError, SafetensorError):
         return None
+    if not hmac.compare_digest(fields.ticket.encode(), task.ticket.encode()):
+        return None
+    return RoundUpdate(half, images=fields.images, steps=fields.steps, loss=fields.loss)
 
 
-def _pack(state: State) -> ArrayRecord:
-    data = save(_plain(state))
-    return ArrayRecord({"half": Array("uint8", (len(data),), FORMAT, data)})
+def _content(state: State, fields: Section) -> RecordDict:
+    data = _pack(state)
+    half = ArrayRecord({"half": Array("uint8", (len(data),), FORMAT, data)})
+    return RecordDict({"half": half, "fields": ConfigRecord({"json": fields.model_dump_json()})})
 
 
-def _unpack(record: ArrayRecord, *, limit: int | None) -> State:
-    array = record["half"]
-    if array.stype != FORMAT or (limit is not None and len(array.data) > limit):
-        raise ValueError("not a half")
-    return dict(load(array.data))
+Fields = TypeVar("Fields", bound=Section)
 
 
-def _plain(state: State) -> State:
-    return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+def _read(message: Message, kind: type[Fields], *, limit: int | None) -> tuple[Fields, State]:
+    text = message.content.config_records["fields"]["json"]
+    array = message.content.array_records["half"]["half"]
+    if not isinstance(text, str) or array.stype != FORMAT:
+        raise TypeError("not a message of ours")
+    if limit is not None and len(array.data) + len(text) > limit:
+        raise ValueError("too long")
+    return kind.model_validate_json(text), load(array.data)
+
+
+def _pack(state: State) -> bytes:
+    return save({name: value.detach().cpu().contiguous() for name, value in state.items()})

@@ -38,7 +38,7 @@ class SuperNode:
     """A SuperNode that lives as long as this object or this process, and is started again if it ends.
 
     It authenticates with `private_key` (a file in OpenSSH or PEM format) to the SuperLink behind `address`,
-    whose certificate `ca` must have signed.
+    whose certificate `ca` must have signed. `node_id` is what the SuperLink calls it, if that is known.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SuperNode:
         address: str,
         ca: Path,
         private_key: Path,
-        node_id: int,
+        node_id: int | None,
         config: Mapping[str, str | int],
     ) -> None:
         self._log = folder / "supernode.log"
@@ -113,6 +113,8 @@ class SuperNode:
         One that was killed could not; for a minute the SuperLink would take it for alive and refuse another
         in its place.
         """
+        if self._node_id is None:
+            return
         key = serialization.load_ssh_private_key(self._private_key.read_bytes(), None)
         assert isinstance(key, EllipticCurvePrivateKey)
         with (

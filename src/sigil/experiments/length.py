@@ -1,0 +1,118 @@
+"""How many bits (the paper's ablation on watermark length): ResNet-18, strength 0.1, the paper's cut.
+
+The activation at the cut has d numbers, and as many bits are the most that can be embedded independently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sigil.experiments import ablations, paper, proof
+from sigil.experiments.ablations import REMOVAL, SPLITOUT, WINDOWS
+from sigil.experiments.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.scales import Scale
+from sigil.experiments.store import Cell, Store
+from sigil.experiments.tables import markdown, mean
+from sigil.federation.run import Run
+
+COLUMNS = ("none", SPLITOUT, *REMOVAL, *WINDOWS)
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every column at every length; what the table of proof measures too is its own."""
+    known = {
+        (cell.options["bits"], cell.options["attack"], cell.seed): cell
+        for cell in proof.cells(replace(scale, proof_bits=scale.lengths), seeds)
+    }
+    found = []
+    for seed in seeds:
+        for bits in scale.lengths:
+            for column in COLUMNS:
+                shared = known.get((bits, column, seed))
+                found.append(
+                    shared
+                    or Cell(
+                        experiment="length",
+                        name=name_of(bits, column),
+                        seed=seed,
+                        trainings=known[bits, "none", seed].trainings,
+                        options={"bits": bits, "column": column},
+                    )
+                )
+    return found
+
+
+def name_of(bits: int, column: str) -> str:
+    """Name of a cell: the length and the attack."""
+    return f"{bits} bits {column}"
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """One column of one row."""
+    if cell.experiment == "proof":
+        return proof.measure(cell, runs, store)
+    return ablations.measure(cell, runs, store)
+
+
+def lengths(cells: list[Cell]) -> list[int]:
+    """The rows of the table."""
+    return sorted({int(cell.options["bits"]) for cell in cells})
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """The table, ours with the paper's in brackets."""
+    rows = []
+    for bits in lengths(cells):
+        theirs = paper.numbers()["ablation_length"].get(str(bits))
+        parts = [ablations.text(cells, results, name_of(bits, column), column, theirs) for column in COLUMNS]
+        rows.append([f"k = {bits}", *parts])
+    return f"{markdown(['', *COLUMNS], rows)}\n{ablations.splitout_note(cells, results)}\n"
+
+
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The paper's claims on capacity and its price."""
+    rows = lengths(cells)
+
+    def numbers(column: str, number: str) -> dict[str, float | None]:
+        return {f"k = {bits}": mean(cells, results, name_of(bits, column), number) for bits in rows}
+
+    def change(column: str, number: str) -> dict[str, float | None]:
+        """The longest key's number less the shortest's, of those that were measured."""
+        known = [(name, value) for name, value in numbers(column, number).items() if value is not None]
+        if len(known) < 2:
+            return {"": None}
+        (first, before), (last, after) = known[0], known[-1]
+        return {f"{last} less {first}": after - before}
+
+    return [
+        judge(
+            "The mark embeds at every length (WSR of at least 95 %)",
+            numbers("none", "wsr"),
+            lambda x: x >= 95,
+        ),
+        judge(
+            "Length costs at most 2 points of accuracy", change("none", "accuracy"), lambda x: x >= -2, "+.1f"
+        ),
+        judge(
+            "A longer mark has more outliers for SplitOut",
+            change(SPLITOUT, "outliers"),
+            lambda x: x > 0,
+            "+.2f",
+        ),
+        judge(
+            "A longer mark loses more to pruning 80 %", change("prune 80 %", "wsr"), lambda x: x < 0, "+.1f"
+        ),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="length",
+    caption="Fidelity, stealth and robustness of marks of several lengths; the paper's numbers in brackets.",
+    cells=cells,
+    measure=measure,
+    show=show,
+    verdict=verdict,
+)

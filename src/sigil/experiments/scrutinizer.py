@@ -1,0 +1,171 @@
+"""Stealth against Gradient Scrutinizer (the paper's first stealth figure): ResNet-18, recorded gradients.
+
+The paper shows cut layer4, because at layer3 it found honest servers called attacks; here are both. FSHA,
+and the honest server to compare it with, are watched live (see `splitguard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from sigil.detectors import GradientScrutinizer
+from sigil.experiments import figures, splitguard, stealth
+from sigil.experiments.experiment import Experiment, Finding, Results
+from sigil.experiments.scales import Scale
+from sigil.experiments.store import Cell, Result, Store
+from sigil.experiments.tables import MISSING, markdown
+from sigil.federation.run import Run
+
+NAME = GradientScrutinizer.name
+# The panels of the paper's figure.
+SHOWN = (stealth.HONEST, "strength 0.1", "strength 1")
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every recorded server, and the live trainings of the positive control."""
+    own = [
+        Cell(
+            experiment="scrutinizer",
+            name=f"{setting} {server}",
+            seed=seed,
+            trainings=(stealth.recorded(scale, seed, setting, stealth.SERVERS[server]),),
+            options={"setting": setting, "server": server},
+        )
+        for seed in seeds
+        for setting in stealth.settings_names(scale)
+        for server in stealth.servers(setting)
+    ]
+    return own + splitguard.cells(scale, seeds)
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Replay the recording, with the overlap as it should be and as the published code computes it."""
+    if not runs:
+        return splitguard.measure(cell, runs, store)
+    (run,) = runs
+    dataset, recording = store.dataset(run.settings), stealth.recording_of(run)
+    detector = stealth.scrutinizer(run.settings, dataset)
+    compat = GradientScrutinizer(every=detector.every, compat=True, client=stealth.CLIENT)
+    published = stealth.summary(compat.replay(recording))
+    del published["curves"]
+    return {NAME: stealth.summary(detector.replay(recording)), "compat": published}
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """The paper's figure for both cuts, and a table of all servers."""
+    first = min((cell.seed for cell in cells), default=0)
+    found = {name: result for (name, seed), result in results.items() if seed == first}
+    _draw(found, folder / "scrutinizer.png")
+    lines = []
+    for cell in cells:
+        if cell.seed != first:
+            continue
+        result = found.get(cell.name)
+        server = stealth.label(cell.options["server"])
+        where = cell.options.get("setting") or f"{cell.options['cut']}, live"
+        compat = MISSING if result is None else _compat(result)
+        lines.append([where, server, *_row(result), compat])
+    table = markdown(
+        ["training", "server", "alarm", "scores below 0.5", "mean score", "last", "published overlap"], lines
+    )
+    return (
+        f"![Similarities and score over training](scrutinizer.png)\n\n{table}\n"
+        "*Alarm*: the client's step at which it was first raised. *Published overlap*: scores below 0.5 where "
+        "the overlap is computed as in the detector's published code (`compat=True`). Live trainings are those "
+        "of [splitguard](../splitguard/), with fewer images.\n"
+    )
+
+
+def _row(result: Result | None) -> list[str]:
+    if result is None:
+        return [MISSING] * 4
+    found = result.numbers[NAME]
+    if found["score"] is None:
+        return ["no score"] * 4
+    return [
+        f"step {found['first_alarm']}" if found["alarm"] else "no",
+        f"{found['suspicious']:.0f} % of {found['scores']}",
+        f"{found['mean']:.2f}",
+        f"{found['score']:.2f}",
+    ]
+
+
+def _compat(result: Result) -> str:
+    found = result.numbers.get("compat")
+    return "" if found is None else f"{found['suspicious']:.0f} %"
+
+
+def _draw(found: dict[str, Result], path: Path) -> None:
+    """A row a cut: similarities with an honest server and two strengths, and all scores."""
+    columns = len(SHOWN) + 1
+    figure, axes = figures.panels(columns * len(stealth.CUTS), columns=columns)
+    for number, cut in enumerate(stealth.CUTS):
+        *panels, scores = axes[columns * number : columns * (number + 1)]
+        for axis, server in zip(panels, SHOWN, strict=True):
+            axis.set(title=f"{cut}, {stealth.label(server)}", xlabel="step", ylim=(0, 1.05))
+            if f"{cut} {server}" in found:
+                _bands(axis, found[f"{cut} {server}"].numbers[NAME]["curves"])
+        panels[0].set_ylabel("similarity")
+        figures.legend(panels[0], {"loc": "lower left"})
+        for server in (*stealth.SERVERS, *stealth.ATTACKERS):
+            live = server in stealth.ATTACKERS
+            result = found.get(splitguard.name_of(cut, server) if live else f"{cut} {server}")
+            if result is not None:
+                rows = result.numbers[NAME]["curves"]
+                style = {"color": stealth.COLOURS[server], "label": stealth.label(server)}
+                figures.curve(scores, rows["scored_step"], rows["score"], **style)
+        scores.axhline(0.5, color="0.5", linewidth=1, linestyle="--")
+        scores.set(title=f"{cut}, score", xlabel="step", ylim=(-0.03, 1.03))
+    figures.legend(axes[-1])
+    figures.save(figure, path)
+
+
+def _bands(axis: Axes, rows: dict[str, list[float]]) -> None:
+    """Mean similarity with one standard deviation on both sides, of pairs with the same label and not."""
+    for name, text, colour in (
+        ("same", "same label", "#0072b2"),
+        ("different", "different labels", "#e69f00"),
+    ):
+        pairs = list(zip(rows[name], rows[f"{name}_spread"], strict=True))
+        axis.plot(rows["step"], rows[name], color=colour, linewidth=1.2, label=text)
+        low, high = [mean - spread for mean, spread in pairs], [mean + spread for mean, spread in pairs]
+        axis.fill_between(rows["step"], low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The paper's sentences about this detector, and its positive control."""
+    first = min((cell.seed for cell in cells), default=0)
+
+    def suspicious(name: str) -> float | None:
+        result = results.get((name, first))
+        return None if result is None else float(result.numbers[NAME]["suspicious"])
+
+    def finding(claim: str, name: str, *, alarm: bool) -> Finding:
+        share = suspicious(name)
+        if share is None:
+            return Finding(f"{claim}: not run.", None)
+        return Finding(f"{claim}: {share:.0f} % of the scores are below 0.5.", (share > 0) == alarm)
+
+    return [
+        finding("Cut at layer4 an honest server is normal", "layer4 honest", alarm=False),
+        finding("Cut at layer4 the mark at λ = 0.1 is normal", "layer4 strength 0.1", alarm=False),
+        finding("Cut at layer3 even an honest server is called an attack", "layer3 honest", alarm=True),
+        finding("Cut at layer4 FSHA is called an attack", splitguard.name_of("layer4", "FSHA"), alarm=True),
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="scrutinizer",
+    caption=(
+        "Gradient Scrutinizer at client 0: similarity of gradients with the same and with different labels, and "
+        "the score, of honest, marked and hijacking servers (ResNet-18)."
+    ),
+    cells=cells,
+    measure=measure,
+    show=show,
+    verdict=verdict,
+)

@@ -1,0 +1,164 @@
+"""Stealth against SplitGuard, and the positive control of all detectors: trainings watched live.
+
+Client 0 sends a fake batch now and then and compares what comes back (paper, section 2, names SplitGuard but
+does not measure it). The same trainings, honest and hijacked, are watched by the other two detectors as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil.experiments import figures, stealth
+from sigil.experiments.experiment import Experiment, Finding, Results
+from sigil.experiments.scales import Scale
+from sigil.experiments.store import Cell, Result, Store
+from sigil.experiments.tables import MISSING, markdown
+from sigil.federation.run import Run
+from sigil.federation.settings import make
+
+SERVERS = (*stealth.SERVERS, *stealth.ATTACKERS)
+NAMES = ("splitguard", "gradient-scrutinizer", "splitout")
+
+
+def name_of(cut: str, server: str) -> str:
+    """Name of a cell: unlike those of the recorded trainings, beside which it is shown."""
+    return f"live {cut} {server}"
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every server at both cuts."""
+    return [
+        Cell(
+            experiment="splitguard",
+            name=name_of(cut, server),
+            seed=seed,
+            # Nothing is left on the disk of these trainings; their settings stand in the cell.
+            trainings=(),
+            options={
+                "cut": cut,
+                "server": server,
+                "settings": scale.settings(
+                    seed=seed,
+                    variation=True,
+                    watermark=stealth.SERVERS.get(server, {"strength": 0.0}),
+                    **stealth.changes(scale, cut),
+                ).model_dump(mode="json", exclude_defaults=True),
+            },
+        )
+        for seed in seeds
+        for cut in stealth.CUTS
+        for server in SERVERS
+    ]
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Train with the detectors at work; for the hijacker also how well it sees the client's images."""
+    settings = make(cell.options["settings"])
+    dataset = store.dataset(settings)
+    server = cell.options["server"]
+    attacker = None
+    if server in stealth.ATTACKERS:
+        attacker = stealth.make_attacker(settings, dataset, strength=stealth.ATTACKERS[server])
+    federation, detectors = stealth.watch(settings, store, attacker=attacker)
+    numbers: dict[str, Any] = {
+        "accuracy": 100 * federation.accuracy(),
+        **{detector.name: stealth.summary(detector) for detector in detectors},
+    }
+    if attacker is not None:
+        own = stealth.normalised(dataset, dataset.train.images[federation.parts[stealth.CLIENT][:256]])
+        seen = stealth.reconstruct(attacker, federation.halves()[0], own)
+        numbers |= stealth.quality(attacker, seen, own)
+    return numbers
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """SplitGuard's score over training, then what each detector says of each server."""
+    figure, axes = figures.panels(len(stealth.CUTS))
+    first = min((cell.seed for cell in cells), default=0)
+    for axis, cut in zip(axes, stealth.CUTS, strict=True):
+        for server in SERVERS:
+            result = results.get((name_of(cut, server), first))
+            if result is not None:
+                rows = result.numbers["splitguard"]["curves"]
+                style = {"color": stealth.COLOURS[server], "label": stealth.label(server)}
+                figures.curve(axis, rows["scored_step"], rows["score"], **style)
+        axis.axhline(0.5, color="0.5", linewidth=1, linestyle="--")
+        axis.set(title=f"cut at {cut}", xlabel="step of the client", ylabel="score", ylim=(-0.03, 1.03))
+    figures.legend(axes[0], {"loc": "center right"})
+    figures.save(figure, folder / "splitguard.png")
+    lines = [
+        [
+            cut,
+            stealth.label(server),
+            *(said(results.get((name_of(cut, server), first)), name) for name in NAMES),
+            _seen(results.get((name_of(cut, server), first))),
+        ]
+        for cut in stealth.CUTS
+        for server in SERVERS
+    ]
+    table = markdown(["cut", "server", *NAMES, "reconstruction"], lines)
+    return (
+        f"![SplitGuard's score over training](splitguard.png)\n\n{table}\n"
+        "Each entry: alarm and the client's step at which it was first raised, share of suspicious scores, "
+        "last score. Reconstruction: share of images that are nearer to their own reconstruction than to "
+        "those of 255 others, and mean square error in units of the mean image's. One vector a batch for "
+        "SplitGuard is the class-wise sum of the gradients at the cut.\n"
+    )
+
+
+def said(result: Result | None, name: str) -> str:
+    """A detector's verdict in a few words."""
+    if result is None:
+        return MISSING
+    found = result.numbers[name]
+    if found["score"] is None:
+        return "no score"
+    verdict = f"**alarm at {found['first_alarm']}**" if found["alarm"] else "no alarm"
+    return f"{verdict}, {found['suspicious']:.0f} % suspicious, last {found['score']:.2f}"
+
+
+def _seen(result: Result | None) -> str:
+    if result is None or "nearest" not in result.numbers:
+        return ""
+    found = result.numbers
+    return f"{found['nearest']:.1f} % (chance {found['chance']:.1f} %), error {found['error']:.2f}"
+
+
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """Does SplitGuard clear the honest server, catch the hijacker, and what does it say of the mark?"""
+    first = min((cell.seed for cell in cells), default=0)
+
+    def alarms(servers: Sequence[str]) -> list[bool]:
+        found = [results.get((name_of(cut, server), first)) for cut in stealth.CUTS for server in servers]
+        return [bool(result.numbers["splitguard"]["alarm"]) for result in found if result is not None]
+
+    claims = {
+        "An honest server raises no alarm": ((stealth.HONEST,), False),
+        "FSHA raises an alarm": ((stealth.FSHA_AS_PUBLISHED, stealth.FSHA_SCALED), True),
+        "Sigil raises no alarm": (tuple(server for server in stealth.SERVERS if "strength" in server), False),
+    }
+    findings = []
+    for claim, (servers, expected) in claims.items():
+        found = alarms(servers)
+        right = sum(alarm == expected for alarm in found)
+        findings.append(
+            Finding(
+                f"{claim}: in {right} of {len(found)} trainings.", right == len(found) if found else None
+            )
+        )
+    return findings
+
+
+EXPERIMENT = Experiment(
+    name="splitguard",
+    caption=(
+        "Trainings watched live by client 0: SplitGuard's fake batches against honest, marked and hijacking "
+        "servers, with the other two detectors beside it (ResNet-18)."
+    ),
+    cells=cells,
+    measure=measure,
+    show=show,
+    verdict=verdict,
+)

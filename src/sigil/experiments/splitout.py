@@ -1,0 +1,235 @@
+"""Stealth against SplitOut (the paper's second stealth figure, and a column of its two ablation tables).
+
+Outliers are counted a sample, in recorded gradients of client 0, and given for a batch of 256 as in the
+paper, whose alarm is at 128. FSHA is watched live (see `splitguard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sigil.experiments import figures, paper, splitguard, stealth
+from sigil.experiments.experiment import Experiment, Finding, Results
+from sigil.experiments.scales import Scale
+from sigil.experiments.store import Cell, Result, Store
+from sigil.experiments.tables import MISSING, beside, markdown, spread, values
+from sigil.federation.precision import choose
+from sigil.federation.run import Run
+from sigil.federation.settings import WatermarkSettings
+
+NAME = "splitout"
+BATCH = 256
+SPLITS = ("layer1", "layer2", "layer3", "layer4")
+DEFAULT_BITS = WatermarkSettings().bits
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every recorded server, the split points and lengths of the ablations, and the positive control."""
+    wanted: dict[str, tuple[str, dict[str, Any]]] = {
+        f"{setting} {server}": (setting, stealth.SERVERS[server])
+        for setting in stealth.settings_names(scale)
+        for server in stealth.servers(setting)
+    }
+    wanted |= {_split(split): (split, {"strength": 0.1}) for split in SPLITS}
+    wanted |= {
+        _length(bits): ("layer3", {"strength": 0.1, "bits": bits})
+        for bits in scale.lengths
+        if bits != DEFAULT_BITS
+    }
+    own = [
+        Cell(
+            experiment="splitout",
+            name=name,
+            seed=seed,
+            trainings=(stealth.recorded(scale, seed, setting, watermark),),
+            options={"setting": setting, "watermark": watermark},
+        )
+        for seed in seeds
+        for name, (setting, watermark) in wanted.items()
+    ]
+    return own + splitguard.cells(scale, seeds)
+
+
+def _split(split: str) -> str:
+    return f"{split} strength 0.1"
+
+
+def _length(bits: int) -> str:
+    return _split("layer3") if bits == DEFAULT_BITS else f"{bits} bits"
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Replay the recording; and how much the trained half's activations differ between images."""
+    if not runs:
+        return splitguard.measure(cell, runs, store)
+    (run,) = runs
+    dataset = store.dataset(run.settings)
+    detector = stealth.splitout(run.settings, dataset)
+    detector.replay(stealth.recording_of(run))
+    found = stealth.summary(detector)
+    place = choose(run.settings.run.device, run.settings.run.precision).device
+    with torch.no_grad():
+        half = run.halves()[0].to(place).eval()
+        activation = half(stealth.normalised(dataset, dataset.test.images[:500]).to(place))
+    return {
+        NAME: found,
+        "outliers_256": BATCH * found["outliers"] / 100,
+        "lengths": stealth.binned(_lengths(run)),
+        "activation_spread": float(activation.std(0).mean()),
+    }
+
+
+def _lengths(run: Run) -> list[float]:
+    """The mean length of a sample's gradient, batch by batch, without the factor 1/n of a mean loss."""
+    return [
+        float(torch.tensor(step.gradients).norm(dim=1).sum())
+        for step in stealth.recording_of(run).steps(client=stealth.CLIENT)
+    ]
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """Outliers over training, then the tables: servers, split points, lengths."""
+    first = min((cell.seed for cell in cells), default=0)
+    found = {name: result for (name, seed), result in results.items() if seed == first}
+    _draw(found, folder / "splitout.png")
+
+    def outliers(name: str) -> list[float]:
+        return values(cells, results, name, "outliers_256")
+
+    lines = []
+    for cell in cells:
+        server = cell.name.removeprefix("live ").partition(" ")[2]
+        if cell.seed != first or cell.name.startswith(("layer1", "layer2")) or "bits" in cell.name:
+            continue
+        result = found.get(cell.name)
+        if cell.experiment == "splitguard":
+            where = f"{cell.options['cut']}, live"
+        else:
+            where = cell.options["setting"]
+            server = cell.name.removeprefix(where).strip()
+        lines.append([where, stealth.label(server), *_row(result)])
+    servers = markdown(
+        ["training", "server", "alarm", "outliers in 256", "most in a batch", "batches above half", "spread"],
+        lines,
+    )
+    tables = paper.numbers()
+    splits = markdown(
+        ["split point", "outliers in 256"],
+        [
+            [split, beside(spread(outliers(_split(split))), tables["ablation_split"][split]["splitout"])]
+            for split in SPLITS
+        ],
+    )
+    lengths = sorted({int(cell.name.split()[0]) for cell in cells if "bits" in cell.name} | {DEFAULT_BITS})
+    rows = [
+        [
+            str(bits),
+            beside(
+                spread(outliers(_length(bits))), tables["ablation_length"].get(str(bits), {}).get("splitout")
+            ),
+        ]
+        for bits in lengths
+    ]
+    return (
+        f"![Outliers over training](splitout.png)\n\n{servers}\n"
+        "*Alarm*: the client's step at which more than half of a batch were first outliers. *Spread*: standard "
+        "deviation over images of the trained client half's activations. Live trainings are those of "
+        "[splitguard](../splitguard/), with fewer images.\n\n"
+        f"λ = 0.1, k = 50 (the paper's in brackets):\n\n{splits}\n"
+        f"λ = 0.1, cut at layer3 (the paper's in brackets):\n\n{markdown(['bits', 'outliers in 256'], rows)}"
+    )
+
+
+def _row(result: Result | None) -> list[str]:
+    if result is None:
+        return [MISSING] * 5
+    found = result.numbers[NAME]
+    activations = result.numbers.get("activation_spread")
+    return [
+        f"step {found['first_alarm']}" if found["alarm"] else "no",
+        f"{BATCH * found['outliers'] / 100:.1f}",
+        f"{BATCH * found['highest']:.0f}",
+        f"{found['suspicious']:.1f} %",
+        "" if activations is None else f"{activations:.2f}",
+    ]
+
+
+def _draw(found: dict[str, Result], path: Path) -> None:
+    """Outliers over training at both cuts, and the length of the gradients, which is what they follow."""
+    figure, axes = figures.panels(2 * len(stealth.CUTS), columns=2)
+    for number, cut in enumerate(stealth.CUTS):
+        count, length = axes[2 * number : 2 * number + 2]
+        for server in (*stealth.SERVERS, *stealth.ATTACKERS):
+            live = server in stealth.ATTACKERS
+            result = found.get(splitguard.name_of(cut, server) if live else f"{cut} {server}")
+            if result is None:
+                continue
+            rows = result.numbers[NAME]["curves"]
+            style = {"color": stealth.COLOURS[server], "label": stealth.label(server), "marker": ""}
+            figures.curve(count, rows["scored_step"], [BATCH * share for share in rows["score"]], **style)
+            if not live:
+                figures.curve(length, rows["scored_step"], result.numbers["lengths"], **style)
+        count.axhline(BATCH / 2, color="0.5", linewidth=1, linestyle="--")
+        count.set(title=f"{cut}: outliers in a batch of 256", xlabel="step", ylim=(-5, BATCH + 5))
+        length.set(title=f"{cut}: length of a sample's gradient", xlabel="step", yscale="log")
+    figures.legend(axes[0])
+    figures.save(figure, path)
+
+
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The paper's sentences about this detector, and its positive control."""
+    first = min((cell.seed for cell in cells), default=0)
+
+    def outliers(name: str) -> float | None:
+        result = results.get((name, first))
+        return None if result is None else BATCH * float(result.numbers[NAME]["outliers"]) / 100
+
+    honest, tenth, one = (
+        outliers(f"layer3 {server}") for server in (stealth.HONEST, "strength 0.1", "strength 1")
+    )
+    caught = results.get((splitguard.name_of("layer3", stealth.FSHA_AS_PUBLISHED), first))
+    findings = [Finding("Outliers at λ = 0.1 are as many as an honest server's: not run.", None)]
+    if honest is not None and tenth is not None and one is not None:
+        published = paper.numbers()["ablation_length"]["50"]["splitout"]
+        findings = [
+            Finding(
+                f"Outliers at λ = 0.1 are within an honest server's range (paper {published} in 256, honest "
+                f"5 to 15): here {tenth:.1f}, honest {honest:.1f}.",
+                tenth <= 2 * honest,
+            ),
+            Finding(
+                f"λ = 1 has more outliers than an honest server, below the alarm: here {one:.1f}.",
+                honest < one < BATCH / 2,
+            ),
+        ]
+    splits = [outliers(_split(split)) for split in SPLITS]
+    if all(value is not None for value in splits):
+        numbers = [float(value) for value in splits if value is not None]
+        findings.append(
+            Finding(
+                "Deeper cuts have fewer outliers, layer4 none: here "
+                f"{', '.join(f'{value:.1f}' for value in numbers)}.",
+                numbers[3] < min(numbers[:2]) and numbers[3] < 1,
+            )
+        )
+    if caught is not None:
+        alarm = bool(caught.numbers[NAME]["alarm"])
+        findings.append(Finding(f"FSHA raises an alarm at layer3: {'yes' if alarm else 'no'}.", alarm))
+    return findings
+
+
+EXPERIMENT = Experiment(
+    name="splitout",
+    caption=(
+        "SplitOut at client 0: gradients outside those of a local, honest training, of honest, marked and "
+        "hijacking servers, split points and lengths of the mark (ResNet-18)."
+    ),
+    cells=cells,
+    measure=measure,
+    show=show,
+    verdict=verdict,
+)

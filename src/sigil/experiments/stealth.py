@@ -1,0 +1,231 @@
+"""What the stealth experiments share: servers, cuts, recorded trainings, and trainings watched live.
+
+A client's detectors judge an honest server, Sigil's at three strengths, one that does not clip its mark, and
+the positive control, a server that steals images (FSHA). Gradient Scrutinizer and SplitOut look at recorded
+gradients of client 0. SplitGuard must send fake batches while the training runs, and FSHA needs a server of
+its own: these trainings are watched live, by all three detectors, and are smaller.
+
+SplitOut's "1 % of its data" is 50 images of a client's 5,000 in the paper. Clients of reduced scales hold
+fewer, so the share is chosen such that there are 50 local gradients again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sigil.attacks.fsha import FSHA
+from sigil.data import Dataset, evaluate_batches
+from sigil.detectors import Detector, GradientScrutinizer, SplitGuard, SplitOut, local_gradients_of_run
+from sigil.experiments import figures
+from sigil.experiments.scales import STRENGTHS, Scale
+from sigil.experiments.store import Store
+from sigil.federation.federation import Federation
+from sigil.federation.halves import build_halves
+from sigil.federation.holdings import client_parts
+from sigil.federation.precision import choose
+from sigil.federation.recording import Recording
+from sigil.federation.run import Run
+from sigil.federation.settings import Settings
+
+CLIENT = 0
+HONEST, UNCLIPPED = "honest", "unclipped"
+# Name of the server: its watermark settings.
+SERVERS: dict[str, dict[str, Any]] = {
+    HONEST: {"strength": 0.0},
+    **{f"strength {strength:g}": {"strength": strength} for strength in STRENGTHS},
+    UNCLIPPED: {"strength": 0.1, "clip": False},
+}
+# Positive controls: the published attack, and one that hides the length of its gradients.
+FSHA_AS_PUBLISHED, FSHA_SCALED = "FSHA", "FSHA scaled"
+ATTACKERS: dict[str, float | None] = {FSHA_AS_PUBLISHED: None, FSHA_SCALED: 1.0}
+CUTS = ("layer3", "layer4")
+LONGER = "layer3 longer"
+LOCAL_GRADIENTS = 50
+PUBLIC_IMAGES = 2_000
+_POINTS = 64  # of a curve in a cell
+
+
+def changes(scale: Scale, setting: str) -> dict[str, Mapping[str, Any]]:
+    """The sections in which a cut (or the longer training) differs from the scale's own settings."""
+    if setting == LONGER:
+        return {"federation": scale.longer}
+    # The default is left out, so that other experiments' training is this one.
+    return {} if setting == "layer3" else {"model": {"cut": setting}}
+
+
+def settings_names(scale: Scale) -> tuple[str, ...]:
+    """Both cuts, and the longer training where the scale has one."""
+    return (*CUTS, LONGER) if scale.longer else CUTS
+
+
+def servers(setting: str) -> list[str]:
+    """The servers that are recorded: the longer training is for the strengths only."""
+    return [name for name in SERVERS if setting != LONGER or name != UNCLIPPED]
+
+
+def recorded(scale: Scale, seed: int, setting: str, watermark: Mapping[str, Any]) -> Settings:
+    """A training in which client 0 records its gradients."""
+    return scale.settings(
+        seed=seed, watermark=watermark, record={"clients": [CLIENT]}, **changes(scale, setting)
+    )
+
+
+# One colour a server in all figures; strengths as everywhere else.
+COLOURS = {
+    **{name: figures.COLOURS[float(watermark["strength"])] for name, watermark in SERVERS.items()},
+    UNCLIPPED: "#cc79a7",
+    FSHA_AS_PUBLISHED: "#e69f00",
+    FSHA_SCALED: "#0072b2",
+}
+
+
+def label(server: str) -> str:
+    """How a server is named in tables and legends."""
+    return server.replace("strength", "λ =")
+
+
+def scrutinizer(settings: Settings, dataset: Dataset) -> GradientScrutinizer:
+    """Gradient Scrutinizer, with a score at every 50th batch or, in very short trainings, at ten of them."""
+    return GradientScrutinizer(every=max(1, min(50, steps(settings, dataset) // 10)), client=CLIENT)
+
+
+def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
+    """SplitOut of client 0, with at least 50 local gradients if it has so many images."""
+    held = len(client_parts(settings, dataset)[CLIENT])
+    share = min(1.0, max(0.01, LOCAL_GRADIENTS / held))
+    return SplitOut(local_gradients_of_run(settings, dataset, client=CLIENT, share=share), client=CLIENT)
+
+
+def outliers_per_batch(run: Run, store: Store, *, batch: int = 256) -> float:
+    """SplitOut's mean number of outliers in a batch of 256, as in the paper's split and length tables.
+
+    The run must have recorded client 0. Batches of another size are counted in proportion.
+    """
+    detector = splitout(run.settings, store.dataset(run.settings)).replay(recording_of(run))
+    return batch * outlier_share(detector)
+
+
+def outlier_share(detector: SplitOut) -> float:
+    """Which share of all gradients were outliers."""
+    return sum(detector.curves["outliers"]) / max(1.0, sum(detector.curves["judged"]))
+
+
+def recording_of(run: Run) -> Recording:
+    """The gradients that a run recorded."""
+    return Recording(run.folder / "recording")
+
+
+def steps(settings: Settings, dataset: Dataset) -> int:
+    """How many batches client 0 trains on."""
+    federation = settings.federation
+    batches = -(-len(client_parts(settings, dataset)[CLIENT]) // federation.batch_size)
+    return federation.rounds * federation.local_epochs * batches
+
+
+def watch(
+    settings: Settings, store: Store, *, attacker: FSHA | None = None
+) -> tuple[Federation, list[Detector]]:
+    """Train with all three detectors at client 0; SplitGuard's fake batches are hidden from the others."""
+    dataset = store.dataset(settings)
+    count = steps(settings, dataset)
+    # In trainings that are too short for 20 fake batches at the usual rate, every other batch may be fake.
+    guard = SplitGuard(
+        dataset.classes,
+        probability=min(0.5, max(0.1, 20 / count)),
+        warmup=min(20, count // 10),
+        seed=settings.run.seed,
+        client=CLIENT,
+    )
+    detectors: list[Detector] = [guard, scrutinizer(settings, dataset), splitout(settings, dataset)]
+    federation = Federation(
+        settings,
+        dataset,
+        key=store.key(settings),
+        client_observers=detectors,
+        server_factory=None if attacker is None else attacker.server,
+    )
+    for _ in range(settings.federation.rounds):
+        federation.run_round()
+    federation.close()
+    return federation, detectors
+
+
+def make_attacker(settings: Settings, dataset: Dataset, *, strength: float | None, width: int = 16) -> FSHA:
+    """FSHA for a training; its public images are test images, which no client has."""
+    shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+    place = choose(settings.run.device, settings.run.precision).device
+    return FSHA(
+        normalised(dataset, dataset.test.images[:PUBLIC_IMAGES]).to(place),
+        shape,
+        width=width,
+        lr=3e-3,
+        discriminator_lr=3e-3,
+        strength=strength,
+        seed=settings.run.seed,
+    )
+
+
+def normalised(dataset: Dataset, images: Any) -> Tensor:
+    """uint8 (n, C, H, W) as float32, like the inputs of the clients."""
+    nothing = np.zeros(len(images), np.int64)
+    batches = evaluate_batches(
+        images, nothing, batch_size=max(1, len(images)), mean=dataset.mean, std=dataset.std
+    )
+    return torch.cat([batch.contiguous() for batch, _ in batches])
+
+
+@torch.no_grad()
+def reconstruct(attacker: FSHA, client_half: nn.Module, images: Tensor) -> Tensor:
+    """What the attacker sees of a batch (n, C, H, W) as clients send it: in training mode."""
+    half = copy.deepcopy(client_half).train()
+    return attacker.decode(half(images.to(attacker.public.device))).cpu()
+
+
+def quality(attacker: FSHA, seen: Tensor, images: Tensor) -> dict[str, float]:
+    """How well a batch is seen.
+
+    ``error`` is the mean square distance in units of that to the mean public image (1: nothing but the
+    average). ``nearest`` is the share (%) of reconstructions that are nearer to their own image than to all
+    others of the batch, and ``chance`` what guessing would give.
+    """
+    average = attacker.public.mean(0).cpu()
+    nearest = torch.cdist(seen.flatten(1), images.flatten(1)).argmin(1)
+    return {
+        "error": float((seen - images).square().mean() / (average - images).square().mean()),
+        "nearest": 100 * float((nearest == torch.arange(len(images))).float().mean()),
+        "chance": 100 / len(images),
+    }
+
+
+def summary(detector: Detector) -> dict[str, Any]:
+    """What a cell keeps of a detector: its verdict, and its curves with at most 64 points each."""
+    scores = detector.curves["score"]
+    found: dict[str, Any] = {
+        "steps": detector.step,
+        "scores": len(scores),
+        "score": detector.score,
+        "mean": float(np.mean(scores)) if scores else None,
+        "lowest": min(scores, default=None),
+        "highest": max(scores, default=None),
+        "alarm": detector.alarm,
+        "first_alarm": detector.first_alarm,
+        "suspicious": 100 * detector.alarm_share,
+        "curves": {name: binned(values) for name, values in detector.curves.items()},
+    }
+    if isinstance(detector, SplitOut):
+        found["outliers"] = 100 * outlier_share(detector)
+    return found
+
+
+def binned(values: Sequence[float], points: int = _POINTS) -> list[float]:
+    """A curve with at most so many points, each the mean of neighbouring ones, to four digits."""
+    if not values:
+        return []
+    parts = np.array_split(np.asarray(values, np.float64), min(points, len(values)))
+    return [float(f"{part.mean():.4g}") for part in parts]

@@ -1,0 +1,272 @@
+"""The owner's rounds with clients elsewhere: here threads take Flower's place."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sigil.errors import ConfigError, NetworkError
+from sigil.federation import Federation
+from sigil.federation.aggregation import State
+from sigil.federation.run import train
+from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, owner
+from sigil.transport.owner import RemoteFederation, Terms
+
+
+class Killed(Exception):
+    """A client's process ends in the middle of a round."""
+
+
+class Threads:
+    """A messenger whose clients are threads; `fate` may make one fail, die, or answer something else."""
+
+    def __init__(self, net: Any, fate: Callable[[int, RoundTask, int], Any] | None = None) -> None:
+        self.net = net
+        self.fate = fate or (lambda client, task, attempt: None)
+        self.processes = dict.fromkeys(net.fingerprints, "first")
+        self.asked: list[tuple[int, int]] = []
+        self.answers: queue.SimpleQueue[tuple[int, RoundUpdate | None]] = queue.SimpleQueue()
+
+    def present(self) -> dict[int, str]:
+        return dict(self.processes)
+
+    def send(self, client: int, task: RoundTask) -> None:
+        self.asked.append((task.round, client))
+        attempt = self.asked.count((task.round, client))
+        threading.Thread(target=self._work, args=(client, task, attempt), daemon=True).start()
+
+    def receive(self) -> list[tuple[int, RoundUpdate | None]]:
+        found = []
+        while not self.answers.empty():
+            found.append(self.answers.get())
+        return found
+
+    def _work(self, client: int, task: RoundTask, attempt: int) -> None:
+        fate = self.fate(client, task, attempt)
+        if fate == "deaf":
+            return
+        if fate == "unable":
+            self.answers.put((client, None))
+            return
+        try:
+            update = self.net.train(task, client, tick=_die if fate == "killed" else None)
+        except Killed:
+            return
+        except NetworkError as error:
+            print("DEBUG", client, attempt, error)
+            self.answers.put((client, None))
+            return
+        self.answers.put((client, fate(update) if callable(fate) else update))
+
+
+def _die(images: int) -> None:
+    raise Killed
+
+
+def terms(net: Any, **changes: Any) -> Terms:
+    values: dict[str, Any] = {
+        "clients": net.fingerprints,
+        "credentials": ServerCredentials.load(net.folder),
+        "listen": "127.0.0.1:0",
+        "minimum": len(net.fingerprints),
+    }
+    return Terms(**{**values, **changes})
+
+
+def alone(net: Any, participants: list[list[int]]) -> tuple[State, State]:
+    """The same training in one process, with only these clients in each round."""
+    local = net.local()
+    for number, clients in enumerate(participants, start=1):
+        with torch.random.fork_rng(devices=[]):
+            harvest = local.seat.train(
+                number, clients, local.client_state, local.server_state, lr=local._learning_rate(number)
+            )
+        local.load(number, harvest.client.result(), harvest.server.result())
+    return local.client_state, local.server_state
+
+
+def same(ours: State, theirs: State) -> bool:
+    return (
+        all(torch.equal(ours[name], value) for name, value in theirs.items()) and ours.keys() == theirs.keys()
+    )
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owner, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(owner, "PAUSE_SECONDS", 0.05)
+
+
+@pytest.fixture
+def remote(net: Any) -> Any:
+    """Makes a remote federation and closes it in the end."""
+    made: list[RemoteFederation] = []
+
+    def make(messenger: Threads, **changes: Any) -> RemoteFederation:
+        federation = RemoteFederation(
+            net.settings, net.dataset, key=net.key, messenger=messenger, terms=terms(net, **changes)
+        )
+        made.append(federation)
+        return federation
+
+    yield make
+    for federation in made:
+        federation.close()
+
+
+def test_a_run_across_the_network_is_the_run_in_one_process(net: Any, tmp_path: Path) -> None:
+    make = partial(RemoteFederation, messenger=Threads(net), terms=terms(net))
+    there = train(net.settings, tmp_path / "there", key=net.key, make_federation=make)
+    here = train(net.settings, tmp_path / "here", key=net.key)
+    for name in ("client.safetensors", "server.safetensors"):
+        assert (there.folder / name).read_bytes() == (here.folder / name).read_bytes()
+    for ours, theirs in zip(there.metrics, here.metrics, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours.keys() - {"seconds", "images_per_second"}:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-12)
+
+
+def test_a_client_that_is_killed_and_comes_back_changes_nothing(net: Any, remote: Any) -> None:
+    messenger = Threads(net, lambda client, task, attempt: "killed" if (client, attempt) == (1, 1) else None)
+    federation = remote(messenger)
+
+    def come_back() -> None:
+        while (1, 1) not in messenger.asked:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        messenger.processes[1] = "second"
+
+    thread = threading.Thread(target=come_back)
+    thread.start()
+    result = federation.run_round()
+    thread.join()
+    assert messenger.asked.count((1, 1)) == 2
+    assert result.missing == ()
+    client_state, server_state = alone(net, [[0, 1, 2]])
+    assert same(federation.client_state, client_state)
+    assert same(federation.server_state, server_state)
+
+
+def test_a_round_goes_on_without_a_lost_client_until_it_starts_anew(net: Any, remote: Any) -> None:
+    messenger = Threads(net, lambda client, task, attempt: "killed" if client == 2 else None)
+    federation = remote(messenger, minimum=2, wait=0.4)
+    assert federation.run_round().missing == (2,)
+    client_state, server_state = alone(net, [[0, 1]])
+    assert same(federation.client_state, client_state)
+    assert same(federation.server_state, server_state)
+    # It still looks present, but the owner does not wait for that process again; for another one it does.
+    assert federation.run_round().missing == (2,)
+    assert (2, 2) not in messenger.asked
+    messenger.fate = lambda client, task, attempt: None
+    messenger.processes[2] = "second"
+    assert federation.run_round().missing == ()
+
+
+def test_a_client_that_never_connects_is_given_up_too(net: Any, remote: Any) -> None:
+    federation = remote(Threads(net, lambda client, *_: "deaf" if client == 0 else None), minimum=2, wait=0.4)
+    assert federation.run_round().missing == (0,)
+
+
+def test_without_enough_clients_a_round_waits(net: Any, remote: Any) -> None:
+    messenger = Threads(net, lambda client, task, attempt: "killed" if client == 2 and attempt == 1 else None)
+    federation = remote(messenger, minimum=3, wait=0.1)
+    outcome: list[Any] = []
+    thread = threading.Thread(target=lambda: outcome.append(federation.run_round()))
+    thread.start()
+    time.sleep(1.5)
+    assert thread.is_alive(), "it waits, long after its patience, because all three are needed"
+    messenger.processes[2] = "second"
+    thread.join(60)
+    assert outcome[0].missing == ()
+
+
+def test_a_client_that_cannot_is_asked_again_and_then_left_out(net: Any, remote: Any) -> None:
+    messenger = Threads(net, lambda client, task, attempt: "unable" if client == 1 else None)
+    federation = remote(messenger, minimum=2)
+    assert federation.run_round().missing == (1,)
+    assert messenger.asked.count((1, 1)) == owner.MAX_FAILURES
+
+
+def _reshaped(update: RoundUpdate) -> RoundUpdate:
+    state = dict(update.client_state)
+    name = next(iter(state))
+    return replace(update, client_state=state | {name: state[name][:1]})
+
+
+def _poisoned(update: RoundUpdate) -> RoundUpdate:
+    state = {name: value.clone() for name, value in update.client_state.items()}
+    next(iter(state.values())).view(-1)[0] = float("nan")
+    return replace(update, client_state=state)
+
+
+def _smaller(update: RoundUpdate) -> RoundUpdate:
+    return replace(update, client_state={})
+
+
+@pytest.mark.parametrize("forge", [_reshaped, _poisoned, _smaller])
+def test_what_is_not_a_half_does_not_enter_the_average(net: Any, remote: Any, forge: Any) -> None:
+    messenger = Threads(net, lambda client, *_: forge if client == 0 else None)
+    federation = remote(messenger, minimum=2)
+    assert federation.run_round().missing == (0,)
+    client_state, server_state = alone(net, [[1, 2]])
+    assert same(federation.client_state, client_state)
+    assert same(federation.server_state, server_state)
+    federation.run_round()
+    assert (2, 0) not in messenger.asked, "whoever does that is out of the run"
+
+
+def test_the_weights_are_the_servers_count_not_the_clients_word(net: Any, remote: Any) -> None:
+    boast = Threads(net, lambda *_: lambda update: replace(update, images=10**9, steps=10**6))
+    federation = remote(boast)
+    federation.run_round()
+    assert same(federation.client_state, alone(net, [[0, 1, 2]])[0])
+
+
+def test_too_few_honest_clients_end_the_run_with_a_sentence(net: Any, remote: Any) -> None:
+    federation = remote(Threads(net, lambda client, *_: _smaller if client == 0 else None))
+    with pytest.raises(NetworkError, match=r"Only 2 of 3 clients did round 1 as agreed, but 3 must"):
+        federation.run_round()
+    with pytest.raises(NetworkError, match=r"1 clients broke the rules"):
+        federation.run_round()
+
+
+def test_a_slow_client_is_waited_for_as_long_as_its_steps_keep_the_limit(net: Any, remote: Any) -> None:
+    """A pause longer than the step limit costs the client its progress, not its place."""
+    paused: list[int] = []
+
+    class Slow(Threads):
+        def _work(self, client: int, task: RoundTask, attempt: int) -> None:
+            def tick(images: int) -> None:
+                if client == 0 and not paused:
+                    paused.append(1)
+                    time.sleep(2.5)
+
+            self.answers.put((client, self.net.train(task, client, tick=tick)))
+
+    federation = remote(Slow(net), limits=Limits(step_seconds=1.0), minimum=2, wait=30.0)
+    assert federation.run_round().missing == ()
+    assert same(federation.client_state, alone(net, [[0, 1, 2]])[0])
+
+
+def test_terms_that_cannot_be_met_are_refused(net: Any) -> None:
+    with pytest.raises(ConfigError, match="choose 1 to 3"):
+        terms(net, minimum=4)
+    settings = net.settings.model_copy(
+        update={"record": net.settings.record.model_copy(update={"clients": (0,)})}
+    )
+    with pytest.raises(ConfigError, match="record and behaviour"):
+        RemoteFederation(settings, net.dataset, key=net.key, messenger=Threads(net), terms=terms(net))
+
+
+def test_the_base_class_is_not_changed_by_it(net: Any) -> None:
+    assert isinstance(net.local(), Federation)
+    assert not isinstance(net.local(), RemoteFederation)
