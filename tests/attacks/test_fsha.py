@@ -19,7 +19,7 @@ from sigil.federation.precision import Precision
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
 SHAPE = (16, 4, 4)
-STEPS = 200
+STEPS = 300
 
 
 @dataclass
@@ -158,7 +158,7 @@ def test_strength_sets_the_norm_of_what_goes_back() -> None:
 def test_the_discriminator_learns_to_tell_public_from_private(digits: Digits) -> None:
     attacker = FSHA(digits.public, SHAPE, width=8, discriminator_lr=3e-3)
     private = torch.rand(32, *SHAPE, generator=torch.Generator().manual_seed(0))
-    for _ in range(30):
+    for _ in range(60):
         attacker.hijack(private, private)
     with torch.no_grad():
         public = attacker.encoder(digits.public[:32])

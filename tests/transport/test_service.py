@@ -367,6 +367,14 @@ def test_clients_that_do_not_take_their_answers_are_not_waited_for_and_stay_few(
         _until(lambda: service._engine.streams.total() == 0)
 
 
+def test_a_header_alone_holds_nothing_once_its_client_is_gone(net: Any, service: Any) -> None:
+    tickets = net.open(service, service.initial_state, clients=1)
+    stream = net.raw(service).send(net.hello(tickets[0]), net.activation()[0])
+    _until(lambda: service._engine.budget.used > 0)
+    stream.call.cancel()
+    _until(lambda: service._engine.budget.used == 0)
+
+
 def test_time_away_counts_for_an_open_step(net: Any) -> None:
     with net.service(limits=Limits(step_seconds=1.0)) as service:
         tickets = net.open(service, service.initial_state, clients=1)

@@ -81,11 +81,6 @@ class FSHA:
         """A server of this attacker, made from what :class:`~sigil.federation.Server` takes."""
         return HijackingServer(self, half, optimizer, **arguments)
 
-    def prepare(self, steps: int, *, batch_size: int = 64) -> None:
-        """Train the autoencoder on the public images before the clients come."""
-        for _ in range(steps):
-            self._encode(self._draw(batch_size))
-
     def hijack(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """Learn from one batch of activations and return what goes back instead of its gradient."""
         private = activation.detach().float()

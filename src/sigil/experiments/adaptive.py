@@ -6,7 +6,7 @@ from an early window, and fine-tunes its model out of them on its own share of t
 The paper's windows are the first R_wm of 80 rounds; here they are the same shares of the training, counted in
 steps where they are shorter than a round. Two columns are not in the paper. *Fine-tuning only* is the same
 training without the penalty: what the attack does to the mark beyond that is due to the directions it found.
-*Averaging* uses one direction, about the mean of all gradients.
+*Averaging* uses one direction, about the mean gradient of the first half of the training.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
         halves,
         recording,
         attackers_share(store.dataset(settings), settings),
-        early_rounds=range(1, early + 1) if attack != AVERAGING else range(1, rounds + 1),
+        early_rounds=range(1, (early if attack != AVERAGING else max(1, rounds // 2)) + 1),
         early_steps=steps if attack != AVERAGING else None,
         late_rounds=range(math.ceil(rounds * LATE / PAPER_ROUNDS), rounds + 1),
         gamma=0.0 if attack == CONTROL else 1.0,
@@ -104,12 +104,11 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     """The table, ours with the paper's in brackets; p is the largest over the seeds."""
     lines = []
     for strength in reversed(STRENGTHS):
-        line = [f"λ = {strength:g}"]
-        for attack in ATTACKS:
-            line.append(
-                entry(cells, results, f"strength {strength:g} {attack}", _published(strength, attack))
-            )
-        lines.append(line)
+        entries = (
+            entry(cells, results, f"strength {strength:g} {attack}", _published(strength, attack))
+            for attack in ATTACKS
+        )
+        lines.append([f"λ = {strength:g}", *entries])
     return (
         markdown(["", *ATTACKS], lines)
         + "\nSpan: the share of the span of the secret matrix that the attacker found (by chance it is "

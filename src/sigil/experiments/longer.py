@@ -18,11 +18,13 @@ from sigil.experiments.store import Cell, Store
 from sigil.experiments.tables import markdown
 from sigil.federation.run import Run
 
-ATTACKS = ("none", adaptive.CONTROL, "R_wm 10", "R_wm 1", adaptive.AVERAGING)
+ATTACKS = ("none", adaptive.CONTROL, "R_wm 10", adaptive.AVERAGING)
+# Only marks that embed are worth attacking.
+ATTACKED = (1.0, 0.1)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """Clean, and three strengths before and after the attack."""
+    """Clean and three strengths, and the attack on the two stronger ones."""
     return [
         Cell(
             experiment="longer",
@@ -40,7 +42,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         )
         for seed in seeds
         for strength in (0.0, *reversed(STRENGTHS))
-        for attack in (ATTACKS if strength else ATTACKS[:1])
+        for attack in (ATTACKS if strength in ATTACKED else ATTACKS[:1])
     ]
 
 

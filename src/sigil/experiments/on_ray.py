@@ -69,8 +69,8 @@ def cluster(address: str, store: Store, *, jobs: int = 0) -> Iterator[tuple[RayP
         options |= {"num_cpus": jobs or len(os.sched_getaffinity(0)), "include_dashboard": False}
     try:
         ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+    except Exception as error:  # Ray itself raises bare exceptions when a node does not start
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ExperimentError(
             f"There is no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, or give "
             "--ray local."

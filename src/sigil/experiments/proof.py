@@ -19,11 +19,9 @@ from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
 from sigil.experiments.tables import MISSING, markdown
 from sigil.federation.run import Run
-from sigil.federation.settings import WatermarkSettings
 
 PRUNING = "prune 80 %"
 ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING)
-DEFAULT_BITS = WatermarkSettings().bits
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -36,8 +34,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             trainings=(
                 scale.settings(
                     seed=seed,
-                    # The default is left out, so that other experiments' training is this one.
-                    watermark={"strength": 0.1} | ({} if bits == DEFAULT_BITS else {"bits": bits}),
+                    watermark={"strength": 0.1, "bits": bits},
                     record={"clients": [0]},
                 ),
             ),

@@ -22,6 +22,7 @@ TASKS = {
     "densenet121": "tiny-imagenet",
 }
 STRENGTHS = (0.01, 0.1, 1.0)
+PAPER_BITS = 50
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Scale:
 PAPER = Scale(
     name="paper",
     note="The paper's setting: full width, all images, 80 rounds of 2 local epochs, batch 256.",
-    base={},
+    base={"watermark": {"bits": PAPER_BITS}},
 )
 
 CPU = Scale(
@@ -87,6 +88,7 @@ CPU = Scale(
     base={
         "federation": {"rounds": 10, "local_epochs": 1, "batch_size": 16},
         "optimizer": {"lr": 0.05, "warmup_rounds": 1},
+        "watermark": {"bits": PAPER_BITS},
         "run": {"precision": "float32", "evaluate_every": 2},
     },
     variations={"data": {"train_limit": 4_000}, "run": {"evaluate_every": 5}},
@@ -122,7 +124,7 @@ SMOKE = Scale(
         "data": {"name": "digits32", "train_limit": 80, "test_limit": 40},
         "federation": {"clients": 4, "rounds": 2, "local_epochs": 1, "batch_size": 16},
         "optimizer": {"lr": 0.05, "warmup_rounds": 0},
-        "watermark": {"probes": 16, "statistics_every": 1},
+        "watermark": {"bits": PAPER_BITS, "probes": 16, "statistics_every": 1},
         "run": {"precision": "float32"},
     },
     models={

@@ -6,7 +6,7 @@ and the honest server to compare it with, are watched live (see `splitguard`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from sigil.detectors import GradientScrutinizer
 from sigil.experiments import figures, splitguard, stealth
-from sigil.experiments.experiment import Experiment, Finding, Results
+from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Result, Store
 from sigil.experiments.tables import MISSING, markdown
@@ -74,9 +74,9 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     )
     return (
         f"![Similarities and score over training](scrutinizer.png)\n\n{table}\n"
-        "*Alarm*: the client's step at which it was first raised. *Published overlap*: scores below 0.5 where "
-        "the overlap is computed as in the detector's published code (`compat=True`). Live trainings are those "
-        "of [splitguard](../splitguard/), with fewer images.\n"
+        "*Alarm*: the client's step at which it was first raised. *Published overlap*: scores below 0.5 "
+        "where the overlap is computed as in the detector's published code (`compat=True`). Live trainings "
+        "are those of [splitguard](../splitguard/), with fewer images.\n"
     )
 
 
@@ -138,31 +138,32 @@ def _bands(axis: Axes, rows: dict[str, list[float]]) -> None:
 
 def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     """The paper's sentences about this detector, and its positive control."""
-    first = min((cell.seed for cell in cells), default=0)
 
-    def suspicious(name: str) -> float | None:
-        result = results.get((name, first))
-        return None if result is None else float(result.numbers[NAME]["suspicious"])
-
-    def finding(claim: str, name: str, *, alarm: bool) -> Finding:
-        share = suspicious(name)
-        if share is None:
-            return Finding(f"{claim}: not run.", None)
-        return Finding(f"{claim}: {share:.0f} % of the scores are below 0.5.", (share > 0) == alarm)
+    def finding(claim: str, names: dict[str, str], rule: Callable[[float], bool]) -> Finding:
+        return judge(f"{claim} (% of scores)", stealth.suspicious(results, names, NAME), rule, ".0f")
 
     return [
-        finding("Cut at layer4 an honest server is normal", "layer4 honest", alarm=False),
-        finding("Cut at layer4 the mark at λ = 0.1 is normal", "layer4 strength 0.1", alarm=False),
-        finding("Cut at layer3 even an honest server is called an attack", "layer3 honest", alarm=True),
-        finding("Cut at layer4 FSHA is called an attack", splitguard.name_of("layer4", "FSHA"), alarm=True),
+        finding(
+            "Cut at layer4, honest and λ = 0.1 never fall below 0.5",
+            {"honest": "layer4 honest", "λ = 0.1": "layer4 strength 0.1"},
+            lambda share: share == 0,
+        ),
+        finding(
+            "Cut at layer3 an honest server does too", {"honest": "layer3 honest"}, lambda share: share > 0
+        ),
+        finding(
+            "Cut at layer4 FSHA falls below 0.5",
+            {stealth.label(name): splitguard.name_of("layer4", name) for name in stealth.ATTACKERS},
+            lambda share: share > 0,
+        ),
     ]
 
 
 EXPERIMENT = Experiment(
     name="scrutinizer",
     caption=(
-        "Gradient Scrutinizer at client 0: similarity of gradients with the same and with different labels, and "
-        "the score, of honest, marked and hijacking servers (ResNet-18)."
+        "Gradient Scrutinizer at client 0: similarity of gradients with the same and with different labels, "
+        "and the score, of honest, marked and hijacking servers (ResNet-18)."
     ),
     cells=cells,
     measure=measure,

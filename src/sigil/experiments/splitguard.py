@@ -6,12 +6,12 @@ does not measure it). The same trainings, honest and hijacked, are watched by th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from sigil.experiments import figures, stealth
-from sigil.experiments.experiment import Experiment, Finding, Results
+from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Result, Store
 from sigil.experiments.tables import MISSING, markdown
@@ -127,28 +127,21 @@ def _seen(result: Result | None) -> str:
 
 
 def verdict(cells: list[Cell], results: Results) -> list[Finding]:
-    """Does SplitGuard clear the honest server, catch the hijacker, and what does it say of the mark?"""
-    first = min((cell.seed for cell in cells), default=0)
+    """Does SplitGuard clear the honest server and the mark, and catch the hijacker?"""
 
-    def alarms(servers: Sequence[str]) -> list[bool]:
-        found = [results.get((name_of(cut, server), first)) for cut in stealth.CUTS for server in servers]
-        return [bool(result.numbers["splitguard"]["alarm"]) for result in found if result is not None]
+    def finding(claim: str, servers: Sequence[str], rule: Callable[[float], bool]) -> Finding:
+        names = {
+            f"{cut} {stealth.label(server)}": name_of(cut, server)
+            for cut in stealth.CUTS
+            for server in servers
+        }
+        return judge(claim, stealth.suspicious(results, names, "splitguard"), rule, ".0f")
 
-    claims = {
-        "An honest server raises no alarm": ((stealth.HONEST,), False),
-        "FSHA raises an alarm": ((stealth.FSHA_AS_PUBLISHED, stealth.FSHA_SCALED), True),
-        "Sigil raises no alarm": (tuple(server for server in stealth.SERVERS if "strength" in server), False),
-    }
-    findings = []
-    for claim, (servers, expected) in claims.items():
-        found = alarms(servers)
-        right = sum(alarm == expected for alarm in found)
-        findings.append(
-            Finding(
-                f"{claim}: in {right} of {len(found)} trainings.", right == len(found) if found else None
-            )
-        )
-    return findings
+    return [
+        finding("No score of an honest server is suspicious (%)", [stealth.HONEST], lambda share: share == 0),
+        finding("Scores of FSHA are suspicious (%)", list(stealth.ATTACKERS), lambda share: share > 0),
+        finding("No score of Sigil is suspicious (%)", list(stealth.MARKED), lambda share: share == 0),
+    ]
 
 
 EXPERIMENT = Experiment(

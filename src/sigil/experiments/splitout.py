@@ -13,18 +13,16 @@ from typing import Any
 import torch
 
 from sigil.experiments import figures, paper, splitguard, stealth
-from sigil.experiments.experiment import Experiment, Finding, Results
-from sigil.experiments.scales import Scale
+from sigil.experiments.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.scales import PAPER_BITS, Scale
 from sigil.experiments.store import Cell, Result, Store
-from sigil.experiments.tables import MISSING, beside, markdown, spread, values
+from sigil.experiments.tables import MISSING, beside, markdown, mean, spread, values
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
-from sigil.federation.settings import WatermarkSettings
 
 NAME = "splitout"
 BATCH = 256
 SPLITS = ("layer1", "layer2", "layer3", "layer4")
-DEFAULT_BITS = WatermarkSettings().bits
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -38,7 +36,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     wanted |= {
         _length(bits): ("layer3", {"strength": 0.1, "bits": bits})
         for bits in scale.lengths
-        if bits != DEFAULT_BITS
+        if bits != PAPER_BITS
     }
     own = [
         Cell(
@@ -59,7 +57,7 @@ def _split(split: str) -> str:
 
 
 def _length(bits: int) -> str:
-    return _split("layer3") if bits == DEFAULT_BITS else f"{bits} bits"
+    return _split("layer3") if bits == PAPER_BITS else f"{bits} bits"
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
             for split in SPLITS
         ],
     )
-    lengths = sorted({int(cell.name.split()[0]) for cell in cells if "bits" in cell.name} | {DEFAULT_BITS})
+    lengths = sorted({int(cell.name.split()[0]) for cell in cells if "bits" in cell.name} | {PAPER_BITS})
     rows = [
         [
             str(bits),
@@ -136,9 +134,9 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     ]
     return (
         f"![Outliers over training](splitout.png)\n\n{servers}\n"
-        "*Alarm*: the client's step at which more than half of a batch were first outliers. *Spread*: standard "
-        "deviation over images of the trained client half's activations. Live trainings are those of "
-        "[splitguard](../splitguard/), with fewer images.\n\n"
+        "*Alarm*: the client's step at which more than half of a batch were first outliers. *Spread*: "
+        "standard deviation over images of the trained client half's activations. Live trainings are those "
+        "of [splitguard](../splitguard/), with fewer images.\n\n"
         f"λ = 0.1, k = 50 (the paper's in brackets):\n\n{splits}\n"
         f"λ = 0.1, cut at layer3 (the paper's in brackets):\n\n{markdown(['bits', 'outliers in 256'], rows)}"
     )
@@ -182,44 +180,39 @@ def _draw(found: dict[str, Result], path: Path) -> None:
 
 def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     """The paper's sentences about this detector, and its positive control."""
-    first = min((cell.seed for cell in cells), default=0)
 
-    def outliers(name: str) -> float | None:
-        result = results.get((name, first))
-        return None if result is None else BATCH * float(result.numbers[NAME]["outliers"]) / 100
+    def outliers(*names: str) -> dict[str, float | None]:
+        return {stealth.label(name): mean(cells, results, name, "outliers_256") for name in names}
 
-    honest, tenth, one = (
-        outliers(f"layer3 {server}") for server in (stealth.HONEST, "strength 0.1", "strength 1")
+    def more(name: str, other: str) -> dict[str, float | None]:
+        one, two = outliers(name, other).values()
+        return {"difference": None if one is None or two is None else one - two}
+
+    caught = stealth.suspicious(
+        results, {name: splitguard.name_of("layer3", name) for name in stealth.ATTACKERS}, NAME
     )
-    caught = results.get((splitguard.name_of("layer3", stealth.FSHA_AS_PUBLISHED), first))
-    findings = [Finding("Outliers at λ = 0.1 are as many as an honest server's: not run.", None)]
-    if honest is not None and tenth is not None and one is not None:
-        published = paper.numbers()["ablation_length"]["50"]["splitout"]
-        findings = [
-            Finding(
-                f"Outliers at λ = 0.1 are within an honest server's range (paper {published} in 256, honest "
-                f"5 to 15): here {tenth:.1f}, honest {honest:.1f}.",
-                tenth <= 2 * honest,
-            ),
-            Finding(
-                f"λ = 1 has more outliers than an honest server, below the alarm: here {one:.1f}.",
-                honest < one < BATCH / 2,
-            ),
-        ]
-    splits = [outliers(_split(split)) for split in SPLITS]
-    if all(value is not None for value in splits):
-        numbers = [float(value) for value in splits if value is not None]
-        findings.append(
-            Finding(
-                "Deeper cuts have fewer outliers, layer4 none: here "
-                f"{', '.join(f'{value:.1f}' for value in numbers)}.",
-                numbers[3] < min(numbers[:2]) and numbers[3] < 1,
-            )
-        )
-    if caught is not None:
-        alarm = bool(caught.numbers[NAME]["alarm"])
-        findings.append(Finding(f"FSHA raises an alarm at layer3: {'yes' if alarm else 'no'}.", alarm))
-    return findings
+    return [
+        judge(
+            "An honest server has at most 15 outliers in 256", outliers("layer3 honest"), lambda n: n <= 15
+        ),
+        judge(
+            "So have the marks at λ = 0.01 and 0.1",
+            outliers("layer3 strength 0.01", "layer3 strength 0.1"),
+            lambda n: n <= 15,
+        ),
+        judge(
+            "λ = 1 has more than an honest server",
+            more("layer3 strength 1", "layer3 honest"),
+            lambda n: n > 0,
+        ),
+        judge("and is far from the alarm at 128", outliers("layer3 strength 1"), lambda n: n < 64),
+        judge(
+            "Layer4 has fewer than layer1",
+            more(_split("layer4"), _split("layer1")),
+            lambda n: n < 0,
+        ),
+        judge("FSHA alarms (% of batches)", caught, lambda share: share > 0),
+    ]
 
 
 EXPERIMENT = Experiment(

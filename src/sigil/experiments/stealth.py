@@ -23,6 +23,7 @@ from sigil.attacks.fsha import FSHA
 from sigil.data import Dataset, evaluate_batches
 from sigil.detectors import Detector, GradientScrutinizer, SplitGuard, SplitOut, local_gradients_of_run
 from sigil.experiments import figures
+from sigil.experiments.experiment import Results
 from sigil.experiments.scales import STRENGTHS, Scale
 from sigil.experiments.store import Store
 from sigil.federation.federation import Federation
@@ -35,10 +36,13 @@ from sigil.federation.settings import Settings
 
 CLIENT = 0
 HONEST, UNCLIPPED = "honest", "unclipped"
-# Name of the server: its watermark settings.
+# Names of servers: their watermark settings.
+MARKED: dict[str, dict[str, Any]] = {
+    f"strength {strength:g}": {"strength": strength} for strength in STRENGTHS
+}
 SERVERS: dict[str, dict[str, Any]] = {
     HONEST: {"strength": 0.0},
-    **{f"strength {strength:g}": {"strength": strength} for strength in STRENGTHS},
+    **MARKED,
     UNCLIPPED: {"strength": 0.1, "clip": False},
 }
 # Positive controls: the published attack, and one that hides the length of its gradients.
@@ -51,7 +55,7 @@ PUBLIC_IMAGES = 2_000
 _POINTS = 64  # of a curve in a cell
 
 
-def changes(scale: Scale, setting: str) -> dict[str, Mapping[str, Any]]:
+def changes(scale: Scale, setting: str) -> dict[str, Any]:
     """The sections in which a cut (or the longer training) differs from the scale's own settings."""
     if setting == LONGER:
         return {"federation": scale.longer}
@@ -221,6 +225,16 @@ def summary(detector: Detector) -> dict[str, Any]:
     if isinstance(detector, SplitOut):
         found["outliers"] = 100 * outlier_share(detector)
     return found
+
+
+def suspicious(results: Results, names: Mapping[str, str], detector: str) -> dict[str, float | None]:
+    """The share (%) of suspicious scores in the first seed's cells of these names, by what each is."""
+    first = min((seed for _, seed in results), default=0)
+    found = {text: results.get((name, first)) for text, name in names.items()}
+    return {
+        text: None if result is None else result.numbers[detector]["suspicious"]
+        for text, result in found.items()
+    }
 
 
 def binned(values: Sequence[float], points: int = _POINTS) -> list[float]:

@@ -30,7 +30,7 @@ from sigil.key import Key
 
 OWNER = "Sigil experiments"
 # Raised whenever the default of a setting changes.
-DEFAULTS = 1
+DEFAULTS = 2
 
 
 @dataclass(frozen=True)

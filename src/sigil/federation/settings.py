@@ -56,7 +56,7 @@ class FederationSettings(Section):
 
 
 class OptimizerSettings(Section):
-    name: Literal["sgd", "adam"] = Field("sgd", description="of clients and server: sgd (the paper's) or adam")
+    name: Literal["sgd", "adam"] = Field("sgd", description="of both halves: sgd (the paper's) or adam")
     lr: float = Field(0.1, gt=0, description="highest learning rate")
     lr_min: float = Field(1e-4, ge=0, description="learning rate of the last round")
     warmup_rounds: int = Field(5, ge=0, description="rounds of linear warm-up")
@@ -66,7 +66,7 @@ class OptimizerSettings(Section):
 
 class WatermarkSettings(Section):
     strength: float = Field(0.1, ge=0, description="the paper's λ; 0 trains without a mark")
-    bits: int = Field(50, ge=1, description="length of a key that is made for the run")
+    bits: int = Field(128, ge=1, description="length of a key that is made for the run")
     clip: bool = Field(True, description="clip the watermark gradient; false only as a control")
     per_sample: bool = Field(False, description="clip by each sample's norms instead of the batch's")
     statistics_every: int = Field(

@@ -94,6 +94,8 @@ class Engine:
             self.changed()
             return
         session.status = Status.ABSENT
+        if session.answers % 2 == 0 and not session.lock.locked():
+            self.release(session)  # no step is open: what was on its way is gone
         patience = 0.0 if drop else max(0.0, self.limits.step_seconds - session.waited)
         session.left = asyncio.get_running_loop().time()
         session.timers = [self.spawn(self._drop(session, patience))]

@@ -1,0 +1,212 @@
+"""Would a client notice that knows Sigil? Two simple statistics of recorded gradients (not in the paper).
+
+The watermark gradient is nearly the same for all samples and all batches until the mark is learned, while the
+task's gradients cancel: behind a batch norm, a shift that is common to all samples changes nothing. With g_i
+the gradients of a batch, averaged over the positions of each channel, and G_r the sum of all gradients of
+round r::
+
+    common      = ‖Σ_i g_i‖ / Σ_i ‖g_i‖          one number a batch
+    persistence = cos(G_r, G_r+1)                 one number a pair of rounds
+
+`common` is compared with an honest training of the same seed (AUC: the probability that a marked batch has a
+larger value than an honest one; 50 % is chance), and with what the client can know by itself: the largest
+value in an honest epoch on its own data with a server half of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import mannwhitneyu
+
+from sigil.detectors import local_gradients_of_run
+from sigil.experiments import figures, stealth
+from sigil.experiments.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.scales import Scale
+from sigil.experiments.store import Cell, Store
+from sigil.experiments.tables import MISSING, markdown, mean
+from sigil.federation.run import Run
+
+Vector = npt.NDArray[np.float64]
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every recorded server, each beside the honest one."""
+    return [
+        Cell(
+            experiment="informed",
+            name=f"{setting} {server}",
+            seed=seed,
+            trainings=tuple(
+                stealth.recorded(scale, seed, setting, stealth.SERVERS[name])
+                for name in dict.fromkeys((stealth.HONEST, server))
+            ),
+            options={"setting": setting, "server": server},
+        )
+        for seed in seeds
+        for setting in stealth.settings_names(scale)
+        for server in stealth.servers(setting)
+    ]
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Both statistics of the run, compared with the honest one and with the client's own training."""
+    honest, run = runs[0], runs[-1]
+    settings = run.settings
+    size = settings.federation.batch_size
+    found = Statistics(run, size)
+    baseline = found if run is honest else Statistics(honest, size)
+    local = local_gradients_of_run(
+        settings, store.dataset(settings), client=stealth.CLIENT, share=1.0, batch_size=size
+    )
+    own = [common(batch.numpy()) for batch in local if len(batch) == size]
+    limit = max(own, default=1.0)
+    rounds = sorted(found.by_round)
+    return {
+        "common": float(np.mean(found.all)),
+        "auc": auc(found.all, baseline.all),
+        "limit": limit,
+        "above_limit": 100 * float(np.mean(np.array(found.all) > limit)),
+        "persistence": float(np.mean(found.persistence)) if found.persistence else None,
+        "final": {name: run.final[name] for name in ("accuracy", "wsr", "log10_p") if name in run.final},
+        "curves": {
+            "round": rounds,
+            "common": [float(np.mean(found.by_round[number])) for number in rounds],
+            "auc": [auc(found.by_round[number], baseline.by_round[number]) for number in rounds],
+            "persistence": found.persistence,
+        },
+    }
+
+
+class Statistics:
+    """`common` of every full batch of client 0 in a run, by round, and `persistence` of each next round."""
+
+    def __init__(self, run: Run, size: int) -> None:
+        recording = stealth.recording_of(run)
+        self.by_round: dict[int, list[float]] = {}
+        sums: dict[int, Vector] = {}
+        for step in recording.steps(client=stealth.CLIENT):
+            number, gradients = step.moment.round, step.gradients.astype(np.float64)
+            sums[number] = sums.get(number, 0.0) + gradients.sum(0)
+            # Few samples have much in common by chance: the last batch of an epoch may be smaller.
+            if len(gradients) == size:
+                maps = gradients.reshape(len(gradients), *recording.shape)
+                self.by_round.setdefault(number, []).append(common(maps))
+        ordered = [sums[number] for number in sorted(sums)]
+        self.persistence = [cosine(one, other) for one, other in pairwise(ordered)]
+
+    @property
+    def all(self) -> list[float]:
+        return [value for values in self.by_round.values() for value in values]
+
+
+def common(gradients: npt.NDArray[Any]) -> float:
+    """‖Σ g_i‖ / Σ ‖g_i‖ of a batch (n, C, H, W) or (n, d), maps averaged over their positions.
+
+    1 if all gradients point the same way, 0 if they cancel.
+
+    >>> common(np.array([[1.0, 0.0], [1.0, 0.0]])), common(np.array([[1.0, 0.0], [-1.0, 0.0]]))
+    (1.0, 0.0)
+    """
+    rows = gradients.reshape(*gradients.shape[:2], -1).mean(2, dtype=np.float64)
+    lengths = float(np.linalg.norm(rows, axis=1).sum())
+    return float(np.linalg.norm(rows.sum(0))) / lengths if lengths > 0 else 0.0
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """The cosine of two vectors, 0 if one of them is zero."""
+    norms = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / norms if norms > 0 else 0.0
+
+
+def auc(values: Iterable[float], honest: Iterable[float]) -> float:
+    """The probability (%) that one of `values` is larger than one of `honest`, ties counting half."""
+    one, other = list(values), list(honest)
+    return 100 * float(mannwhitneyu(one, other).statistic) / (len(one) * len(other))
+
+
+def show(cells: list[Cell], results: Results, folder: Path) -> str:
+    """Both statistics over the rounds, and a table."""
+    first = min((cell.seed for cell in cells), default=0)
+    settings = list(dict.fromkeys(cell.options["setting"] for cell in cells))
+    _draw(settings, results, first, folder / "informed.png")
+    lines = []
+    for cell in cells:
+        if cell.seed != first:
+            continue
+        line = [cell.options["setting"], stealth.label(cell.options["server"])]
+        result = results.get((cell.name, cell.seed))
+        if result is None:
+            lines.append([*line, *[MISSING] * 6])
+            continue
+        found = result.numbers
+        persistence, wsr = found["persistence"], found["final"].get("wsr")
+        line += [
+            "" if wsr is None else f"{100 * wsr:.0f} %",
+            f"{found['common']:.3f}",
+            f"{found['auc']:.0f} %",
+            f"{max(found['curves']['auc']):.0f} %",
+            f"{found['above_limit']:.1f} %",
+            "" if persistence is None else f"{persistence:.2f}",
+        ]
+        lines.append(line)
+    header = ["training", "server", "WSR", "common", "AUC", "best round", "above own limit", "persistence"]
+    return (
+        f"![Both statistics over the rounds](informed.png)\n\n{markdown(header, lines)}\n"
+        "*AUC*: the probability that a batch of this training has a larger `common` than one of the honest "
+        "training, over all rounds, and in the round where it is largest. *Above own limit*: batches above "
+        "the largest value of the client's own honest epoch. *Persistence*: mean over the pairs of rounds.\n"
+    )
+
+
+def _draw(settings: Sequence[str], results: Results, first: int, path: Path) -> None:
+    figure, axes = figures.panels(2 * len(settings), columns=2)
+    for number, setting in enumerate(settings):
+        left, right = axes[2 * number : 2 * number + 2]
+        for server in stealth.servers(setting):
+            result = results.get((f"{setting} {server}", first))
+            if result is not None:
+                rows = result.numbers["curves"]
+                style = {"color": stealth.COLOURS[server], "label": stealth.label(server)}
+                figures.curve(left, rows["round"], rows["common"], **style)
+                figures.curve(right, range(2, len(rows["persistence"]) + 2), rows["persistence"], **style)
+        left.set(title=f"{setting}: common", xlabel="round", ylim=(0, None))
+        right.set(title=f"{setting}: persistence", xlabel="round", ylim=(-1.05, 1.05))
+    figures.legend(axes[0])
+    figures.save(figure, path)
+
+
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """Is the mark as hidden from a client that knows of it as the paper finds it from published detectors?"""
+    settings = list(dict.fromkeys(cell.options["setting"] for cell in cells))
+
+    def separation(server: str) -> dict[str, float | None]:
+        return {setting: mean(cells, results, f"{setting} {server}", "auc") for setting in settings}
+
+    return [
+        judge(
+            f"A client that knows of the mark cannot tell {stealth.label(server)} from honest (AUC in %)",
+            separation(server),
+            lambda value: value < 60,
+            ".0f",
+        )
+        for server in stealth.MARKED
+    ]
+
+
+EXPERIMENT = Experiment(
+    name="informed",
+    caption=(
+        "A client that knows Sigil and looks for what all gradients have in common: two statistics of its "
+        "own, not published detectors (ResNet-18)."
+    ),
+    cells=cells,
+    measure=measure,
+    show=show,
+    verdict=verdict,
+)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from sigil.experiments import scales, scrutinizer
+from sigil.experiments.store import Result, Store
+
+SMOKE = scales.get("smoke")
+
+
+def test_a_cell_has_both_readings_of_the_overlap_and_is_shown(tmp_path: Path) -> None:
+    store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
+    cells = scrutinizer.cells(SMOKE, [0])
+    (cell,) = (cell for cell in cells if cell.name == "layer3 honest")
+    run = store.train(cell.trainings[0])
+    numbers = scrutinizer.measure(cell, [run], store)
+    right, published = numbers["gradient-scrutinizer"], numbers["compat"]
+    assert right["scores"] == published["scores"] > 0
+    # The published overlap is never smaller, so its scores are never higher.
+    assert published["mean"] <= right["mean"]
+    assert len(right["curves"]["same"]) == len(right["curves"]["step"]) > 0
+
+    page = scrutinizer.show(cells, {(cell.name, 0): Result(cell.name, 0, {}, numbers)}, tmp_path)
+    assert f"| {right['mean']:.2f} | {right['score']:.2f} |" in page
+    assert "| layer4, live | FSHA | not run |" in page
+    assert (tmp_path / "scrutinizer.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_papers_claims_are_held_against_the_cells() -> None:
+    cells = scrutinizer.cells(SMOKE, [0])
+    shares = {"layer4 honest": 0.0, "layer4 strength 0.1": 10.0, "layer3 honest": 90.0}
+    results = {
+        (name, 0): Result(name, 0, {}, {"gradient-scrutinizer": {"suspicious": share}})
+        for name, share in shares.items()
+    }
+    assert [finding.agrees for finding in scrutinizer.verdict(cells, results)] == [False, True, None]
