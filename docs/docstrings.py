@@ -10,26 +10,17 @@ from griffe import Extension, Object
 _ROLE = re.compile(r":(?:class|func|meth|mod|attr):`~?([^`]+)`")
 _LITERAL = re.compile(r"::$", re.MULTILINE)
 _SESSION = re.compile(r"(?:^>>> .*\n?(?:^\S.*\n?)*)+", re.MULTILINE)
-_TABLE = re.compile(r"^=+ +=+\n(.*?)^=+ +=+\n(.*?)^=+ +=+$", re.MULTILINE | re.DOTALL)
 
 
 def markdown(text: str) -> str:
-    """Rewrite roles, literal blocks, interpreter sessions and simple tables as Markdown.
+    """Rewrite roles, literal blocks and interpreter sessions as Markdown.
 
     >>> print(markdown("See :class:`sigil.Key`::"))
     See `sigil.Key`:
     """
     text = _ROLE.sub(r"`\1`", text)
     text = _LITERAL.sub(":", text)
-    text = _SESSION.sub(lambda session: f"```pycon\n{session[0].rstrip()}\n```\n", text)
-    return _TABLE.sub(_as_table, text)
-
-
-def _as_table(match: re.Match[str]) -> str:
-    """A two-column table with a heading, as the docstrings draw it."""
-    rows = [re.split(r" {2,}", line.strip(), maxsplit=1) for part in match.groups() for line in part.splitlines()]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "| --- | --- |", *lines[1:]])
+    return _SESSION.sub(lambda session: f"```pycon\n{session[0].rstrip()}\n```\n", text)
 
 
 class Docstrings(Extension):

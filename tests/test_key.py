@@ -231,7 +231,7 @@ def test_a_matrix_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_fresh_keys_differ() -> None:
     keys = [Key.generate("ACME", shape=(4,)) for _ in range(20)]
     assert len({key.commitment for key in keys}) == 20
-    assert keys[0].bits == 50
+    assert keys[0].bits == 128
     assert keys[0].version == 1
 
 

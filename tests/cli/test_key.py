@@ -55,9 +55,9 @@ def test_new_writes_a_key_and_prints_its_statement() -> None:
     assert "not encrypted" in output
 
 
-def test_fifty_bits_unless_told() -> None:
+def test_128_bits_unless_told() -> None:
     succeed("new", "owner.key", *NEW)
-    assert Key.load("owner.key").bits == 50
+    assert Key.load("owner.key").bits == 128
 
 
 def test_commit_prints_one_line() -> None:
@@ -69,7 +69,7 @@ def test_show_describes_the_key() -> None:
     succeed("new", "owner.key", *NEW)
     key = Key.load("owner.key")
     output = succeed("show", "owner.key")
-    for fact in ("ACME", "256 x 8 x 8", "16,384", "50", key.commitment):
+    for fact in ("ACME", "256 x 8 x 8", "16,384", "128", key.commitment):
         assert fact in output
 
 
@@ -83,7 +83,7 @@ def test_json(command: str) -> None:
     assert facts["owner"] == "ACME"
     assert facts["shape"] == [256, 8, 8]
     assert facts["dimension"] == 16_384
-    assert facts["bits"] == 50
+    assert facts["bits"] == 128
     assert facts["version"] == 1
     assert facts["commitment"] == key.commitment
     assert facts["statement"] == key.statement()

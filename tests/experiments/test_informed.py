@@ -86,7 +86,4 @@ def test_the_page_has_a_row_a_server_and_says_what_is_missing(tmp_path: Path) ->
     assert "| layer3 | λ = 0.1 | 99 % | 0.030 | 91 % | 99 % | 70.0 % | 0.80 |" in page
     assert "| layer3 | honest | not run |" in page
     assert (tmp_path / "informed.png").read_bytes().startswith(b"\x89PNG")
-    agrees = {
-        finding.text.split(" tell ")[1][:8]: finding.agrees for finding in informed.verdict(cells, results)
-    }
-    assert agrees == {"λ = 0.01": None, "λ = 0.1 ": False, "λ = 1 fr": None}
+    assert [finding.agrees for finding in informed.verdict(cells, results)] == [None, False, None]

@@ -187,9 +187,9 @@ class Raw:
 class Proxy:
     """A network between clients and a service that a test can cut: at once, or after so many bytes."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, *, port: int = 0) -> None:
         self._target = target.rsplit(":", 1)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
         self.passed = 0
@@ -271,6 +271,12 @@ def service(net: Net) -> Iterator[SplitService]:
 
 @pytest.fixture(scope="session")
 def make_proxy() -> type[Proxy]:
+    return Proxy
+
+
+@pytest.fixture(scope="session")
+def make_proxy() -> Callable[..., Proxy]:
+    """Makes a network to an address that can be cut."""
     return Proxy
 
 

@@ -222,8 +222,9 @@ def _everything(line: socket.socket) -> bytes:
 
 
 def test_every_malformed_message_is_rejected_with_a_reason_and_harms_nobody(
-    net: Any, make_net: Any, tmp_path: Path
+    make_net: Any, tmp_path: Path
 ) -> None:
+    net = make_net(federation={"local_epochs": 6})
     honest, bad = net.credentials(0), net.credentials(1)
     mark = tmp_path / "exploded"
     federation = net.local()

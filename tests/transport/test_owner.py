@@ -19,6 +19,7 @@ from sigil.errors import ConfigError, NetworkError
 from sigil.federation.aggregation import State
 from sigil.federation.run import train
 from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, owner
+from sigil.transport.flower.rehearsal import replay
 from sigil.transport.owner import RemoteFederation, Terms
 
 
@@ -80,13 +81,7 @@ def terms(net: Any, **changes: Any) -> Terms:
 
 def alone(net: Any, participants: list[list[int]]) -> tuple[State, State]:
     """The same training in one process, with only these clients in each round."""
-    local = net.local()
-    for number, clients in enumerate(participants, start=1):
-        with torch.random.fork_rng(devices=[]):
-            harvest = local.seat.train(
-                number, clients, local.client_state, local.server_state, lr=local._learning_rate(number)
-            )
-        local.load(number, harvest.client.result(), harvest.server.result())
+    local = replay(net.settings, net.dataset, key=net.key, participants=participants)
     return local.client_state, local.server_state
 
 
@@ -152,7 +147,7 @@ def test_a_client_that_is_killed_and_comes_back_changes_nothing(net: Any, remote
 
 def test_a_round_goes_on_without_a_lost_client_until_it_starts_anew(net: Any, remote: Any) -> None:
     messenger = Threads(net, lambda client, task, attempt: "killed" if client == 2 else None)
-    federation = remote(messenger, minimum=2, wait=0.4)
+    federation = remote(messenger, minimum=2, wait=3.0)
     assert federation.run_round().missing == (2,)
     client_state, server_state = alone(net, [[0, 1]])
     assert same(federation.client_state, client_state)
@@ -166,7 +161,7 @@ def test_a_round_goes_on_without_a_lost_client_until_it_starts_anew(net: Any, re
 
 
 def test_a_client_that_never_connects_is_given_up_too(net: Any, remote: Any) -> None:
-    federation = remote(Threads(net, lambda client, *_: "deaf" if client == 0 else None), minimum=2, wait=0.4)
+    federation = remote(Threads(net, lambda client, *_: "deaf" if client == 0 else None), minimum=2, wait=3.0)
     assert federation.run_round().missing == (0,)
 
 

@@ -29,7 +29,7 @@ from sigil.experiments import figures, stealth
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import MISSING, markdown, mean
+from sigil.experiments.tables import MISSING, markdown
 from sigil.federation.run import Run
 
 Vector = npt.NDArray[np.float64]
@@ -150,16 +150,16 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
             "" if wsr is None else f"{100 * wsr:.0f} %",
             f"{found['common']:.3f}",
             f"{found['auc']:.0f} %",
-            f"{max(found['curves']['auc']):.0f} %",
+            f"{found['curves']['auc'][0]:.0f} %",
             f"{found['above_limit']:.1f} %",
             "" if persistence is None else f"{persistence:.2f}",
         ]
         lines.append(line)
-    header = ["training", "server", "WSR", "common", "AUC", "best round", "above own limit", "persistence"]
+    header = ["training", "server", "WSR", "common", "AUC", "AUC, round 1", "above own limit", "persistence"]
     return (
         f"![Both statistics over the rounds](informed.png)\n\n{markdown(header, lines)}\n"
         "*AUC*: the probability that a batch of this training has a larger `common` than one of the honest "
-        "training, over all rounds, and in the round where it is largest. *Above own limit*: batches above "
+        "training, over all rounds, and in the first. *Above own limit*: batches above "
         "the largest value of the client's own honest epoch. *Persistence*: mean over the pairs of rounds.\n"
     )
 
@@ -184,13 +184,18 @@ def _draw(settings: Sequence[str], results: Results, first: int, path: Path) -> 
 def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     """Is the mark as hidden from a client that knows of it as the paper finds it from published detectors?"""
     settings = list(dict.fromkeys(cell.options["setting"] for cell in cells))
+    first = min((cell.seed for cell in cells), default=0)
 
     def separation(server: str) -> dict[str, float | None]:
-        return {setting: mean(cells, results, f"{setting} {server}", "auc") for setting in settings}
+        found = {setting: results.get((f"{setting} {server}", first)) for setting in settings}
+        return {
+            setting: None if result is None else result.numbers["curves"]["auc"][0]
+            for setting, result in found.items()
+        }
 
     return [
         judge(
-            f"A client that knows of the mark cannot tell {stealth.label(server)} from honest (AUC in %)",
+            f"A client that knows of the mark cannot tell {stealth.label(server)} in round 1 (AUC, %)",
             separation(server),
             lambda value: value < 60,
             ".0f",

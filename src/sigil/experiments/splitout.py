@@ -35,7 +35,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     wanted |= {_split(split): (split, {"strength": 0.1}) for split in SPLITS}
     wanted |= {
         _length(bits): ("layer3", {"strength": 0.1, "bits": bits})
-        for bits in scale.lengths
+        for bits in sorted({*scale.lengths, *scale.proof_bits})
         if bits != PAPER_BITS
     }
     own = [

@@ -66,9 +66,9 @@ def stop(process: subprocess.Popen[bytes], *, patience: float = 5.0) -> None:
         process.wait()
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody uses at this moment."""
+def free_port(*, wanted: int = 0) -> int:
+    """A port of the loopback address that nobody uses at this moment; OSError if a wanted one is not free."""
     with socket.socket() as one:
-        one.bind((host, 0))
+        one.bind(("127.0.0.1", wanted))
         port: int = one.getsockname()[1]
     return port

@@ -1,0 +1,167 @@
+"""A rehearsal: an owner and its clients as real processes on one machine, to see what a fault does.
+
+The tests of faults and ``benchmarks/faults.py`` kill, stop and restart what this starts::
+
+    with Rehearsal(Path("runs/a"), clients=2, options=["--set", "federation.rounds=3"]) as rehearsal:
+        owner = rehearsal.serve()
+        clients = [rehearsal.join(index, "--part", str(index)) for index in range(2)]
+        rehearsal.reach_steps(10)           # in the middle of a round
+        clients[1].kill()
+        …
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from sigil.data import Dataset
+from sigil.errors import NetworkError
+from sigil.federation import Federation, Settings
+from sigil.federation.schedule import scheduled_rate
+from sigil.key import Key
+from sigil.transport.certificates import bundle_folder
+from sigil.transport.flower.processes import free_port
+
+_SAMPLE = re.compile(r'^(sigil_\w+)(?:\{reason="(\w+)"\})? (\S+)$', re.MULTILINE)
+
+
+class Rehearsal:
+    """One owner and some clients; all processes end with it."""
+
+    def __init__(self, out: Path, *, clients: int, options: Sequence[str] = ()) -> None:
+        self.out = out
+        self.network = out.with_name(out.name + ".network")
+        self.log = out.with_name(out.name + ".log")
+        self.clients = clients
+        self.port = _free_pair()
+        self._metrics_port = free_port()
+        self._options = options
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def serve(self) -> subprocess.Popen[bytes]:
+        """Start the owner, or start it again; returns when clients can join."""
+        before = self.said("Clients join with")
+        process = self._start(
+            *("serve", "--out", str(self.out), "--clients", str(self.clients), *self._options),
+            *("--port", str(self.port), "--metrics-port", str(self._metrics_port)),
+            log=self.log,
+        )
+        self.until(lambda: self.said("Clients join with") > before, process)
+        return process
+
+    def join(self, client: int, *options: str) -> subprocess.Popen[bytes]:
+        """Start a client."""
+        bundle = bundle_folder(self.network, client)
+        return self._start("join", str(bundle), "--part", str(client), *options, log=bundle / "join.log")
+
+    def said(self, words: str) -> int:
+        """How often the owner has printed these words."""
+        with suppress(FileNotFoundError):
+            return self.log.read_text(errors="replace").count(words)
+        return 0
+
+    def metrics(self) -> dict[str, float]:
+        """The owner's counters now, refusals as ``sigil_rejected_total/reason``; nothing if it is away."""
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self._metrics_port}/metrics", timeout=5) as answer,
+        ):
+            found = _SAMPLE.findall(answer.read().decode())
+            return {f"{name}/{reason}" if reason else name: float(value) for name, reason, value in found}
+        return {}
+
+    def reach_steps(self, steps: int, *, clients: int | None = None, round_number: int = 0) -> int:
+        """Wait for the middle of a round: so many clients connected, so many steps; returns its number.
+
+        `clients` is all of them if left out; a round before `round_number` is not the one.
+        """
+        begun: dict[float, float] = {}
+
+        def middle() -> bool:
+            now = self.metrics()
+            if now.get("sigil_clients", 0) < (self.clients if clients is None else clients):
+                return False
+            first = begun.setdefault(now["sigil_round"], now["sigil_steps_total"])
+            return now["sigil_round"] >= round_number and now["sigil_steps_total"] - first >= steps
+
+        self.until(middle)
+        return int(max(begun))
+
+    def until(
+        self,
+        condition: Callable[[], bool],
+        process: subprocess.Popen[bytes] | None = None,
+        *,
+        seconds: float = 600,
+    ) -> None:
+        """Wait until something is so, while `process` lives; an error if it never is."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+                tail = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
+                raise NetworkError(f"What was waited for did not happen; the owner said:\n{tail}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sigil.cli.main", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self._processes.append(process)
+        return process
+
+
+def replay(
+    settings: Settings, dataset: Dataset, *, key: Key | None, participants: Sequence[Sequence[int]]
+) -> Federation:
+    """The same training in one process, with only these clients in the rounds 1, 2, …: what must come out."""
+    federation = Federation(settings, dataset, key=key)
+    for number, clients in enumerate(participants, start=1):
+        with torch.random.fork_rng(devices=[]):
+            harvest = federation.seat.train(
+                number,
+                clients,
+                federation.client_state,
+                federation.server_state,
+                lr=scheduled_rate(settings, number),
+            )
+        federation.load(number, harvest.client.result(), harvest.server.result())
+    return federation
+
+
+def _free_pair() -> int:
+    """A free port whose successor is free too."""
+    while True:
+        port = free_port()
+        with suppress(OSError):
+            free_port(wanted=port + 1)
+            return port

@@ -1,0 +1,65 @@
+"""Children of ours: quiet, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sigil.transport.flower import processes
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from sigil.transport.flower import processes
+processes.COMMANDS["sleep"] = ("time", "sleep_forever")
+import time as module
+processes._CHILD = processes._CHILD.replace("getattr(", "time.sleep_forever = lambda: time.sleep(600)\\ngetattr(")
+child = processes.start("sleep", [], log=Path(sys.argv[1]))
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert alive(child)
+        parent.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_flower_is_kept_to_its_folder_and_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLWR_HOME", "FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK"):
+        monkeypatch.setenv(name, "before")
+    monkeypatch.setenv("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "before")
+    processes.quiet(tmp_path / "new" / "flower")
+    assert Path(os.environ["FLWR_HOME"]) == tmp_path / "new" / "flower"
+    assert (tmp_path / "new" / "flower").is_dir()
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
+def test_a_wanted_port_that_is_taken_is_an_error() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(OSError, match="in use"):
+            processes.free_port(wanted=taken.getsockname()[1])
+        assert processes.free_port() != taken.getsockname()[1]
