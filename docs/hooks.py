@@ -74,7 +74,7 @@ def site_links(markdown: str, folder: Path) -> str:
         place = (folder / target.partition("#")[0]).resolve()
         if place.is_dir() and (place / "README.md").is_file():
             target = target.rstrip("/") + "/README.md"
-        elif place.is_dir() or not place.is_relative_to(DOCS) and not place.is_relative_to(RESULTS):
+        elif place.is_dir() or (not place.is_relative_to(DOCS) and not place.is_relative_to(RESULTS)):
             return text
         return f"[{text}]({target.replace('../docs/', '../').replace('../results/', 'results/')})"
 
@@ -99,7 +99,9 @@ def reference_page(name: str) -> str:
 
 def _public(module: ModuleType) -> list[str]:
     """What a module offers: its ``__all__``, or else the classes and functions that it defines."""
-    defined = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    defined = [
+        name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+    ]
     return getattr(module, "__all__", [name for name in defined if not name.startswith("_")])
 
 

@@ -270,11 +270,6 @@ def service(net: Net) -> Iterator[SplitService]:
 
 
 @pytest.fixture(scope="session")
-def make_proxy() -> type[Proxy]:
-    return Proxy
-
-
-@pytest.fixture(scope="session")
 def make_proxy() -> Callable[..., Proxy]:
     """Makes a network to an address that can be cut."""
     return Proxy

@@ -24,9 +24,9 @@ def field(offset: int, layout: str, value: int) -> bytes:
     return bytes(message)
 
 
-def through(values: torch.Tensor) -> torch.Tensor:
+def through(values: torch.Tensor, *, widen: bool = False) -> torch.Tensor:
     header, *chunks = wire.frame(Kind.ACTIVATION, values, round_number=1, client=0, step=1)
-    assembly = Assembly(unpack(header))
+    assembly = Assembly(unpack(header), widen=widen)
     for chunk in chunks:
         assembly.add(chunk)
     assert assembly.complete
@@ -50,6 +50,16 @@ def test_a_tensor_arrives_with_its_bits_and_its_memory_order(
     assert torch.equal(arrived, values)
     assert arrived.is_contiguous() == values.is_contiguous()
     assert arrived.is_contiguous(memory_format=torch.contiguous_format) or arrived.stride() == values.stride()
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_narrow_numbers_are_widened_on_arrival(order: torch.memory_format) -> None:
+    values = torch.randn(40, 40, 20, 20, generator=torch.Generator().manual_seed(0)).to(memory_format=order)
+    arrived = through(values.bfloat16(), widen=True)  # more than one chunk
+    assert arrived.dtype is torch.float32
+    assert arrived.stride() == values.stride()
+    assert torch.equal(arrived, values.bfloat16().float())
+    assert torch.equal(through(values, widen=True), values)
 
 
 def test_a_tensor_in_no_usual_order_arrives_in_the_order_of_its_shape() -> None:
@@ -154,9 +164,10 @@ def test_a_chunk_has_the_one_right_length(size: int) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 77, 99])
 def test_one_bad_number_is_found(dtype: torch.dtype, value: float, place: int) -> None:
-    values = torch.randn(100, generator=torch.Generator().manual_seed(0)).to(dtype)
+    values = torch.randn(5, 2, 2, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    values = values.to(memory_format=torch.channels_last)
     check_finite(values)
-    values[place] = value
+    values[place // 20, place // 10 % 2, place // 5 % 2, place % 5] = value
     with pytest.raises(Rejection) as rejection:
         check_finite(values)
     assert rejection.value.reason is Reason.VALUES

@@ -8,58 +8,46 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from sigil.experiments import ablations, paper, proof
-from sigil.experiments.ablations import REMOVAL, SPLITOUT, WINDOWS
+from sigil.experiments import ablations, paper, proof, splitout
+from sigil.experiments.ablations import OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.scales import PAPER_BITS, Scale
+from sigil.experiments.store import Cell
 from sigil.experiments.tables import markdown, mean
-from sigil.federation.run import Run
 
 COLUMNS = ("none", SPLITOUT, *REMOVAL, *WINDOWS)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """Every column at every length; what the table of proof measures too is its own."""
-    known = {
-        (cell.options["bits"], cell.options["attack"], cell.seed): cell
-        for cell in proof.cells(replace(scale, proof_bits=scale.lengths), seeds)
-    }
-    found = []
-    for seed in seeds:
-        for bits in scale.lengths:
-            for column in COLUMNS:
-                shared = known.get((bits, column, seed))
-                found.append(
-                    shared
-                    or Cell(
-                        experiment="length",
-                        name=name_of(bits, column),
-                        seed=seed,
-                        trainings=known[bits, "none", seed].trainings,
-                        options={"bits": bits, "column": column},
-                    )
-                )
-    return found
+    """Every column at every length; what another table measures too is that table's own cell."""
+    proofs = proof.cells(replace(scale, proof_bits=scale.lengths), seeds)
+    known = {(cell.name, cell.seed): cell for cell in (*splitout.cells(scale, seeds), *proofs)}
+    return [
+        known.get((name_of(bits, column), seed))
+        or Cell(
+            experiment="length",
+            name=name_of(bits, column),
+            seed=seed,
+            trainings=known[name_of(bits, "none"), seed].trainings,
+            options={"bits": bits, "column": column},
+        )
+        for seed in seeds
+        for bits in scale.lengths
+        for column in COLUMNS
+    ]
 
 
 def name_of(bits: int, column: str) -> str:
-    """Name of a cell: the length and the attack."""
+    """Name of a cell: the length and the attack, or what the other table calls it."""
+    if column == SPLITOUT:
+        return "layer3 strength 0.1" if bits == PAPER_BITS else f"{bits} bits"
     return f"{bits} bits {column}"
-
-
-def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
-    """One column of one row."""
-    if cell.experiment == "proof":
-        return proof.measure(cell, runs, store)
-    return ablations.measure(cell, runs, store)
 
 
 def lengths(cells: list[Cell]) -> list[int]:
     """The rows of the table."""
-    return sorted({int(cell.options["bits"]) for cell in cells})
+    return sorted({int(cell.options["bits"]) for cell in cells if "bits" in cell.options})
 
 
 def show(cells: list[Cell], results: Results, folder: Path) -> str:
@@ -69,7 +57,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         theirs = paper.numbers()["ablation_length"].get(str(bits))
         parts = [ablations.text(cells, results, name_of(bits, column), column, theirs) for column in COLUMNS]
         rows.append([f"k = {bits}", *parts])
-    return f"{markdown(['', *COLUMNS], rows)}\n{ablations.splitout_note(cells, results)}\n"
+    return f"{markdown(['', *COLUMNS], rows)}\n{ablations.NOTE}\n"
 
 
 def verdict(cells: list[Cell], results: Results) -> list[Finding]:
@@ -98,7 +86,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         ),
         judge(
             "A longer mark has more outliers for SplitOut",
-            change(SPLITOUT, "outliers"),
+            change(SPLITOUT, OUTLIERS),
             lambda x: x > 0,
             "+.2f",
         ),
@@ -112,7 +100,7 @@ EXPERIMENT = Experiment(
     name="length",
     caption="Fidelity, stealth and robustness of marks of several lengths; the paper's numbers in brackets.",
     cells=cells,
-    measure=measure,
+    measure=ablations.measure,
     show=show,
     verdict=verdict,
 )

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from sigil import models
-from sigil.experiments import ablations, adaptive, paper
-from sigil.experiments.ablations import NOISE, REMOVAL, SPLITOUT, WINDOWS
+from sigil.experiments import ablations, adaptive, paper, splitout
+from sigil.experiments.ablations import NOISE, OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.store import Cell
 from sigil.experiments.tables import markdown, mean
-from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 
 CUTS = ("layer1", "layer2", "layer3", "layer4")
@@ -25,15 +24,12 @@ COLUMNS = ("none", SPLITOUT, NOISE, *REMOVAL, *WINDOWS)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """Every column at every cut; the adaptive attack at the default cut is the adaptive table's own."""
-    known = {
-        (cell.options["strength"], cell.options["attack"], cell.seed): cell
-        for cell in adaptive.cells(scale, seeds)
-    }
+    """Every column at every cut; what another table measures too is that table's own cell."""
+    known = {(cell.name, cell.seed): cell for cell in splitout.cells(scale, seeds)}
+    known |= {(cell.name, cell.seed): cell for cell in adaptive.cells(scale, seeds)}
     return [
-        known[0.1, column, seed]
-        if cut == DEFAULT and column in WINDOWS
-        else Cell(
+        known.get((name_of(cut, column), seed))
+        or Cell(
             experiment="split-point",
             name=name_of(cut, column),
             seed=seed,
@@ -47,7 +43,9 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 
 
 def name_of(cut: str, column: str) -> str:
-    """Name of a cell: the cut and the attack."""
+    """Name of a cell: the cut and the attack, or what the other table calls it."""
+    if column == SPLITOUT:
+        return f"{cut} strength 0.1"
     return f"strength 0.1 {column}" if cut == DEFAULT and column in WINDOWS else f"{cut} {column}"
 
 
@@ -60,13 +58,6 @@ def _settings(scale: Scale, seed: int, cut: str, column: str) -> Settings:
     return scale.settings(seed=seed, watermark={"strength": 0.1}, record={"clients": [0]}, **place)
 
 
-def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
-    """One column of one row."""
-    if cell.experiment == "adaptive":
-        return adaptive.measure(cell, runs, store)
-    return ablations.measure(cell, runs, store)
-
-
 def show(cells: list[Cell], results: Results, folder: Path) -> str:
     """The table, ours with the paper's in brackets."""
     rows = []
@@ -74,7 +65,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         theirs = paper.numbers()["ablation_split"][cut]
         parts = [ablations.text(cells, results, name_of(cut, column), column, theirs) for column in COLUMNS]
         rows.append([cut, *parts])
-    return f"{markdown(['cut', *COLUMNS], rows)}\n{ablations.splitout_note(cells, results)}\n"
+    return f"{markdown(['cut', *COLUMNS], rows)}\n{ablations.NOTE}\n"
 
 
 def verdict(cells: list[Cell], results: Results) -> list[Finding]:
@@ -99,7 +90,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         ),
         judge(
             "SplitOut counts fewer outliers at the deepest cut",
-            steps(SPLITOUT, "outliers"),
+            steps(SPLITOUT, OUTLIERS),
             lambda x: x < 0,
             "+.2f",
         ),
@@ -119,7 +110,7 @@ EXPERIMENT = Experiment(
     name="split-point",
     caption="Fidelity, stealth and robustness of the mark at four cuts; the paper's numbers in brackets.",
     cells=cells,
-    measure=measure,
+    measure=ablations.measure,
     show=show,
     verdict=verdict,
 )

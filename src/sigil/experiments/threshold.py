@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from sigil import models, statistics
 from sigil.experiments import figures, paper
 from sigil.experiments.experiment import Experiment, Finding, Results
-from sigil.experiments.scales import TASKS, Scale
+from sigil.experiments.scales import PAPER_BITS, TASKS, Scale
 from sigil.experiments.store import OWNER, Cell, Store
 from sigil.experiments.tables import MISSING, beside, markdown
 from sigil.federation.run import Run
@@ -71,7 +71,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     for number in range(cell.options["keys"]):
         # A key of its own for every model: independent p-values can be put together.
         text = f"sigil threshold key {number} of {cell.name}, seed {cell.seed}"
-        key = Key.generate(OWNER, shape=cut, bits=50, seed=hashlib.sha256(text.encode()).digest())
+        key = Key.generate(OWNER, shape=cut, bits=PAPER_BITS, seed=hashlib.sha256(text.encode()).digest())
         report = verify(answers, key, input_shape=shape)
         rates.append(report.wsr)
         needed.append(report.threshold)

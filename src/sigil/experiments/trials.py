@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from sigil import attacks, data, models
 from sigil.baselines import Backdoor, ParameterMark
 from sigil.data import Dataset
+from sigil.experiments.scales import PAPER_BITS
 from sigil.experiments.store import experiment_key
 from sigil.federation.aggregation import WeightedAverage
 from sigil.federation.evaluation import accuracy
@@ -105,7 +106,7 @@ class Trial:
                 "data": {"name": "digits", "train_limit": 160, "test_limit": 200},
                 "federation": {"mode": mode, "clients": 2, "rounds": 6, "local_epochs": 1, "batch_size": 16},
                 "optimizer": {"warmup_rounds": 0, "lr": 0.05},
-                "watermark": {"strength": 0.0},
+                "watermark": {"strength": 0.0, "bits": PAPER_BITS},
                 "run": {"seed": seed, "workers": 1, "threads": 1, "device": "cpu"},
             }
         )

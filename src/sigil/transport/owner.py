@@ -230,7 +230,7 @@ class RemoteFederation(Federation):
                     dropped.add(client)
                     self._gone[client] = processes[client]
                     self.service.give_up(client)
-                elif now >= again.get(client, math.inf):
+                elif client in present and now >= again.get(client, math.inf):
                     del again[client]
                     updates.pop(client, None)
                     self.messenger.send(client, tasks[client])

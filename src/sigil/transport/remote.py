@@ -90,7 +90,7 @@ class RemoteServer:
     def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
         """Send the gradient of the loss, (N, classes), and receive that at the cut, (N, *shape)."""
         values = self._exchange(Kind.LOGIT_GRADIENT, message.values, Kind.CUT_GRADIENT)
-        return CutGradient(values if self._precision.bfloat16 else values.float())
+        return CutGradient(values)
 
     def finish(self) -> None:
         """Tell the server that the round is complete, and wait until it agrees."""
@@ -121,7 +121,7 @@ class RemoteServer:
         # The server is trusted with the training, but not with this machine's memory.
         if (header.kind, header.step, header.shape) != (answer, step, shape):
             raise Rejection(Reason.ORDER, "The server's answer does not belong to what was sent.")
-        assembly = wire.Assembly(header)
+        assembly = wire.Assembly(header, widen=not self._precision.bfloat16)
         while not assembly.complete:
             assembly.add(line.receive())
         line.given = self._answers + 1

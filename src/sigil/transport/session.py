@@ -168,7 +168,7 @@ class Session:
     def forward(self, values: Tensor) -> Tensor:
         """Activation to logits; on the compute thread."""
         check_finite(values)
-        logits = self._live().forward(Activation(self._arrived(values))).values
+        logits = self._live().forward(Activation(values.to(self._setup.precision.device))).values
         self._batch = len(values)
         return logits.float().cpu()
 
@@ -180,7 +180,7 @@ class Session:
         if setup.injector is not None:
             setup.injector.statistics = measured
         moment = Moment(self.round, self.client, self.step)
-        final = server.backward(LogitGradient(self._arrived(values)), moment=moment).values
+        final = server.backward(LogitGradient(values.to(setup.precision.device)), moment=moment).values
         if measured and setup.injector is not None and setup.injector.last is not None:
             self.injections.append(setup.injector.last)
         self.images += self._batch
@@ -194,11 +194,6 @@ class Session:
         if self._server is not None:
             self._server.optimizer.zero_grad(set_to_none=True)
             self._server.optimizer.state.clear()
-
-    def _arrived(self, values: Tensor) -> Tensor:
-        """A tensor as the halves compute with it."""
-        keep = values.dtype is torch.float32 or self._setup.precision.bfloat16
-        return (values if keep else values.float()).to(self._setup.precision.device)
 
     def _live(self) -> Server:
         """This client's server, made from the round's weights at the first step."""

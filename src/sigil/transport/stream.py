@@ -17,12 +17,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
 import grpc
+import torch
 from torch import Tensor
 
 from sigil.transport import wire
@@ -151,12 +153,13 @@ class Stream:
         session.last = None
         if header.kind is Kind.ACTIVATION:
             engine.release(session)
-            amount = 2 * header.size
+            # The activation and its gradient, at their full width whatever the wire's is.
+            amount = 2 * math.prod(header.shape) * torch.float32.itemsize
             await engine.budget.acquire(amount)
             session.reserved = amount
             session.waited = 0.0
             session.began = asyncio.get_running_loop().time()
-        assembly = wire.Assembly(header)
+        assembly = wire.Assembly(header, widen=not engine.setup.precision.bfloat16)
         async with self._waiting(session):
             while not assembly.complete:
                 assembly.add(await self._read())

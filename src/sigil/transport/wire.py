@@ -163,52 +163,71 @@ def read_hello(message: bytes) -> tuple[Header, bytes]:
 def frame(kind: Kind, values: Tensor, *, round_number: int, client: int, step: int) -> Iterator[bytes]:
     """The messages of one tensor: its header, then its numbers in chunks."""
     values = values.detach().cpu()
-    channels_last = (
-        values.ndim == MAX_AXES
-        and not values.is_contiguous()
-        and values.is_contiguous(memory_format=torch.channels_last)
-    )
-    yield Header(kind, round_number, client, step, values.dtype, channels_last, tuple(values.shape)).pack()
-    ordered = values.permute(0, 2, 3, 1) if channels_last else values.contiguous()
-    view = memoryview(ordered.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
+    shape = tuple(values.shape)
+    yield Header(kind, round_number, client, step, values.dtype, _is_channels_last(values), shape).pack()
+    view = memoryview(_in_memory_order(values).view(torch.uint8).numpy())  # type: ignore[arg-type]
     for start in range(0, len(view), CHUNK_BYTES):
         yield bytes(view[start : start + CHUNK_BYTES])
 
 
 class Assembly:
-    """A tensor on its way in: takes chunks of the right length until it is whole."""
+    """A tensor on its way in: takes chunks of the right length until it is whole.
 
-    def __init__(self, header: Header) -> None:
+    With `widen`, bfloat16 becomes float32 chunk by chunk, while the next ones are still on their way.
+    """
+
+    def __init__(self, header: Header, *, widen: bool = False) -> None:
+        assert header.dtype is not None
         self._header = header
-        self._bytes = torch.empty(header.size, dtype=torch.uint8)
-        self._view = memoryview(self._bytes.numpy())  # type: ignore[arg-type]
+        self._widens = widen and header.dtype is torch.bfloat16
+        self._numbers = torch.empty(
+            math.prod(header.shape), dtype=torch.float32 if self._widens else header.dtype
+        )
+        self._view = memoryview(self._numbers.view(torch.uint8).numpy())  # type: ignore[arg-type]
         self._filled = 0
 
     @property
     def complete(self) -> bool:
-        return self._filled == len(self._view)
+        """Whether nothing is missing."""
+        return self._filled == self._header.size
 
     def add(self, chunk: bytes) -> None:
         """Take the next chunk."""
-        wanted = min(CHUNK_BYTES, len(self._view) - self._filled)
+        wanted = min(CHUNK_BYTES, self._header.size - self._filled)
         if len(chunk) != wanted:
             raise Rejection(Reason.SIZE, f"The next chunk must have {wanted} bytes, but it has {len(chunk)}.")
-        self._view[self._filled : self._filled + wanted] = chunk
-        self._filled += wanted
+        end = self._filled + wanted
+        if self._widens:
+            narrow = torch.frombuffer(bytearray(chunk), dtype=torch.bfloat16)
+            self._numbers[self._filled // 2 : end // 2].copy_(narrow)
+        else:
+            self._view[self._filled : end] = chunk
+        self._filled = end
 
     def tensor(self) -> Tensor:
         """The whole tensor, in the memory order of the sender."""
         assert self.complete
-        assert self._header.dtype is not None
-        numbers = self._bytes.view(self._header.dtype)
         if self._header.channels_last:
             n, c, h, w = self._header.shape
-            return numbers.view(n, h, w, c).permute(0, 3, 1, 2)
-        return numbers.view(self._header.shape)
+            return self._numbers.view(n, h, w, c).permute(0, 3, 1, 2)
+        return self._numbers.view(self._header.shape)
 
 
 def check_finite(values: Tensor) -> None:
     """Reject a tensor that holds NaN or infinity; one pass, nothing of its size is made."""
-    low, high = torch.aminmax(values)
+    low, high = torch.aminmax(_in_memory_order(values))
     if not (math.isfinite(float(low)) and math.isfinite(float(high))):
         raise Rejection(Reason.VALUES, "The tensor holds NaN or infinity.")
+
+
+def _is_channels_last(values: Tensor) -> bool:
+    return (
+        values.ndim == MAX_AXES
+        and not values.is_contiguous()
+        and values.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+def _in_memory_order(values: Tensor) -> Tensor:
+    """All numbers in one row, without a copy if the tensor lies in one of the two usual orders."""
+    return (values.permute(0, 2, 3, 1) if _is_channels_last(values) else values.contiguous()).flatten()

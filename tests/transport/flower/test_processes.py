@@ -17,9 +17,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from sigil.transport.flower import processes
-processes.COMMANDS["sleep"] = ("time", "sleep_forever")
-import time as module
-processes._CHILD = processes._CHILD.replace("getattr(", "time.sleep_forever = lambda: time.sleep(600)\\ngetattr(")
+processes.COMMANDS["sleep"] = ("signal", "pause")
 child = processes.start("sleep", [], log=Path(sys.argv[1]))
 print(child.pid, flush=True)
 time.sleep(600)

@@ -9,9 +9,9 @@ number of bytes at a time, and refuses everything else.
 
 from __future__ import annotations
 
+import socket
 import ssl
 import threading
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,6 @@ PREFIX = "/v1/fleet/"
 # Flower cuts arrays into objects of 5 MB and sends each by itself.
 LIMIT = 16 * 2**20
 TIMEOUT = 60.0
-START_SECONDS = 30.0
 # Headers that belong to one connection, not to the message.
 HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
 
@@ -45,33 +44,32 @@ class Gate:
         self.limit = limit
         self._trust = ssl.create_default_context(cafile=ca)
         self._client: httpx.AsyncClient | None = None
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise NetworkError(
+                f"Port {port} of {host} cannot be opened for clients ({error.strerror}); free it or choose "
+                "another --port."
+            ) from None
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._answer,
-                host=host,
-                port=port,
                 ssl_certfile=certificate,
                 ssl_keyfile=key,
                 interface="asgi3",
                 lifespan="off",
+                ws="none",
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=1,
             )
         )
-        self._thread = threading.Thread(target=self._server.run, name="gate", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="gate", daemon=True)
         self._thread.start()
-        deadline = time.monotonic() + START_SECONDS
-        while not self._server.started:
-            if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise NetworkError(
-                    f"Port {port} of {host} cannot be opened for clients; free it or choose another --port."
-                )
-            time.sleep(0.05)
 
     def close(self) -> None:
         """Stop letting anybody in."""
-        self._server.should_exit = True
+        self._server.should_exit = self._server.force_exit = True
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -124,6 +122,9 @@ class Gate:
 async def _reply(
     send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    kept = [(name, value) for name, value in headers or [] if name.lower() not in HOP]
+    """Answer with what the SuperLink answered; without its headers it is our own no, and ends the line."""
+    kept = [(b"connection", b"close")]
+    if headers is not None:
+        kept = [(name, value) for name, value in headers if name.lower() not in HOP]
     await send({"type": "http.response.start", "status": status, "headers": kept})
     await send({"type": "http.response.body", "body": body})

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from sigil.errors import ConfigError, NetworkError
@@ -89,6 +90,10 @@ class FlowerMessenger:
             if sent is None:
                 continue
             client, task = sent
+            if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+                # Nothing to wait for: when its node is there again, its task is sent again.
+                log.info("client %d is not there any more", client)
+                continue
             update = messages.read_update(reply, task=task)
             if update is None:
                 log.warning("client %d did not do round %d: %s", client, task.round, _reason(reply))

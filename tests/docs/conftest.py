@@ -1,0 +1,84 @@
+"""What the pages presuppose: a key, a training that carries its mark, and files made of them."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+from sigil import models
+from sigil.federation import train
+from sigil.federation.settings import make
+from sigil.key import Key
+
+Put = Callable[[str, Path], None]
+
+SETTINGS = {
+    "model": {"width": 8},
+    "data": {"train_limit": 700},
+    "federation": {"clients": 2, "rounds": 3, "batch_size": 16},
+    "optimizer": {"warmup_rounds": 1},
+    "watermark": {"strength": 0.5},
+    "record": {"clients": [0]},
+    "run": {"workers": 1, "threads": 1},
+}
+
+
+@pytest.fixture(scope="session")
+def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
+    """Put a thing that a page presupposes into the page's folder, by the name that the page gives it."""
+    home = tmp_path_factory.mktemp("presupposed")
+    key = Key.generate("ACME", shape=(32, 2, 2), bits=50, seed=bytes(range(32)))
+    halves = train(make(SETTINGS), home / "run", key=key).halves()
+    whole = models.join(*halves).eval()
+
+    def write_key(path: Path) -> None:
+        key.save(path)
+
+    def write_run(path: Path) -> None:
+        shutil.copytree(home / "run", path)
+
+    def write_client_half(path: Path) -> None:
+        shutil.copy(home / "run" / "client.safetensors", path)
+
+    def write_state_dict(path: Path) -> None:
+        torch.save(whole.state_dict(), path)
+
+    def write_graph(path: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(whole, (torch.zeros(2, 1, 8, 8),), str(path), dynamo=False)
+
+    def write_statement(path: Path) -> None:
+        path.write_text(key.statement() + "\n")
+
+    def write_auditors_keys(path: Path) -> None:
+        private = Ed25519PrivateKey.generate()
+        path.write_bytes(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        path.with_name("auditor.pub.pem").write_bytes(public)
+
+    makers = {
+        "owner.key": write_key,
+        "runs/a": write_run,
+        "runs/first": write_run,
+        "client.safetensors": write_client_half,
+        "suspect.safetensors": write_client_half,
+        "model.pt": write_state_dict,
+        "model.onnx": write_graph,
+        "published.txt": write_statement,
+        "auditor.pem": write_auditors_keys,
+    }
+
+    def put(name: str, folder: Path) -> None:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        makers[name](path)
+
+    return put

@@ -1,0 +1,347 @@
+"""Every command and every program in the documentation runs.
+
+The blocks of a page run in order, in one folder. Commands run in this process, through `sigil.cli.main`, and
+must end with the status that the page promises. What a page presupposes is in PRESUPPOSED and NAMES, what is
+changed to make it small in SMALLER and TRAINING, what is only parsed in PARSED. A block that fits none of
+this fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+
+from sigil.cli.main import app, main
+from sigil.federation.settings import read
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+PRESUPPOSED = {
+    "README.md": ("owner.key", "suspect.safetensors", "published.txt"),
+    "attacks.md": ("owner.key", "runs/a"),
+    "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem"),
+    "onnx.md": ("owner.key", "runs/first"),
+    "own-attack.md": ("owner.key", "runs/first"),
+    "suspects.md": ("owner.key", "client.safetensors", "model.pt", "model.onnx"),
+    "training.md": ("owner.key",),
+}
+"""Files that a page takes for granted; conftest.py makes them."""
+
+NAMES = {
+    "README.md": "import sigil, torch; activation = torch.rand(4, 256, 8, 8, requires_grad=True)",
+    "index.md": "import torch; activation = torch.rand(4, 256, 8, 8, requires_grad=True)",
+    "own-server.md": """
+import sigil, torch
+from torch import nn
+server = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
+activation = torch.rand(4, 64, 2, 2, requires_grad=True)
+received, gradient_from_client = torch.rand(4, 64, 2, 2), torch.rand(4, 10)
+def send(gradient): assert gradient.shape == (4, 64, 2, 2)
+""",
+    "models.md": """
+import torch
+from torch import nn
+my_backbone, my_head = nn.Conv2d(3, 4, 16, 16), nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+images, labels, criterion = torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), nn.CrossEntropyLoss()
+""",
+    "suspects.md": "import sigil; key = sigil.Key.load('owner.key')",
+    "attacks.md": """
+import sigil
+from pathlib import Path
+from sigil.federation import Recording, open_run
+key, recording = sigil.Key.load("owner.key"), Recording(Path("runs/a/recording"))
+model = sigil.models.join(*open_run(Path("runs/a")).halves())
+from sigil import data
+own = sigil.attacks.share(data.load("digits"), range(100))
+""",
+}
+"""Python names that the programs of a page take for granted."""
+
+ELSEWHERE = {
+    ("p-value.md", ">>>"): "tests/test_statistics.py",
+    ("own-server.md", "for epoch in range(8)"): "tests/test_docs.py",
+}
+"""Programs that another test runs already, and asks more of: page and what the program contains."""
+
+TRAINING = shlex.split(
+    "--set model.width=8 --set data.train_limit=64 --set data.test_limit=32 --set federation.clients=2 "
+    "--set federation.rounds=1 --set federation.batch_size=16 --set run.workers=1 --set run.threads=1"
+)
+"""Added to every `sigil train`, but for the tutorial's, which runs as it is written."""
+
+AS_WRITTEN = "tutorial.md"
+
+SMALLER = (
+    # pattern, replacement: why
+    (r"(?<=data\.name=)(cifar10|hub:\S+)", "digits"),  # needs files or the network
+    (r"(?<=--data )cifar10", "digits"),
+    (r"(?<=show )cifar10|(?<=partition )cifar10", "digits"),
+    (r" --data-dir \S+", ""),
+    (r'"cifar10", data_dir="~/data"', '"digits", test_limit=100'),
+    # shapes of a model of width 64 on CIFAR-10: those of width 8 on digits
+    (r"--shape 256,8,8", "--shape 32,2,2"),
+    (r"--input-shape 3,32,32", "--input-shape 1,8,8 --width 8"),
+    (r"input_shape=\(3, 32, 32\)\)", "input_shape=(1, 8, 8), width=8)"),
+    (r'"vgg11", classes=10, width=32', '"vgg11", classes=10, width=4, channels=1'),
+    # a key may be there already, of a block before
+    (r"sigil key new", "sigil key new --force"),
+    # the recorded run of three rounds is there already
+    (r"-o runs/a --set 'record.clients=\[0\]' …", "-o runs/recorded --set 'record.clients=[0]'"),
+    (r"--early \S+ --late \S+", "--early 1 --late 3"),
+    (r"early_rounds=\[1, 2\], late_rounds=range\(70, 81\)", "early_rounds=[1], late_rounds=[3], epochs=1"),
+    # minutes become seconds
+    (r"(sigil attack (?:subspace|overwrite|extract) .*)", r"\1 --epochs 1"),
+    (r"--steps 100", "--steps 2"),
+    (r"extract\(halves, student, own\)", "extract(halves, student, own, epochs=1)"),
+    (r'"rounds": \d+', '"rounds": 1'),
+    (r'"batch_size": 64', '"batch_size": 64, "local_epochs": 1'),
+    (r'data\.load\("digits"\)', 'data.load("digits", train_limit=200, test_limit=100)'),
+    (r'"width": 8', '"width": 4'),
+    # a hundredth of 32 images is none
+    (r"sigil detect (\S+)", r"sigil detect \1 --share 0.5"),
+)
+"""What makes commands and programs small enough for a test; not applied to the tutorial."""
+
+PARSED = {
+    "sigil demo": "tests/experiments/test_demo.py runs it",
+    "sigil reproduce": "tests/experiments/test_reproduce.py runs it",
+    "sigil data fetch": "downloads; tests/data/test_downloads.py runs it against a local server",
+    "sigil serve": "trains with other processes; tests/transport runs it",
+    "sigil join": "the same",
+}
+"""Commands that are not run here, but must be understood by the command line as they are written."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    title: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}, line {self.line}"
+
+
+@dataclass
+class Session:
+    """What the blocks of one page share: a folder, Python names, and the last command's outcome."""
+
+    page: str
+    names: dict[str, Any] = field(default_factory=dict)
+    status: int = 0
+    output: str = ""
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """All fenced blocks of a page; a fence that is not understood is an error."""
+    text = page.read_text("utf-8")
+    found = list(re.finditer(r"^```(\w*)(?: title=\"(.+)\")?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert 2 * len(found) == len(re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)), (
+        f"a fence of {page.name}"
+    )
+    for match in found:
+        line = text[: match.start(3)].count("\n")
+        yield Block(page.name, line, match[1], match[2] or "", match[3])
+
+
+def is_command(line: str) -> bool:
+    return bool(
+        re.match(r"(\$ )?(sigil|make|pip|python3?|pytest|openssl|tensorboard|flwr|flower-\w+) ", line)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page: Path, put: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "110")
+    for name in PRESUPPOSED.get(page.name, ()):
+        put(name, tmp_path)
+    session = Session(page.name)
+    exec(NAMES.get(page.name, ""), session.names)
+    content = list(blocks(page))
+    for block, following in zip(content, [*content[1:], None], strict=True):
+        if block.language == "python":
+            run_program(block, session)
+        elif block.title.startswith("prints"):
+            compare(block.text.splitlines(), session, block)
+        elif block.language == "sh":
+            promised = following.title if following and following.title.startswith("prints") else ""
+            run_commands(block, session, promised=promised)
+        elif block.language in ("", "text", "console"):
+            lines = block.text.splitlines()
+            if any(line.startswith("$ ") for line in lines):
+                run_conversation(block, session)
+            elif any(is_command(line) for line in lines):
+                run_commands(block, session)
+            # What remains is a picture, a formula, a layout of files: nothing to run.
+        else:
+            pytest.fail(f"{block}: no rule for a block of {block.language!r}")
+
+
+def smaller(text: str, page: str) -> str:
+    """The text of a command or program with small settings in place of real ones."""
+    if page != AS_WRITTEN:
+        for pattern, replacement in SMALLER:
+            text = re.sub(pattern, replacement, text)
+    return text
+
+
+def run_program(block: Block, session: Session) -> None:
+    """Execute a Python block after those before it, unless another test does."""
+    for (page, part), test in ELSEWHERE.items():
+        if block.page == page and part in block.text:
+            assert page in (ROOT / test).read_text("utf-8"), f"{test} does not run {page}"
+            return
+    # Empty lines in front, so that a traceback shows the line of the page.
+    program = compile("\n" * block.line + smaller(block.text, block.page), block.page, "exec")
+    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(io.StringIO()):
+        exec(program, session.names)
+
+
+def run_commands(block: Block, session: Session, *, promised: str = "") -> None:
+    """Run the lines of a shell block; the last one must end as the next block promises."""
+    lines = logical_lines(block.text)
+    assert lines, f"{block}: no command"
+    for line in lines:
+        last = line is lines[-1]
+        run_line(line, session, block, status=promised_status(promised) if promised and last else None)
+
+
+def promised_status(title: str) -> int:
+    named = re.search(r"exit status (\d)", title)
+    return int(named[1]) if named else 0
+
+
+def run_conversation(block: Block, session: Session) -> None:
+    """Run the lines after `$` and compare what they print with what stands below them."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        (command, *shown) = logical_lines(part)
+        error = bool(shown) and shown[0].startswith("sigil: ")
+        run_line(command, session, block, status=2 if error else 0)
+        compare(shown, session, block)
+
+
+def compare(shown: list[str], session: Session, block: Block) -> None:
+    """Every line shown must have been printed; … stands for anything."""
+    printed = [line.rstrip() for line in session.output.splitlines()]
+    for line in filter(None, (line.rstrip() for line in shown)):
+        pattern = ".*".join(map(re.escape, line.split("…")))
+        assert any(re.fullmatch(pattern, each) for each in printed), f"{block}: {line!r} not in {printed}"
+
+
+def logical_lines(text: str) -> list[str]:
+    """Lines without comments and empty ones, those that end with a backslash joined to the next."""
+    joined = text.replace("\\\n", " ").splitlines()
+    return [line for line in joined if line.strip() and not line.lstrip().startswith("#")]
+
+
+def run_line(line: str, session: Session, block: Block, *, status: int | None) -> None:
+    """Run one line of a shell: commands with && between them, perhaps an output file."""
+    lexer = shlex.shlex(smaller(line, block.page), posix=True, punctuation_chars="&|;<>")
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for token in lexer:
+        if token == "&&":
+            commands.append([])
+        else:
+            commands[-1].append(expanded(token))
+    for command in commands:
+        target = None
+        if len(command) > 2 and command[-2] == ">":
+            target = Path(command[-1])
+            command = command[:-2]
+        assert not {"|", ";", "<", ">", "&"} & set(command), f"{block}: no rule for {line!r}"
+        run_command(command, session, block, status=status)
+        if target is not None:
+            target.write_text(session.output)
+
+
+def expanded(token: str) -> str:
+    """A word as the shell would give it to a program."""
+    content = re.fullmatch(r"\$\(cat (\S+)\)", token)
+    return Path(content[1]).read_text().strip() if content else os.path.expanduser(token)
+
+
+def run_command(command: list[str], session: Session, block: Block, *, status: int | None) -> None:
+    """Run one program, or check it in the way that its kind allows."""
+    program, *arguments = command
+    where = f"{block}: {shlex.join(command)}"
+    if program == "sigil":
+        run_sigil(arguments, session, where, status=status)
+    elif program == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert arguments, where
+        assert set(arguments) <= set(targets), where
+    elif program in ("pytest", "python"):
+        files = [argument for argument in arguments if "/" in argument]
+        assert files, where
+        assert all((ROOT / file).exists() for file in files), where
+    elif program == "openssl":
+        assert Path(arguments[-1]).exists(), f"{where}: conftest.py stands in for it and made no such file"
+    else:
+        assert command == [".", ".venv/bin/activate"], f"{where}: no rule for this program"
+
+
+def run_sigil(arguments: list[str], session: Session, where: str, *, status: int | None) -> None:
+    """Run `sigil` in this process, or only parse what takes other machines, minutes or the network."""
+    full = ["sigil", *arguments]
+    if any(full[: len(name.split())] == name.split() for name in PARSED):
+        parse(arguments)
+        return
+    if arguments[0] == "train" and session.page != AS_WRITTEN:
+        arguments = [*arguments, *TRAINING]
+    if arguments[0] == "attack":
+        # Examples follow each other on a page, but each stands for itself.
+        shutil.rmtree(arguments[arguments.index("--out") + 1], ignore_errors=True)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        session.status = main(arguments)
+    session.output = printed.getvalue()
+    expected = {status} if status is not None else {0, 1} if arguments[0] == "verify" else {0}
+    assert session.status in expected, f"{where}\n{session.output}"
+
+
+def parse(arguments: list[str]) -> None:
+    """Let the command line read the arguments, without running the command."""
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("sigil", list(arguments))
+    while hasattr(command, "commands"):
+        name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        context = command.make_context(name, rest, parent=context)
+    if context.params.get("change"):
+        read(None, context.params["change"])
+
+
+def examples() -> list[str]:
+    """The command lines that `--help` shows, without the remarks beside them."""
+    found = []
+    waiting: list[tuple[str, Any]] = [("sigil", typer.main.get_command(app))]
+    while waiting:
+        name, command = waiting.pop()
+        waiting += [(f"{name} {part}", member) for part, member in getattr(command, "commands", {}).items()]
+        text = re.sub(r" *\\\n +", " ", command.help or "")
+        found += [line.strip() for line in text.splitlines() if re.match(r" +(\w+=\S+ )?sigil ", line)]
+    return [re.split(r" {3,}| > ", line)[0] for line in found]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_the_examples_of_the_help_are_understood(example: str) -> None:
+    parse(shlex.split(example[example.index("sigil ") :])[1:])

@@ -1,0 +1,130 @@
+"""A session computes what a server in the same process computes, and forgets when told to."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from sigil.federation.halves import build_halves, make_injector
+from sigil.federation.local import fresh_optimizer
+from sigil.federation.messages import Activation, LogitGradient
+from sigil.federation.observers import Moment
+from sigil.federation.precision import Precision
+from sigil.federation.server import Server
+from sigil.transport import Limits
+from sigil.transport.rejections import Reason, Rejection
+from sigil.transport.session import Session, Setup, Status
+from sigil.transport.wire import Header, Kind
+
+CPU = Precision(torch.device("cpu"), bfloat16=False)
+
+
+@pytest.fixture
+def setup(net: Any) -> Setup:
+    halves = build_halves(net.settings, classes=net.dataset.classes, input_shape=net.dataset.shape)
+    return Setup(
+        settings=net.settings,
+        half=halves.server,
+        shape=halves.shape,
+        classes=net.dataset.classes,
+        precision=CPU,
+        injector=make_injector(net.settings, net.key, halves=halves),
+        observers=(),
+        limits=Limits(),
+        wire="float32",
+    )
+
+
+def make(setup: Setup) -> Session:
+    return Session(0, round_number=1, state=setup.half.state_dict(), lr=0.1, setup=setup)
+
+
+def batches(setup: Setup, steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    random = torch.Generator().manual_seed(0)
+    return [
+        (torch.rand(5, *setup.shape, generator=random), torch.randn(5, setup.classes, generator=random) / 5)
+        for _ in range(steps)
+    ]
+
+
+def run(session: Session, setup: Setup, steps: int) -> list[torch.Tensor]:
+    gradients = []
+    for activation, gradient in batches(setup, steps):
+        session.forward(activation)
+        session.answers += 1
+        gradients.append(session.backward(gradient))
+        session.answers += 1
+    return gradients
+
+
+def test_a_session_computes_what_a_server_computes(setup: Setup) -> None:
+    half = copy.deepcopy(setup.half).train()
+    optimizer = fresh_optimizer(half, 0.1, settings=setup.settings, precision=CPU)
+    server = Server(half, optimizer, shape=setup.shape, precision=CPU, injector=setup.injector)
+    session = make(setup)
+    for got, (activation, gradient) in zip(run(session, setup, 3), batches(setup, 3), strict=True):
+        server.forward(Activation(activation))
+        want = server.backward(LogitGradient(gradient), moment=Moment(1, 0, 1)).values
+        assert torch.equal(got, want)
+    for name, value in half.state_dict().items():
+        assert torch.equal(session.server_state[name], value)
+    assert (session.steps, session.images) == (3, 15)
+    assert len(session.injections) == 2  # of every second step
+
+
+def test_a_restarted_session_begins_at_the_rounds_weights(setup: Setup) -> None:
+    start = {name: value.clone() for name, value in setup.half.state_dict().items()}
+    session = make(setup)
+    first = run(session, setup, 2)
+    session.restart()
+    assert (session.answers, session.images, session.injections) == (0, 0, [])
+    assert all(torch.equal(session.server_state[name], value) for name, value in start.items())
+    for again, before in zip(run(session, setup, 2), first, strict=True):
+        assert torch.equal(again, before)
+    assert all(torch.equal(setup.half.state_dict()[name], value) for name, value in start.items())
+
+
+def test_sessions_do_not_share_weights(setup: Setup) -> None:
+    one, other = make(setup), make(setup)
+    run(one, setup, 2)
+    assert all(
+        torch.equal(value, setup.half.state_dict()[name]) for name, value in other.server_state.items()
+    )
+
+
+def test_a_finished_session_takes_no_more_steps(setup: Setup) -> None:
+    session = make(setup)
+    run(session, setup, 1)
+    session.finish()
+    session.status = Status.FINISHED
+    with pytest.raises(Rejection) as rejection:
+        session.expect(Header(Kind.ACTIVATION, 1, 0, 2, torch.float32, False, (4, *setup.shape)))
+    assert rejection.value.reason is Reason.ORDER
+
+
+def test_a_bad_number_changes_nothing(setup: Setup) -> None:
+    session = make(setup)
+    run(session, setup, 1)
+    before = {name: value.clone() for name, value in session.server_state.items()}
+    activation, _ = batches(setup, 1)[0]
+    activation[0, 0, 0, 0] = float("nan")
+    with pytest.raises(Rejection):
+        session.forward(activation)
+    assert all(torch.equal(session.server_state[name], value) for name, value in before.items())
+
+
+def test_a_narrow_wire_narrows_the_cut_gradient_and_not_the_logits(setup: Setup) -> None:
+    narrow = Session(
+        0,
+        round_number=1,
+        state=setup.half.state_dict(),
+        lr=0.1,
+        setup=Setup(**{**vars(setup), "wire": "bfloat16"}),
+    )
+    activation, gradient = batches(setup, 1)[0]
+    assert narrow.forward(activation).dtype is torch.float32
+    narrow.answers += 1
+    assert narrow.backward(gradient).dtype is torch.bfloat16
