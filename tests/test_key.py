@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from sigil.errors import ConfigError, KeyFileError, ShapeError, SigilError
-from sigil.key import Key, _log, _standard_normal
+from sigil.key import Key, _log, _standard_normal, default_bits
 
 # A seed that looks random, so that finding it in some text is no accident.
 SEED = hashlib.sha256(b"the seed of the key tests").digest()
@@ -231,8 +231,16 @@ def test_a_matrix_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_fresh_keys_differ() -> None:
     keys = [Key.generate("ACME", shape=(4,)) for _ in range(20)]
     assert len({key.commitment for key in keys}) == 20
-    assert keys[0].bits == 128
+    assert keys[0].bits == 32
     assert keys[0].version == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits"), [((256, 8, 8), 128), ((32, 8, 8), 128), ((2047,), 127), ((16,), 32), ((1,), 32)]
+)
+def test_keys_are_as_long_as_their_shape_has_room_for(shape: tuple[int, ...], bits: int) -> None:
+    assert default_bits(shape) == bits
+    assert Key.generate("ACME", shape=shape).bits == bits
 
 
 def test_generation_leaves_the_global_random_states_alone() -> None:
@@ -308,7 +316,7 @@ def test_impossible_shapes_are_refused(shape: Any) -> None:
         small_key(shape=shape)
 
 
-@pytest.mark.parametrize("bits", [0, -1, 65_537, 2.5, "50", None])
+@pytest.mark.parametrize("bits", [0, -1, 65_537, 2.5, "50", "many"])
 def test_impossible_lengths_are_refused(bits: Any) -> None:
     with pytest.raises(ConfigError, match="number of bits"):
         small_key(bits=bits)

@@ -48,8 +48,12 @@ SCHEME_VERSION: Final = 1
 SEED_BYTES: Final = 32
 MAX_OWNER: Final = 128
 MAX_BITS: Final = 65_536
+# The smallest tried length that is still proof after the paper's strongest attacks; and the shortest that
+# leaves room below the usual level of proof, for activations too small for that many.
 DEFAULT_BITS: Final = 128
-"""The smallest tried length whose p-value still proves ownership after every attack of the paper."""
+SHORTEST_DEFAULT_BITS: Final = 32
+# With fewer dimensions a bit the mark pulled whole activations towards zero and training with them.
+DIMENSIONS_PER_BIT: Final = 16
 MAX_AXES: Final = 4
 MAX_DIMENSION: Final = 2**26
 
@@ -59,6 +63,17 @@ _DOMAIN: Final = b"sigil key v1"
 _BLOCK_WORDS: Final = 1 << 16
 
 _Floats = npt.NDArray[np.float64]
+
+
+def default_bits(shape: Sequence[int]) -> int:
+    """How long a key is if nobody says: 128 bits, or fewer where activations of this shape have no room.
+
+    128 was the shortest of the lengths tried whose p-value stays proof after the adaptive attack and pruning
+    (``results/cpu/proof``). A bit should have 16 dimensions to itself; below 2,048 dimensions the key gets
+    shorter, but not below 32 bits, whose smallest p-value is 2.3e-10.
+    """
+    room = math.prod(_check_shape(shape)) // DIMENSIONS_PER_BIT
+    return max(SHORTEST_DEFAULT_BITS, min(DEFAULT_BITS, room))
 
 
 @final
@@ -107,20 +122,22 @@ class Key:
         owner: str,
         *,
         shape: Sequence[int],
-        bits: int = DEFAULT_BITS,
+        bits: int | None = None,
         seed: bytes | None = None,
     ) -> Key:
         """Draw a new key from the operating system's randomness.
 
         `owner` is the name to prove, 1 to 128 printable characters; `shape` is the shape of one
-        sample's activation at the cut, e.g. (256, 8, 8); `bits` is the length k of the watermark
-        (the paper's experiments have 50, which do not stay proof under its strongest attack).
+        sample's activation at the cut, e.g. (256, 8, 8); `bits` is the length k of the watermark,
+        `default_bits(shape)` if not given.
         A given `seed` of 32 bytes makes a fixed key, for tests.
         """
         if seed is None:
             seed = secrets.token_bytes(SEED_BYTES)
         failure: ConfigError
         try:
+            if bits is None:
+                bits = default_bits(shape)
             return cls(owner, shape=shape, bits=bits, seed=seed)
         except ConfigError as error:
             # Raised again from a frame that does not hold the seed: some error reporters record

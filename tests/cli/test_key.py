@@ -55,9 +55,10 @@ def test_new_writes_a_key_and_prints_its_statement() -> None:
     assert "not encrypted" in output
 
 
-def test_128_bits_unless_told() -> None:
-    succeed("new", "owner.key", *NEW)
-    assert Key.load("owner.key").bits == 128
+@pytest.mark.parametrize(("shape", "bits"), [("256,8,8", 128), ("256,2,2", 64), ("32,2,2", 32)])
+def test_128_bits_unless_told_or_too_many_for_the_shape(shape: str, bits: int) -> None:
+    succeed("new", "owner.key", "--owner", "ACME", "--shape", shape)
+    assert Key.load("owner.key").bits == bits
 
 
 def test_commit_prints_one_line() -> None:

@@ -91,9 +91,11 @@ def test_a_server_that_hangs_up_again_and_again_is_given_up(net: Any) -> None:
         calls += 1
         yield WELCOME
 
-    with impostor(net, handler) as address:
-        with pytest.raises(NetworkError, match=f"{address} cannot be reached"):
-            remote(net, address).forward(Activation(torch.rand(SHAPE)))
+    with (
+        impostor(net, handler) as address,
+        pytest.raises(NetworkError, match=f"{address} cannot be reached"),
+    ):
+        remote(net, address).forward(Activation(torch.rand(SHAPE)))
     assert calls > 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sigil.attacks import NoiseInjection
 from sigil.baselines import Backdoor, ParameterMark
+from sigil.experiments.scales import PAPER_BITS
 from sigil.federation.observers import ClientObserver
 from sigil.federation.settings import Settings
 
@@ -28,5 +29,5 @@ def backdoor(settings: Settings) -> Backdoor:
 
 
 def parameter_mark(settings: Settings) -> ParameterMark:
-    """The parameter mark of a training, with as many bits as a key would have."""
-    return ParameterMark(bits=settings.watermark.bits, seed=settings.run.seed)
+    """The parameter mark of a training, with as many bits as the settings give a key, else the paper's."""
+    return ParameterMark(bits=settings.watermark.bits or PAPER_BITS, seed=settings.run.seed)

@@ -66,7 +66,9 @@ class OptimizerSettings(Section):
 
 class WatermarkSettings(Section):
     strength: float = Field(0.1, ge=0, description="the paper's λ; 0 trains without a mark")
-    bits: int = Field(128, ge=1, description="length of a key that is made for the run")
+    bits: int | None = Field(
+        None, ge=1, description="length of a key made for the run; none: 128, or fewer if they do not fit"
+    )
     clip: bool = Field(True, description="clip the watermark gradient; false only as a control")
     per_sample: bool = Field(False, description="clip by each sample's norms instead of the batch's")
     statistics_every: int = Field(

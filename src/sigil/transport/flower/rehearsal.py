@@ -48,17 +48,18 @@ class Rehearsal:
         self._metrics_port = free_port()
         self._options = options
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._owner: subprocess.Popen[bytes] | None = None
 
     def serve(self) -> subprocess.Popen[bytes]:
         """Start the owner, or start it again; returns when clients can join."""
         before = self.said("Clients join with")
-        process = self._start(
+        self._owner = self._start(
             *("serve", "--out", str(self.out), "--clients", str(self.clients), *self._options),
             *("--port", str(self.port), "--metrics-port", str(self._metrics_port)),
             log=self.log,
         )
-        self.until(lambda: self.said("Clients join with") > before, process)
-        return process
+        self.until(lambda: self.said("Clients join with") > before)
+        return self._owner
 
     def join(self, client: int, *options: str) -> subprocess.Popen[bytes]:
         """Start a client."""
@@ -98,17 +99,11 @@ class Rehearsal:
         self.until(middle)
         return int(max(begun))
 
-    def until(
-        self,
-        condition: Callable[[], bool],
-        process: subprocess.Popen[bytes] | None = None,
-        *,
-        seconds: float = 600,
-    ) -> None:
-        """Wait until something is so, while `process` lives; an error if it never is."""
+    def until(self, condition: Callable[[], bool], *, seconds: float = 600) -> None:
+        """Wait until something is so; an error if it is not in time, or if the owner has ended before."""
         deadline = time.monotonic() + seconds
         while not condition():
-            if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            if time.monotonic() > deadline or (self._owner is not None and self._owner.poll() is not None):
                 tail = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
                 raise NetworkError(f"What was waited for did not happen; the owner said:\n{tail}")
             time.sleep(0.01)
