@@ -109,7 +109,6 @@ SMALLER = (
     (r'"rounds": \d+', '"rounds": 1'),
     (r'"batch_size": 64', '"batch_size": 64, "local_epochs": 1'),
     (r'data\.load\("digits"\)', 'data.load("digits", train_limit=200, test_limit=100)'),
-    (r'"width": 8', '"width": 4'),
     # a hundredth of 32 images is none
     (r"sigil detect (\S+)", r"sigil detect \1 --share 0.5"),
 )
@@ -152,10 +151,10 @@ class Session:
 def blocks(page: Path) -> Iterator[Block]:
     """All fenced blocks of a page; a fence that is not understood is an error."""
     text = page.read_text("utf-8")
-    found = list(re.finditer(r"^```(\w*)(?: title=\"(.+)\")?\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
-    assert 2 * len(found) == len(re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)), (
-        f"a fence of {page.name}"
-    )
+    fenced = r"^```(\w*)(?: title=\"([^\"\n]+)\")?\n(.*?)^```$"
+    found = list(re.finditer(fenced, text, re.MULTILINE | re.DOTALL))
+    fences = re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)
+    assert len(fences) == 2 * len(found), f"{page.name}: a fence that is not understood"
     for match in found:
         line = text[: match.start(3)].count("\n")
         yield Block(page.name, line, match[1], match[2] or "", match[3])

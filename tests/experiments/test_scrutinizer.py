@@ -20,8 +20,11 @@ def test_a_cell_has_both_readings_of_the_overlap_and_is_shown(tmp_path: Path) ->
     assert published["mean"] <= right["mean"]
     assert len(right["curves"]["same"]) == len(right["curves"]["step"]) > 0
 
+    # Four batches of at most 16 are not yet 256 samples.
+    assert numbers["pooled scrutinizer"]["scores"] == 0
     page = scrutinizer.show(cells, {(cell.name, 0): Result(cell.name, 0, {}, numbers)}, tmp_path)
-    assert f"| {right['mean']:.2f} | {right['score']:.2f} |" in page
+    assert f"| no score | **alarm at {right['first_alarm']}**" in page
+    assert f"of {right['scores']}, mean {right['mean']:.2f} |" in page
     assert "| layer4, live | FSHA | not run |" in page
     assert (tmp_path / "scrutinizer.png").read_bytes().startswith(b"\x89PNG")
 
@@ -30,7 +33,7 @@ def test_the_papers_claims_are_held_against_the_cells() -> None:
     cells = scrutinizer.cells(SMOKE, [0])
     shares = {"layer4 honest": 0.0, "layer4 strength 0.1": 10.0, "layer3 honest": 90.0}
     results = {
-        (name, 0): Result(name, 0, {}, {"gradient-scrutinizer": {"suspicious": share}})
+        (name, 0): Result(name, 0, {}, {"pooled scrutinizer": {"suspicious": share, "scores": 12}})
         for name, share in shares.items()
     }
     assert [finding.agrees for finding in scrutinizer.verdict(cells, results)] == [False, True, None]

@@ -67,15 +67,30 @@ def test_fake_batches_are_hidden_from_the_other_detectors(store: Store) -> None:
         federation={"clients": 2, "rounds": 4},
         watermark={"strength": 0.0},
     )
-    federation, (guard, scrutinizer, out) = stealth.watch(settings, store)
+    federation, (guard, scrutinizer, pooled, out) = stealth.watch(settings, store)
     assert isinstance(guard, SplitGuard)
     assert isinstance(scrutinizer, GradientScrutinizer)
+    assert isinstance(pooled, stealth.PooledScrutinizer)
     assert isinstance(out, SplitOut)
     assert guard.step == stealth.steps(settings, store.dataset(settings)) == 20
     assert len(guard.fakes) > 2
-    assert scrutinizer.step == out.step == guard.step - len(guard.fakes)
+    assert scrutinizer.step == pooled.step == out.step == guard.step - len(guard.fakes)
     assert scrutinizer.every == 2
     assert federation.round == 4
+
+
+def test_pooled_batches_are_judged_as_one() -> None:
+    random = torch.Generator().manual_seed(0)
+    gradients = torch.randn(512, 6, generator=random)
+    labels = torch.randint(10, (512,), generator=random)
+    one, pooled = GradientScrutinizer(every=1), stealth.PooledScrutinizer(every=1)
+    for start in range(0, 512, 256):
+        one.update(gradients[start : start + 256], labels[start : start + 256])
+    for start in range(0, 512, 16):
+        pooled.update(gradients[start : start + 16], labels[start : start + 16])
+    assert pooled.curves["scored_step"] == [16, 32]
+    for name in ("same", "different", "score"):
+        assert pooled.curves[name] == pytest.approx(one.curves[name])
 
 
 def attacker() -> FSHA:

@@ -84,12 +84,12 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
                 for cell in cells
                 if cell.name == f"{row} {framework}" and (cell.name, cell.seed) in results
             ]
-            log.append([row, framework, happened[0] if happened else MISSING])
+            log.append([f"{row}, {framework}", happened[0] if happened else MISSING])
         rows.append(line)
     return (
         markdown(["the server can / the mark can be embedded", *FRAMEWORKS], rows)
         + "\nThe paper's answer in brackets. What was tried on embedded digits, and what happened:\n\n"
-        + markdown(["", "framework", "what happened"], log)
+        + markdown(["trial", "what happened"], log)
     )
 
 

@@ -29,15 +29,15 @@ def judge(
     """A claim that must hold for each of these numbers, as far as they were measured.
 
     >>> judge("WSR of at least 95 %", {"λ = 0.1": 99.5, "λ = 1": None}, lambda wsr: wsr >= 95)
-    Finding(text='WSR of at least 95 %: λ = 0.1 99.5; 1 not run.', agrees=True)
+    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1); 1 not run.', agrees=True)
     """
     known = {name: number for name, number in measured.items() if number is not None}
     if not known:
         return Finding(f"{claim}: not run.", None)
-    listed = ", ".join(f"{name} {number:{form}}" for name, number in known.items())
+    named = ", ".join(f"{number:{form}} ({name})" for name, number in known.items())
     missing = len(measured) - len(known)
     gap = f"; {missing} not run" if missing else ""
-    return Finding(f"{claim}: {listed}{gap}.", all(rule(number) for number in known.values()))
+    return Finding(f"{claim}: {named}{gap}.", all(rule(number) for number in known.values()))
 
 
 def listed(findings: Sequence[Finding]) -> str:

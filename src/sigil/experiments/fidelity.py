@@ -79,7 +79,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
             costs[name] = None if clean is None or marked is None else marked - clean
             cosines[name] = number(model, strength, "cosine")
     return [
-        judge("Marked models are as accurate as clean ones (2 points)", costs, lambda x: abs(x) <= 2, "+.1f"),
+        judge("Marking costs at most 2 points of accuracy", costs, lambda x: x >= -2, "+.1f"),
         *(
             judge(
                 f"The mark is embedded at λ = {strength:g} (WSR of at least 95 %)",

@@ -149,23 +149,25 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     def number(target: str, attack: str, name: str = "wsr") -> float | None:
         return mean(cells, results, f"{target} {attack}", name)
 
-    def changes(attacks: Sequence[str], targets: Sequence[str]) -> dict[str, float | None]:
+    def changes(attack: str) -> dict[str, float | None]:
+        """What an attack does to the WSR of each mark that was embedded in the first place."""
         found: dict[str, float | None] = {}
-        for target in targets:
-            before = number(target, "none")
-            for attack in attacks:
-                after = number(target, attack)
-                known = before is not None and after is not None
-                found[f"{target} {attack}"] = after - before if known else None  # type: ignore[operator]
+        for target in sigil:
+            before, after = number(target, "none"), number(target, attack)
+            if before is None or before >= 90:
+                found[target] = None if before is None or after is None else after - before
         return found
 
     sigil = ("λ = 1", "λ = 0.1", "λ = 0.01")
     pruned = "prune 80 %"
     return [
         judge(
-            "Fine-tuning leaves WSR (2 points)", changes(["finetune 100"], sigil), lambda x: x >= -2, "+.1f"
+            "100 steps of fine-tuning leave embedded marks (2 points)",
+            changes("finetune 100"),
+            lambda x: x >= -2,
+            "+.1f",
         ),
-        judge("INT4 leaves WSR (2 points)", changes(["INT4"], sigil), lambda x: x >= -2, "+.1f"),
+        judge("INT4 leaves embedded marks (2 points)", changes("INT4"), lambda x: x >= -2, "+.1f"),
         judge(
             "Pruning 80 % destroys accuracy (below 20 %)",
             {target: number(target, pruned, "accuracy") for target in TARGETS},

@@ -20,7 +20,9 @@ from sigil.experiments.store import Cell, Result, Store
 from sigil.experiments.tables import MISSING, markdown
 from sigil.federation.run import Run
 
-NAME = GradientScrutinizer.name
+NAME = stealth.PooledScrutinizer.name
+# Names of the readings in a cell: the columns of the table.
+READINGS = {NAME: "pooled", GradientScrutinizer.name: "batch by batch", "compat": "published overlap"}
 # The panels of the paper's figure.
 SHOWN = (stealth.HONEST, "strength 0.1", "strength 1")
 
@@ -43,16 +45,16 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
-    """Replay the recording, with the overlap as it should be and as the published code computes it."""
+    """Replay the recording: as it is, pooled, and with the overlap as the published code computes it."""
     if not runs:
         return splitguard.measure(cell, runs, store)
     (run,) = runs
     dataset, recording = store.dataset(run.settings), stealth.recording_of(run)
-    detector = stealth.scrutinizer(run.settings, dataset)
-    compat = GradientScrutinizer(every=detector.every, compat=True, client=stealth.CLIENT)
+    plain, pooled = stealth.scrutinizers(run.settings, dataset)
+    compat = GradientScrutinizer(every=plain.every, compat=True, client=stealth.CLIENT)
+    numbers = {detector.name: stealth.summary(detector.replay(recording)) for detector in (plain, pooled)}
     published = stealth.summary(compat.replay(recording))
-    del published["curves"]
-    return {NAME: stealth.summary(detector.replay(recording)), "compat": published}
+    return numbers | {"compat": {name: value for name, value in published.items() if name != "curves"}}
 
 
 def show(cells: list[Cell], results: Results, folder: Path) -> str:
@@ -60,43 +62,37 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     first = min((cell.seed for cell in cells), default=0)
     found = {name: result for (name, seed), result in results.items() if seed == first}
     _draw(found, folder / "scrutinizer.png")
-    lines = []
-    for cell in cells:
-        if cell.seed != first:
-            continue
-        result = found.get(cell.name)
-        server = stealth.label(cell.options["server"])
-        where = cell.options.get("setting") or f"{cell.options['cut']}, live"
-        compat = MISSING if result is None else _compat(result)
-        lines.append([where, server, *_row(result), compat])
-    table = markdown(
-        ["training", "server", "alarm", "scores below 0.5", "mean score", "last", "published overlap"], lines
-    )
-    return (
-        f"![Similarities and score over training](scrutinizer.png)\n\n{table}\n"
-        "*Alarm*: the client's step at which it was first raised. *Published overlap*: scores below 0.5 "
-        "where the overlap is computed as in the detector's published code (`compat=True`). Live trainings "
-        "are those of [splitguard](../splitguard/), with fewer images.\n"
-    )
-
-
-def _row(result: Result | None) -> list[str]:
-    if result is None:
-        return [MISSING] * 4
-    found = result.numbers[NAME]
-    if found["score"] is None:
-        return ["no score"] * 4
-    return [
-        f"step {found['first_alarm']}" if found["alarm"] else "no",
-        f"{found['suspicious']:.0f} % of {found['scores']}",
-        f"{found['mean']:.2f}",
-        f"{found['score']:.2f}",
+    lines = [
+        [
+            cell.options.get("setting") or f"{cell.options['cut']}, live",
+            stealth.label(cell.options["server"]),
+            *(said(found.get(cell.name), name) for name in READINGS),
+        ]
+        for cell in cells
+        if cell.seed == first
     ]
+    return (
+        "![Similarities and score over training](scrutinizer.png)\n\n"
+        f"{markdown(['training', 'server', *READINGS.values()], lines)}\n"
+        "Each entry: the client's step of the first alarm, the share of scores below 0.5, the mean score. "
+        f"*Pooled*: consecutive batches are taken together until they hold {stealth.BATCH} samples, as many "
+        "as a batch of the paper; the figure shows this reading. *Published overlap*: the overlap is computed "
+        "as in the detector's published code. Live trainings are those of [splitguard](../splitguard/), with "
+        "fewer images.\n"
+    )
 
 
-def _compat(result: Result) -> str:
-    found = result.numbers.get("compat")
-    return "" if found is None else f"{found['suspicious']:.0f} %"
+def said(result: Result | None, name: str) -> str:
+    """The verdict of one reading in a few words."""
+    if result is None:
+        return MISSING
+    found = result.numbers.get(name)
+    if found is None:
+        return ""
+    if found["score"] is None:
+        return "no score"
+    alarm = f"**alarm at {found['first_alarm']}**" if found["alarm"] else "no alarm"
+    return f"{alarm}, {found['suspicious']:.0f} % of {found['scores']}, mean {found['mean']:.2f}"
 
 
 def _draw(found: dict[str, Result], path: Path) -> None:
@@ -140,7 +136,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     """The paper's sentences about this detector, and its positive control."""
 
     def finding(claim: str, names: dict[str, str], rule: Callable[[float], bool]) -> Finding:
-        return judge(f"{claim} (% of scores)", stealth.suspicious(results, names, NAME), rule, ".0f")
+        return judge(f"{claim} (pooled, % of scores)", stealth.suspicious(results, names, NAME), rule, ".0f")
 
     return [
         finding(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.experiments import figures, stealth
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
@@ -19,7 +20,7 @@ from sigil.federation.run import Run
 from sigil.federation.settings import make
 
 SERVERS = (*stealth.SERVERS, *stealth.ATTACKERS)
-NAMES = ("splitguard", "gradient-scrutinizer", "splitout")
+NAMES = tuple(kind.name for kind in (SplitGuard, GradientScrutinizer, stealth.PooledScrutinizer, SplitOut))
 
 
 def name_of(cut: str, server: str) -> str:

@@ -21,7 +21,7 @@ from sigil.federation.precision import choose
 from sigil.federation.run import Run
 
 NAME = "splitout"
-BATCH = 256
+BATCH = stealth.BATCH
 SPLITS = ("layer1", "layer2", "layer3", "layer4")
 
 

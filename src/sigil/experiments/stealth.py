@@ -51,6 +51,7 @@ ATTACKERS: dict[str, float | None] = {FSHA_AS_PUBLISHED: None, FSHA_SCALED: 1.0}
 CUTS = ("layer3", "layer4")
 LONGER = "layer3 longer"
 LOCAL_GRADIENTS = 50
+BATCH = 256  # of the paper
 PUBLIC_IMAGES = 2_000
 _POINTS = 64  # of a curve in a cell
 
@@ -94,9 +95,40 @@ def label(server: str) -> str:
     return server.replace("strength", "λ =")
 
 
-def scrutinizer(settings: Settings, dataset: Dataset) -> GradientScrutinizer:
-    """Gradient Scrutinizer, with a score at every 50th batch or, in very short trainings, at ten of them."""
-    return GradientScrutinizer(every=max(1, min(50, steps(settings, dataset) // 10)), client=CLIENT)
+class PooledScrutinizer(GradientScrutinizer):
+    """Gradient Scrutinizer that takes consecutive batches together until they hold 256 samples.
+
+    A small batch has few pairs with the same label (about 12 in a batch of 16 from ten classes), so that
+    its mean similarity scatters; the score takes that for an attack. Taken together they are what a client
+    with the paper's batch would see.
+    """
+
+    name = "pooled scrutinizer"
+
+    def __init__(self, *, every: int = 50, client: int = 0) -> None:
+        super().__init__(every=every, client=client)
+        self._held: list[tuple[Tensor, Tensor]] = []
+
+    def look(self, rows: Tensor, labels: Tensor) -> float | None:
+        self._held.append((rows, labels))
+        if sum(len(own) for _, own in self._held) < BATCH:
+            return None
+        gradients, own = (torch.cat(parts) for parts in zip(*self._held, strict=True))
+        self._held = []
+        return super().look(gradients, own)
+
+
+def scrutinizers(settings: Settings, dataset: Dataset) -> list[GradientScrutinizer]:
+    """Gradient Scrutinizer as published and pooled.
+
+    Both have a score at every 50th batch or, in very short trainings, at ten of them.
+    """
+    every = max(1, min(50, steps(settings, dataset) // 10))
+    pooled = max(1, every * settings.federation.batch_size // BATCH)
+    return [
+        GradientScrutinizer(every=every, client=CLIENT),
+        PooledScrutinizer(every=pooled, client=CLIENT),
+    ]
 
 
 def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
@@ -106,7 +138,7 @@ def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
     return SplitOut(local_gradients_of_run(settings, dataset, client=CLIENT, share=share), client=CLIENT)
 
 
-def outliers_per_batch(run: Run, store: Store, *, batch: int = 256) -> float:
+def outliers_per_batch(run: Run, store: Store, *, batch: int = BATCH) -> float:
     """SplitOut's mean number of outliers in a batch of 256, as in the paper's split and length tables.
 
     The run must have recorded client 0. Batches of another size are counted in proportion.
@@ -135,7 +167,7 @@ def steps(settings: Settings, dataset: Dataset) -> int:
 def watch(
     settings: Settings, store: Store, *, attacker: FSHA | None = None
 ) -> tuple[Federation, list[Detector]]:
-    """Train with all three detectors at client 0; SplitGuard's fake batches are hidden from the others."""
+    """Train with all detectors at client 0; SplitGuard's fake batches are hidden from the others."""
     dataset = store.dataset(settings)
     count = steps(settings, dataset)
     # In trainings that are too short for 20 fake batches at the usual rate, every other batch may be fake.
@@ -146,7 +178,7 @@ def watch(
         seed=settings.run.seed,
         client=CLIENT,
     )
-    detectors: list[Detector] = [guard, scrutinizer(settings, dataset), splitout(settings, dataset)]
+    detectors: list[Detector] = [guard, *scrutinizers(settings, dataset), splitout(settings, dataset)]
     federation = Federation(
         settings,
         dataset,
@@ -230,10 +262,13 @@ def summary(detector: Detector) -> dict[str, Any]:
 def suspicious(results: Results, names: Mapping[str, str], detector: str) -> dict[str, float | None]:
     """The share (%) of suspicious scores in the first seed's cells of these names, by what each is."""
     first = min((seed for _, seed in results), default=0)
-    found = {text: results.get((name, first)) for text, name in names.items()}
+    found = {
+        text: results[name, first].numbers[detector] if (name, first) in results else None
+        for text, name in names.items()
+    }
     return {
-        text: None if result is None else result.numbers[detector]["suspicious"]
-        for text, result in found.items()
+        text: None if numbers is None or not numbers["scores"] else float(numbers["suspicious"])
+        for text, numbers in found.items()
     }
 
 

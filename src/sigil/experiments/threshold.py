@@ -238,7 +238,7 @@ def _draw(groups: dict[str, Group], path: Path) -> None:
         normal = stats.norm.pdf(centres, shown.mean, shown.deviation) * shown.tests
         left.plot(centres, normal, color="#d55e00", linestyle="--", label="normal fit, as in the paper")
         left.axvline(100 * PAPER_THRESHOLD, color="black", linewidth=0.9, linestyle=":")
-        left.set(yscale="log", ylim=(0.05, 3 * shown.histogram.max()), xlim=(20, 80))
+        left.set(yscale="log", ylim=(0.05, 100 * shown.histogram.max()), xlim=(20, 80))
     left.set(title="clean ResNet-18, all models", xlabel="WSR (%); dotted: the rule, 70 %", ylabel="keys")
     figures.legend(left, {"loc": "upper left"})
     ideal = np.logspace(-4, 0, 50)

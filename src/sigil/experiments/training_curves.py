@@ -41,16 +41,18 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
             marked = results.get((fidelity.name_of(model, strength), first))
             distance = None
             if clean is not None and marked is not None:
-                pairs = zip(
-                    _percent(clean.numbers["curves"]["accuracy"]),
-                    _percent(marked.numbers["curves"]["accuracy"]),
-                    strict=True,
-                )
-                apart = [abs(a - b) for a, b in pairs if a is not None and b is not None]
+                one, two = (_percent(each.numbers["curves"]["accuracy"]) for each in (clean, marked))
+                # At the high rates of the first rounds even clean trainings differ by several points.
+                later = list(zip(one, two, strict=True))[len(one) // 2 :]
+                apart = [abs(a - b) for a, b in later if a is not None and b is not None]
                 distance = sum(apart) / len(apart) if apart else None
             distances[f"{model} λ = {strength:g}"] = distance
     return [
-        judge("Marked and clean accuracy curves lie within 3 points on average", distances, lambda x: x <= 3)
+        judge(
+            "In the second half of the training marked and clean accuracy lie within 3 points on average",
+            distances,
+            lambda x: x <= 3,
+        )
     ]
 
 

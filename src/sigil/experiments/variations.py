@@ -73,10 +73,10 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str, cos
         return [
             judge(f"{claim} costs at least 5 points of accuracy", accuracies, lambda x: x <= -5, "+.1f")
             if costs
-            else judge(f"{claim} leaves accuracy (3 points)", accuracies, lambda x: abs(x) <= 3, "+.1f"),
+            else judge(f"{claim} costs at most 3 points of accuracy", accuracies, lambda x: x >= -3, "+.1f"),
             *(
                 judge(
-                    f"No {axis} weakens the mark of λ = {strength:g} by more than 5 points",
+                    f"The mark of λ = {strength:g} is weakened by at most 5 points",
                     {f"{axis} {row}": change(row, strength, "wsr") for row in names[1:]},
                     lambda x: x >= -5,
                     "+.1f",

@@ -27,7 +27,7 @@ class Limits:
     """How long the round waits for a client whose connection ended; none: until the round's deadline."""
     reconnects: int = 10
     """How often a client may come back in one round."""
-    streams: int = 256
+    streams: int = 1024
     """Streams at once, of all clients."""
     streams_per_client: int = 4
     """Streams at once with the same certificate: the one in use and the remains of broken ones."""

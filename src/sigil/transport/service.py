@@ -67,6 +67,9 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # A connection that does not finish its handshake, or has no stream, is closed.
+    ("grpc.server_handshake_timeout_ms", 20_000),
+    ("grpc.max_connection_idle_ms", 300_000),
 ]
 
 
@@ -256,7 +259,6 @@ class SplitService:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _main(self) -> None:
-        # Settings of torch are a thread's own in part; the compute thread inherits none of them here.
         asyncio.run(self._run())
 
     async def _run(self) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from sigil.errors import NetworkError
 from sigil.federation.settings import Settings, make
@@ -26,12 +24,7 @@ TASK = RoundTask(round=2, address="host:1", ticket="ab" * 32, lr=0.1 + 0.2, clie
 UPDATE = RoundUpdate(STATE, images=12, steps=3, loss=1 / 3)
 
 
-@pytest.fixture(autouse=True)
-def _identity() -> Iterator[None]:
-    """As in a process that does a task of Flower's."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 2, 3
-    yield
-    TaskIdentity._run_id = TaskIdentity._node_id = TaskIdentity._task_id = None
+pytestmark = pytest.mark.usefixtures("identity")
 
 
 def settings() -> Settings:

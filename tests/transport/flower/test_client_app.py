@@ -1,0 +1,115 @@
+"""The ClientApp: a message in, a round on the real service, a message out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from sigil.errors import NetworkError
+from sigil.transport import RoundUpdate, SplitService, certificates
+from sigil.transport.flower import client_app, messages
+
+pytestmark = pytest.mark.usefixtures("identity")
+
+
+def context(**config: Any) -> Context:
+    named = {name.replace("_", "-"): value for name, value in config.items()}
+    return Context(run_id=1, node_id=9, node_config=named, state=RecordDict(), run_config={})
+
+
+def ask(net: Any, service: SplitService, client: int, **config: Any) -> RoundUpdate:
+    """Open a round, send a client its message and read the answer."""
+    local = net.local()
+    tickets = net.open(service, local.server_state)
+    task = net.task(service, tickets[client], local.client_state)
+    question = messages.write_task(task, client=client, settings=net.settings, node=9)
+    question.metadata.__dict__["_message_id"] = "m"
+    answer = client_app.app(question, context(device="cpu", **config))
+    update = messages.read_update(answer, task=task)
+    assert update is not None
+    return update
+
+
+def bundle(net: Any, client: int) -> str:
+    return str(certificates.bundle_folder(net.folder, client))
+
+
+def same(ours: RoundUpdate, theirs: RoundUpdate) -> bool:
+    return all(torch.equal(ours.client_state[name], value) for name, value in theirs.client_state.items())
+
+
+def expected(net: Any, service: SplitService, client: int, **changes: Any) -> RoundUpdate:
+    local = net.local()
+    tickets = net.open(service, local.server_state)
+    task = net.task(service, tickets[client], local.client_state)
+    update: RoundUpdate = net.train(task, client, **changes)
+    return update
+
+
+def test_a_part_of_the_partition_is_trained_as_in_one_process(net: Any, service: SplitService) -> None:
+    update = ask(net, service, 1, bundle=bundle(net, 1), part=1)
+    assert same(update, expected(net, service, 1))
+    assert update.images == 80
+
+
+def test_without_a_part_all_of_the_clients_data_is_its_share(net: Any, service: SplitService) -> None:
+    assert ask(net, service, 2, bundle=bundle(net, 2)).images == 2 * len(net.dataset.train)
+
+
+def test_a_virtual_client_finds_its_bundle_and_its_part(
+    net: Any, service: SplitService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(client_app.CLIENTS_VARIABLE, str(net.folder))
+    assert same(ask(net, service, 0), expected(net, service, 0))
+    monkeypatch.delenv(client_app.CLIENTS_VARIABLE)
+    with pytest.raises(NetworkError, match="bundle"):
+        ask(net, service, 0)
+
+
+def test_another_clients_bundle_is_refused(net: Any, service: SplitService) -> None:
+    with pytest.raises(NetworkError, match="certificate"):
+        ask(net, service, 0, bundle=bundle(net, 1), part=0)
+
+
+def test_another_way_to_the_owner_leads_to_the_next_port(
+    net: Any, service: SplitService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def remember(task: Any, **others: Any) -> RoundUpdate:
+        asked.append(task.address)
+        return RoundUpdate(task.client_state, images=2, steps=1, loss=0.0)
+
+    monkeypatch.setattr(client_app, "train_round", remember)
+    ask(net, service, 0, bundle=bundle(net, 0), server="tunnel.example:7000")
+    assert asked == ["tunnel.example:7001"]
+    for nonsense in ("7000", "host", ":7000", "host:port"):
+        with pytest.raises(NetworkError, match="host:port"):
+            client_app.split_address(nonsense)
+
+
+def test_the_client_chooses_its_own_data(net: Any, service: SplitService, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="nowhere"):
+        ask(net, service, 0, bundle=bundle(net, 0), data=f"folder:{tmp_path / 'nowhere'}")
+
+
+def test_the_last_message_ends_the_client() -> None:
+    client_app.finished.clear()
+    farewell = Message(RecordDict({"end": ConfigRecord()}), 9, messages.FINISH)
+    farewell.metadata.__dict__["_message_id"] = "m"
+    answer = client_app.app(farewell, context())
+    assert not answer.has_error()
+    assert client_app.finished.is_set()
+    client_app.finished.clear()
+
+
+def test_updates_carry_no_more_than_the_half(net: Any, service: SplitService) -> None:
+    update = ask(net, service, 1, bundle=bundle(net, 1), part=1)
+    local = net.local()
+    assert update.client_state.keys() == local.client_state.keys()
+    assert replace(update, client_state={}).steps == update.images // 8 // 2
