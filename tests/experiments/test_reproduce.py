@@ -40,6 +40,14 @@ def test_every_cell_is_measured_and_every_page_written(everything: Path) -> None
                 assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_report_of_everything_has_no_gap(everything: Path) -> None:
+    assert main(["report", str(everything / "results" / "smoke")]) == 0
+    page = (everything / "results" / "smoke" / "report.html").read_text("utf-8")
+    assert "not run" not in page.replace("A cell that was not run says so", "")
+    for name in registry.EXPERIMENTS:
+        assert f'<section id="{name}">' in page
+
+
 def test_a_cell_says_how_it_was_made(everything: Path) -> None:
     cells = sorted((everything / "results/smoke/fidelity").glob("*.json"))
     assert len(cells) == 16

@@ -112,6 +112,7 @@ def serve(
     changes = [*(change or []), *([f"federation.clients={count}"] if count else [])]
     settings = reader.read(config, changes)
     network = out.with_name(out.name + ".network")
+    network.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Before Flower is imported, which reads its environment then.
     processes.quiet(network / "flower")
     from sigil.transport.flower.deployment import Deployment

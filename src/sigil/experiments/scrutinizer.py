@@ -41,7 +41,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         for setting in stealth.settings_names(scale)
         for server in stealth.servers(setting)
     ]
-    return own + splitguard.cells(scale, seeds)
+    return own + splitguard.controls(scale, seeds)
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         f"{markdown(['training', 'server', *READINGS.values()], lines)}\n"
         "Each entry: the client's step of the first alarm, the share of scores below 0.5, the mean score. "
         f"*Pooled*: consecutive batches are taken together until they hold {stealth.BATCH} samples, as many "
-        "as a batch of the paper; the figure shows this reading. *Published overlap*: the overlap is computed "
-        "as in the detector's published code. Live trainings are those of [splitguard](../splitguard/), with "
-        "fewer images.\n"
+        "as a batch of the paper; the figure shows this reading. *Published overlap*: the overlap is "
+        "computed as in the detector's published code. Live trainings are those of "
+        "[splitguard](../splitguard/), with fewer images.\n"
     )
 
 

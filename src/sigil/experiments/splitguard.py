@@ -54,6 +54,12 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     ]
 
 
+def controls(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """The positive control of the other detectors' pages, and the honest training to compare it with."""
+    wanted = (stealth.HONEST, *stealth.ATTACKERS)
+    return [cell for cell in cells(scale, seeds) if cell.options["server"] in wanted]
+
+
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train with the detectors at work; for the hijacker also how well it sees the client's images."""
     settings = make(cell.options["settings"])

@@ -49,7 +49,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         for seed in seeds
         for name, (setting, watermark) in wanted.items()
     ]
-    return own + splitguard.cells(scale, seeds)
+    return own + splitguard.controls(scale, seeds)
 
 
 def _split(split: str) -> str:
@@ -111,7 +111,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
             server = cell.name.removeprefix(where).strip()
         lines.append([where, stealth.label(server), *_row(result)])
     servers = markdown(
-        ["training", "server", "alarm", "outliers in 256", "most in a batch", "batches above half", "spread"],
+        ["training", "server", "alarm", "outliers in 256", "most", "above half", "spread"],
         lines,
     )
     tables = paper.numbers()
@@ -134,7 +134,8 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     ]
     return (
         f"![Outliers over training](splitout.png)\n\n{servers}\n"
-        "*Alarm*: the client's step at which more than half of a batch were first outliers. *Spread*: "
+        "*Alarm*: the client's step at which more than half of the last 256 gradients were first outliers, "
+        "which is what is meant by a batch here. *Spread*: "
         "standard deviation over images of the trained client half's activations. Live trainings are those "
         "of [splitguard](../splitguard/), with fewer images.\n\n"
         f"λ = 0.1, k = 50 (the paper's in brackets):\n\n{splits}\n"

@@ -132,10 +132,16 @@ def scrutinizers(settings: Settings, dataset: Dataset) -> list[GradientScrutiniz
 
 
 def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
-    """SplitOut of client 0, with at least 50 local gradients if it has so many images."""
+    """SplitOut of client 0, with at least 50 local gradients if it has so many images.
+
+    The window is as many batches as hold 256 samples, of which the paper's alarm needs more than 128.
+    """
     held = len(client_parts(settings, dataset)[CLIENT])
     share = min(1.0, max(0.01, LOCAL_GRADIENTS / held))
-    return SplitOut(local_gradients_of_run(settings, dataset, client=CLIENT, share=share), client=CLIENT)
+    local = local_gradients_of_run(settings, dataset, client=CLIENT, share=share)
+    window = max(1, BATCH // settings.federation.batch_size)
+    # A training of fewer batches than that still gets a verdict.
+    return SplitOut(local, window=min(window, steps(settings, dataset)), client=CLIENT)
 
 
 def outliers_per_batch(run: Run, store: Store, *, batch: int = BATCH) -> float:

@@ -136,13 +136,14 @@ class RemoteFederation(Federation):
         return self._service
 
     def _train(self, number: int, lr: float, tick: Tick | None) -> Harvest:
+        service = self.service
         here = self._gather()
         fingerprints = {client: self.terms.clients[client] for client in here}
-        tickets = self.service.open_round(number, self.server_state, lr=lr, clients=fingerprints)
+        tickets = service.open_round(number, self.server_state, lr=lr, clients=fingerprints)
         tasks = {
             client: RoundTask(
                 round=number,
-                address=self.terms.public or self.service.address,
+                address=self.terms.public or service.address,
                 ticket=ticket,
                 lr=lr,
                 client_state=self.client_state,
@@ -151,7 +152,7 @@ class RemoteFederation(Federation):
             for client, ticket in tickets.items()
         }
         updates = self._conduct(tasks, here, tick)
-        outcome = self.service.wait_round(timeout=0, minimum=0)
+        outcome = service.wait_round(timeout=0, minimum=0)
         self._ban(outcome)
         harvest = self._harvest(outcome, updates)
         done = len(self.terms.clients) - len(harvest.missing)

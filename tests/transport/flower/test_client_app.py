@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,9 +106,3 @@ def test_the_last_message_ends_the_client() -> None:
     assert client_app.finished.is_set()
     client_app.finished.clear()
 
-
-def test_updates_carry_no_more_than_the_half(net: Any, service: SplitService) -> None:
-    update = ask(net, service, 1, bundle=bundle(net, 1), part=1)
-    local = net.local()
-    assert update.client_state.keys() == local.client_state.keys()
-    assert replace(update, client_state={}).steps == update.images // 8 // 2

@@ -65,6 +65,7 @@ def train(message: Message, context: Context) -> Message:
     task = order.task
     if "server" in own:
         task = replace(task, address=split_address(str(own["server"])))
+    log.info("round %d begins", task.round)
     update = train_round(
         task,
         settings=settings,

@@ -5,7 +5,7 @@ The tests of faults and ``benchmarks/faults.py`` kill, stop and restart what thi
     with Rehearsal(Path("runs/a"), clients=2, options=["--set", "federation.rounds=3"]) as rehearsal:
         owner = rehearsal.serve()
         clients = [rehearsal.join(index, "--part", str(index)) for index in range(2)]
-        rehearsal.reach_steps(10)           # in the middle of a round
+        rehearsal.reach(1)                  # in the middle of a round
         clients[1].kill()
         …
 """
@@ -64,7 +64,8 @@ class Rehearsal:
     def join(self, client: int, *options: str) -> subprocess.Popen[bytes]:
         """Start a client."""
         bundle = bundle_folder(self.network, client)
-        return self._start("join", str(bundle), "--part", str(client), *options, log=bundle / "join.log")
+        log = self._client_log(client)
+        return self._start("join", str(bundle), "--part", str(client), *options, log=log)
 
     def said(self, words: str) -> int:
         """How often the owner has printed these words."""
@@ -82,22 +83,34 @@ class Rehearsal:
             return {f"{name}/{reason}" if reason else name: float(value) for name, reason, value in found}
         return {}
 
-    def reach_steps(self, steps: int, *, clients: int | None = None, round_number: int = 0) -> int:
-        """Wait for the middle of a round: so many clients connected, so many steps; returns its number.
+    def reach(self, client: int, *, steps: int = 8, after: int = 0) -> int:
+        """Wait until a client is in the middle of a round later than `after`; returns the round's number.
 
-        `clients` is all of them if left out; a round before `round_number` is not the one.
+        The middle is when the owner has counted so many more steps and this client is not through.
         """
-        begun: dict[float, float] = {}
+        begun: dict[int, float] = {}
 
         def middle() -> bool:
-            now = self.metrics()
-            if now.get("sigil_clients", 0) < (self.clients if clients is None else clients):
+            number = self._round_of(client)
+            if number is None or number <= after:
+                begun.clear()
                 return False
-            first = begun.setdefault(now["sigil_round"], now["sigil_steps_total"])
-            return now["sigil_round"] >= round_number and now["sigil_steps_total"] - first >= steps
+            counted = self.metrics().get("sigil_steps_total", 0.0)
+            return counted - begun.setdefault(number, counted) >= steps and self._round_of(client) == number
 
         self.until(middle)
-        return int(max(begun))
+        return max(begun)
+
+    def _round_of(self, client: int) -> int | None:
+        """The round in which a client is now, by its own account."""
+        with suppress(FileNotFoundError):
+            said = re.findall(r"^round (\d+)( begins|:)", self._client_log(client).read_text(), re.MULTILINE)
+            if said and said[-1][1] == " begins":
+                return int(said[-1][0])
+        return None
+
+    def _client_log(self, client: int) -> Path:
+        return bundle_folder(self.network, client) / "join.log"
 
     def until(self, condition: Callable[[], bool], *, seconds: float = 600) -> None:
         """Wait until something is so; an error if it is not in time, or if the owner has ended before."""

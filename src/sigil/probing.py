@@ -1,0 +1,113 @@
+"""Ask a suspect for its activations, and leave it and its surroundings as they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sigil.errors import ShapeError, SuspectError
+
+Suspect = Callable[[Tensor], Tensor]
+"""A model up to the cut: float batch (n, *input shape) to activations (n, channels, …)."""
+
+
+def input_shape_of(suspect: Suspect, given: Sequence[int] | None = None) -> tuple[int, ...]:
+    """The shape of one input: the given one, or else what the suspect says of itself."""
+    known = given if given is not None else getattr(suspect, "input_shape", None)
+    if known is None:
+        raise ShapeError(
+            "The suspect does not say what input it takes: give its input shape without the batch, "
+            "such as 3,32,32."
+        )
+    shape = tuple(int(size) for size in known)
+    if not shape or min(shape) < 1:
+        raise ShapeError(f"The input shape {shape} is not one: every size must be at least 1.")
+    return shape
+
+
+def module_of(suspect: Suspect) -> nn.Module | None:
+    """The suspect as a module of PyTorch, or None if it is something else that can be called."""
+    return suspect if isinstance(suspect, nn.Module) else getattr(suspect, "module", None)
+
+
+def noise(shape: Sequence[int], count: int, *, generator: torch.Generator) -> Tensor:
+    """``count`` inputs from N(0, 1), drawn one by one, so that batches do not change the stream."""
+    return torch.stack([torch.randn(tuple(shape), generator=generator) for _ in range(count)])
+
+
+def activations(suspect: Suspect, batch: Tensor) -> Tensor:
+    """Run one batch where the suspect lives; returns float32 on the CPU, in logical order."""
+    device, dtype = _placement(module_of(suspect))
+    try:
+        activation = suspect(batch.to(device, dtype))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SuspectError(
+            f"The suspect does not run on inputs of shape {tuple(batch.shape[1:])} ({reason}): "
+            "give the input shape that it was trained with."
+        ) from error
+    if not isinstance(activation, Tensor):
+        raise SuspectError(
+            f"The suspect returns {type(activation).__name__} and not one tensor: give the part of "
+            "the model that ends at the cut."
+        )
+    return activation.detach().to("cpu", torch.float32)
+
+
+def check_finite(values: Tensor) -> None:
+    """Raise unless all values, or what was computed from activations, are finite."""
+    if not bool(torch.isfinite(values).all()):
+        raise SuspectError(
+            "The suspect's activations at the cut hold values that are not finite: its weights are "
+            "damaged or it does not fit this input."
+        )
+
+
+@contextmanager
+def undisturbed(suspect: Suspect, *, seed: int) -> Iterator[None]:
+    """Evaluation mode, no gradients and fixed random states inside; all as before afterwards.
+
+    A suspect that draws random numbers in its forward pass draws the same ones every time.
+    """
+    module = module_of(suspect)
+    device, _ = _placement(module)
+    flags = [(part, part.training) for part in module.modules()] if module is not None else []
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002  the caller's legacy state is what we guard
+    devices = [device] if device.type == "cuda" else []
+    try:
+        # no_grad and not inference_mode: what a module caches in its forward pass must remain
+        # usable in training.
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, enabled=False),
+            torch.random.fork_rng(devices=devices),
+        ):
+            torch.default_generator.manual_seed(seed)
+            for used in devices:
+                with torch.cuda.device(used):
+                    torch.cuda.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))  # noqa: NPY002
+            if module is not None:
+                module.eval()
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        for part, training in flags:
+            part.training = training
+
+
+def _placement(module: nn.Module | None) -> tuple[torch.device, torch.dtype]:
+    """Where the module's floating-point numbers live, and in which dtype."""
+    if module is not None:
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.is_floating_point():
+                return tensor.device, tensor.dtype
+    return torch.device("cpu"), torch.float32

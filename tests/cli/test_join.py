@@ -1,0 +1,42 @@
+"""`sigil join` from the command line: what it refuses before it starts anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sigil.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "HOME",
+        "TELEMETRY_ENABLED",
+        "DISABLE_UPDATE_CHECK",
+        "DISABLE_RUNTIME_DEPENDENCY_INSTALLATION",
+    ):
+        monkeypatch.setenv(f"FLWR_{name}", "as before")
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"client": 0, "server": "a:1"}', '{"client": "x"}'])
+def test_a_folder_that_is_no_bundle_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    if content is not None:
+        (bundle / "join.json").write_text(content)
+    assert main(["join", str(bundle)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "is not a client's folder" in error
+    assert "\n" not in error
+
+
+def test_an_address_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "join.json").write_text(json.dumps({"client": 0, "server": "127.0.0.1:9092", "node": None}))
+    assert main(["join", str(tmp_path), "--server", "somewhere"]) == 2
+    assert "host:port" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""`sigil serve` from the command line: what it makes, what it refuses, and a simulation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sigil.cli.main import main
+from sigil.federation.run import open_run, train
+
+SMALL = [
+    "--set", "model.width=4", "--set", "data.train_limit=80", "--set", "data.test_limit=30",
+    "--set", "federation.rounds=2", "--set", "federation.local_epochs=1", "--set", "federation.batch_size=8",
+    "--set", "watermark.bits=8", "--set", "run.threads=1", "--set", "run.workers=1",
+    "--set", "run.device=cpu", "--set", "run.precision=float32",
+]  # fmt: skip
+FLOWER = (
+    "FLWR_HOME",
+    "FLWR_TELEMETRY_ENABLED",
+    "FLWR_DISABLE_UPDATE_CHECK",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION",
+)
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in FLOWER:
+        monkeypatch.setenv(name, "as before")
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_prepare_makes_everything_that_clients_need_and_keeps_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--prepare", "-o", "runs/a", "--clients", "2", *SMALL]) == 0
+    network = tmp_path / "runs" / "a.network"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"SIGIL_OWNER={network / 'owner.json'}"
+    assert mode(network) == 0o700
+    for client in ("0000", "0001"):
+        bundle = network / "clients" / client
+        assert mode(bundle) == 0o700
+        assert mode(bundle / "node.key") == mode(bundle / "client.key") == 0o600
+        assert json.loads((bundle / "join.json").read_text())["server"] == "127.0.0.1:9092"
+        assert (bundle / "node.pub").read_text().startswith("ecdsa-sha2-nistp256 ")
+    owner = json.loads((network / "owner.json").read_text())
+    assert owner["key_file"] == str(tmp_path / "runs" / "a.key")
+    assert "seed" not in owner
+    before = {path: path.read_bytes() for path in network.rglob("*.key")}
+    assert main(["serve", "--prepare", "-o", "runs/a", "--clients", "3", *SMALL]) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert (network / "clients" / "0002").is_dir()
+
+
+def test_certificates_for_another_host_are_refused_with_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--prepare", "-o", "a", "--clients", "1", "--host", "train.example", *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["serve", "--prepare", "-o", "a", "--clients", "1", "--host", "other.example", *SMALL]) == 2
+    error = capsys.readouterr().err
+    assert "not for other.example" in error
+    assert "delete it" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--limit", "patience=3"], "no limit 'patience'"),
+        (["--limit", "streams"], "write name=number"),
+        (["--limit", "streams=0"], "above 0"),
+        (["--minimum", "3"], "choose 1 to 2"),
+        (["--wire", "float16"], "float16"),
+        (["--set", "federation.client=3"], "did you mean 'federation.clients'"),
+        (["--key", "missing.key"], "missing.key"),
+        (["--port", "70000"], "70000"),
+    ],
+)
+def test_bad_use_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["serve", "-o", "bad", "--clients", "2", *SMALL, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_simulation_gives_the_weights_of_a_training_in_one_process(tmp_path: Path) -> None:
+    arguments = ["--simulate", "4", "-o", "sim", "--owner", "ACME", *SMALL]
+    command = [sys.executable, "-m", "sigil.cli.main", "serve", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Verify with: sigil verify sim/client.safetensors --key sim.key" in done.stdout
+    from sigil.key import Key
+
+    simulated = open_run(tmp_path / "sim")
+    alone = train(simulated.settings, tmp_path / "alone", key=Key.load(tmp_path / "sim.key"))
+    for name in ("client.safetensors", "server.safetensors"):
+        assert (simulated.folder / name).read_bytes() == (alone.folder / name).read_bytes()
