@@ -224,8 +224,12 @@ class Proxy:
             if self.down:
                 near.close()
                 continue
+            try:
+                far = socket.create_connection((self._target[0], int(self._target[1])))
+            except OSError:
+                near.close()
+                continue
             self.connections += 1
-            far = socket.create_connection((self._target[0], int(self._target[1])))
             self._open += [near, far]
             for source, sink in ((near, far), (far, near)):
                 threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()

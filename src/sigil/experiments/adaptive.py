@@ -83,6 +83,9 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
     steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
     epochs, lr = scales.get(store.scale).adaptive
     averaging: dict[str, Any] = {"unit": "batch", "main_components": 0, "components": 1}
+    # The paper's 64 and 64, but for the smallest cuts of the smoke scale, which have no more dimensions.
+    components = min(64, math.prod(recording.shape) // 2)
+    counts: dict[str, Any] = {"main_components": components, "components": components}
     return attacks.subspace(
         halves,
         recording,
@@ -96,7 +99,7 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
         batch_size=settings.federation.batch_size,
         seed=settings.run.seed,
         precision=choose(settings.run.device, settings.run.precision),
-        **averaging if attack == AVERAGING else {},
+        **averaging if attack == AVERAGING else counts,
     )
 
 

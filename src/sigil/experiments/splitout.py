@@ -134,10 +134,10 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     ]
     return (
         f"![Outliers over training](splitout.png)\n\n{servers}\n"
-        "*Alarm*: the client's step at which more than half of the last 256 gradients were first outliers, "
-        "which is what is meant by a batch here. *Spread*: "
-        "standard deviation over images of the trained client half's activations. Live trainings are those "
-        "of [splitguard](../splitguard/), with fewer images.\n\n"
+        "*Alarm*: the client's step at which more than half of the last 256 gradients were first outliers; "
+        "none before there are so many. *Most*: in the last 256, or in the first few. *Spread*: standard "
+        "deviation over images of the trained client half's activations. Live trainings are those of "
+        "[splitguard](../splitguard/), with fewer images.\n\n"
         f"λ = 0.1, k = 50 (the paper's in brackets):\n\n{splits}\n"
         f"λ = 0.1, cut at layer3 (the paper's in brackets):\n\n{markdown(['bits', 'outliers in 256'], rows)}"
     )

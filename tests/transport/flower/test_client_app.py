@@ -105,4 +105,3 @@ def test_the_last_message_ends_the_client() -> None:
     assert not answer.has_error()
     assert client_app.finished.is_set()
     client_app.finished.clear()
-

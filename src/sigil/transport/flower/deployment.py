@@ -86,7 +86,7 @@ class Deployment:
     @property
     def address(self) -> str:
         """Where clients find the gate."""
-        return f"{self.host}:{self.port}"
+        return _address(self.host, self.port)
 
     @property
     def _listen(self) -> str:
@@ -138,7 +138,7 @@ class Deployment:
                 for client, bundle in bundles.items()
             },
             credentials=ServerCredentials.load(self.network),
-            listen=f"{self._listen}:{port}",
+            listen=_address(self._listen, port),
             public=None if simulated else split_address(self.address),
             minimum=self.clients if self.minimum is None else self.minimum,
             wait=self.wait,
@@ -197,6 +197,10 @@ class Deployment:
         """Write what a client must know to join, beside its certificate."""
         content = {"client": client, "server": self.address, "node": node}
         _write(bundle_folder(self.network, client) / JOIN_FILE, json.dumps(content, indent=1) + "\n")
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _write_node_key(bundle: Path) -> None:

@@ -1,0 +1,180 @@
+"""Which channel is which: match two correlation matrices whose rows are in different orders.
+
+A reordered and rescaled copy of a model has the same correlations between its channels, in another order.
+Correlations know neither scale nor mean, so they are the same for every disguise; what is left is to find
+the order, a quadratic assignment problem.
+
+What is compared is ln(C + 0.01), the logarithm of the correlation matrix. Its small eigenvalues, which the
+weights decide, count as much as the large ones, which the images decide; so the order is also found with
+other images than those of the training, and mostly with noise.
+
+The search is graduated assignment: a doubly stochastic matrix, first guessed from the sorted rows, which do
+not depend on the order, follows the gradient of the agreement while the temperature falls, until it is
+nearly a permutation; the Hungarian method and a few plain steps finish it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import linear_sum_assignment
+
+Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+Order = npt.NDArray[np.int64]
+
+SURE = 0.75
+"""The share of channels that must be sure before a match is believed: unrelated models stay below."""
+
+ATTEMPTS = 8
+STEPS = 100
+SINKHORN = 10
+COLD, HOT = 60.0, 3.0  # inverse temperatures at the end and at the start
+GUESS = 10.0  # how much the sorted rows count in the first guess
+HOLD = 0.05  # how much of the guess is kept while the temperature falls
+FLOORS = {"guess": 0.1, "search": 0.01}  # added to the eigenvalues before the logarithm
+RIDGE = 0.3
+
+
+@dataclass(frozen=True)
+class Match:
+    """An order and how much it can be believed.
+
+    Channel i of the reference is channel ``order[i]`` of the suspect, or none if that is −1. ``agreement`` is
+    the cosine of the two matrices of partial correlations in that order, 1 for a perfect copy. ``sure`` counts
+    the channels whose partner is the best of all for them, and they for it.
+    """
+
+    order: Order
+    agreement: float
+    sure: int
+
+    @property
+    def believed(self) -> bool:
+        """Whether enough channels are sure."""
+        return self.sure >= SURE * len(self.order)
+
+
+def match(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:
+    """Find the order in which ``suspect`` (C′, C′) looks like ``reference`` (C, C).
+
+    Both are correlation matrices. With C′ > C some channels of the suspect stay unused; with C′ < C some of
+    the reference have no partner. If the first search does not end in a match that can be believed, others
+    begin from a disturbed guess, and the one with the best agreement counts.
+    """
+    size = max(len(reference), len(suspect))
+    searched = _padded(_logarithm(reference, FLOORS["search"]), size), _padded(
+        _logarithm(suspect, FLOORS["search"]), size
+    )
+    guess = _guess(reference, suspect, size)
+    random = np.random.default_rng(seed)
+    best: tuple[float, Order] | None = None
+    partial = _partial(reference), _partial(suspect)
+    for attempt in range(ATTEMPTS):
+        disturbed = guess + (random.gumbel(size=guess.shape).astype(np.float32) if attempt else 0)
+        order, value = _search(*searched, disturbed)
+        if best is None or value > best[0]:
+            best = value, order
+            found = _judge(*partial, order[: len(reference)])
+            if found.believed:
+                break
+    return found
+
+
+def _search(reference: Singles, suspect: Singles, guess: Singles) -> tuple[Order, float]:
+    """Graduated assignment from a guess of log-likelihoods (n, n); returns the order and its agreement."""
+    soft = _doubly_stochastic(guess)
+    for step in range(STEPS):
+        done = step / STEPS
+        gain = reference @ soft @ suspect + HOLD * (1 - done) * guess
+        soft = _doubly_stochastic(HOT * (COLD / HOT) ** done * gain)
+    order = _assign(soft)
+    value = _agreement(reference, suspect, order)
+    while True:
+        better = _assign(reference @ suspect[:, order].T)
+        gained = _agreement(reference, suspect, better)
+        if gained <= value:
+            return order, value
+        order, value = better, gained
+
+
+def _judge(reference: Floats, suspect: Floats, order: Order) -> Match:
+    """How well the partial correlations agree, and for how many channels each is the other's best."""
+    paired = np.flatnonzero(order < len(suspect))
+    columns = suspect[:, order[paired]]
+    rows = reference[:, paired]
+    likeness = _unit(rows) @ _unit(columns).T
+    best_for_reference, best_for_suspect = likeness.argmax(1), likeness.argmax(0)
+    own = order[paired]
+    sure = (best_for_reference[paired] == own) & (best_for_suspect[own] == paired)
+    inner, outer = reference[np.ix_(paired, paired)], suspect[np.ix_(own, own)]
+    scale = np.sqrt((reference**2).sum() * (outer**2).sum())
+    known = np.where(order < len(suspect), order, -1)
+    return Match(known, float((inner * outer).sum() / scale) if scale > 0 else 0.0, int(sure.sum()))
+
+
+def _guess(reference: Floats, suspect: Floats, size: int) -> Singles:
+    """Log-likelihoods from the distances between sorted rows; a padding row is equally far from all."""
+    profiles = []
+    for matrix in (reference, suspect):
+        rows = _logarithm(matrix, FLOORS["guess"])
+        count = len(rows)
+        # Quantiles, so that rows of different lengths can be compared.
+        sorted_rows = np.sort(rows[~np.eye(count, dtype=bool)].reshape(count, count - 1), axis=1)
+        places = np.linspace(0, count - 2, max(2, size - 1))
+        low = np.floor(places).astype(np.int64)
+        high, part = np.minimum(low + 1, count - 2), places - low
+        profiles.append(sorted_rows[:, low] * (1 - part) + sorted_rows[:, high] * part)
+    ours, theirs = profiles
+    distance = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * ours @ theirs.T
+    guess = np.full((size, size), -GUESS)
+    guess[: len(ours), : len(theirs)] = -GUESS * distance / max(distance.mean(), 1e-12)
+    return guess.astype(np.float32)
+
+
+def _logarithm(correlation: Floats, floor: float) -> Floats:
+    """The off-diagonal part of ln(C + floor), scaled to rows of length 1 on average."""
+    values, vectors = np.linalg.eigh(correlation)
+    found = _hollow((vectors * np.log(values.clip(0) + floor)) @ vectors.T)
+    return found * np.sqrt(len(found)) / max(float(np.linalg.norm(found)), 1e-12)
+
+
+def _partial(correlation: Floats) -> Floats:
+    """Partial correlations, from (C + ridge)⁻¹, with a zero diagonal."""
+    values, vectors = np.linalg.eigh(correlation)
+    inverse = (vectors / (values.clip(0) + RIDGE)) @ vectors.T
+    scale = np.sqrt(inverse.diagonal())
+    return _hollow(-inverse / np.outer(scale, scale))
+
+
+def _hollow(matrix: Floats) -> Floats:
+    return matrix - np.diag(matrix.diagonal())
+
+
+def _unit(rows: Floats) -> Floats:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
+
+
+def _padded(matrix: Floats, size: int) -> Singles:
+    found = np.zeros((size, size), np.float32)
+    found[: len(matrix), : len(matrix)] = matrix
+    return found
+
+
+def _doubly_stochastic(logarithms: Singles) -> Singles:
+    """Sinkhorn's iteration: rows and columns are divided by their sums in turns."""
+    values = np.exp(logarithms - logarithms.max(1, keepdims=True))
+    for _ in range(SINKHORN):
+        values /= values.sum(1, keepdims=True).clip(1e-30)
+        values /= values.sum(0, keepdims=True).clip(1e-30)
+    return values
+
+
+def _assign(gain: Singles) -> Order:
+    return np.asarray(linear_sum_assignment(gain, maximize=True)[1], np.int64)
+
+
+def _agreement(reference: Singles, suspect: Singles, order: Order) -> float:
+    return float((reference * suspect[np.ix_(order, order)]).sum()) / len(order)
