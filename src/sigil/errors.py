@@ -23,6 +23,10 @@ class SuspectError(SigilError):
     """A suspect model cannot be opened safely or does not fit the key."""
 
 
+class AlignmentError(SigilError):
+    """A reference for alignment cannot be read, or the suspect cannot be compared with it."""
+
+
 class EvidenceError(SigilError):
     """An evidence file is damaged, unsigned or signed by somebody else."""
 

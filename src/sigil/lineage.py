@@ -1,9 +1,8 @@
 """Follow the channels of a suspect back to the initial weights of a training, layer by layer.
 
 A trained filter still resembles the random one that it began as, and no other: random vectors of many numbers
-are almost orthogonal. So whoever knows the initial weights of a training, which follow from its seed, can tell
-which channel of a suspect is which, whatever their order, without any image and without having seen the trained
-model.
+are almost orthogonal. So whoever knows the initial weights of a training, which follow from its seed, can
+tell which channel of a suspect is which, without any image and without having seen the trained model.
 
 The initial weights were drawn without the key. An order that follows from them and from the suspect alone is
 therefore as independent of the key as the suspect itself, and the test that follows is exact.
@@ -49,19 +48,13 @@ def trace(half: Model, initial: Model) -> Match:
     """Find the order of the channels at the cut of ``half`` by the weights of ``initial``.
 
     ``half`` is a client half, ``initial`` the client half or the whole model at the start of the training.
-    Channel i of a model trained from ``initial`` is channel ``order[i]`` of ``half``. ``agreement`` is the mean
-    cosine of matched filters, about 0 for a model of other origin; ``sure`` counts the channels at the cut whose
-    filters are each other's most similar.
+    Channel i of a model trained from ``initial`` is channel ``order[i]`` of ``half``. ``agreement`` is the
+    mean cosine of matched filters, about 0 for a model of other origin; ``sure`` counts the channels at the
+    cut whose filters are each other's most similar.
     """
     initial = _fitting(half, initial)
     links, at_cut = _links(half)
-    ours, theirs = (
-        {
-            link.layer: some.get_submodule(link.layer).weight.detach().double().cpu().numpy()  # type: ignore[union-attr]
-            for link in links
-        }
-        for some in (initial, half)
-    )
+    ours, theirs = ({link.layer: _weights(some, link.layer) for link in links} for some in (initial, half))
     sizes = {link.writes: len(ours[link.layer]) for link in links}
     sizes[IMAGE] = half.spec.channels
     tracer = _Tracer(links, ours, theirs, sizes)
@@ -114,7 +107,9 @@ class _Tracer:
     def _order(self, spaces: tuple[str, ...]) -> Order:
         """The order of several spaces that lie one after the other."""
         starts = np.cumsum([0, *(self.sizes[name] for name in spaces)])
-        return np.concatenate([self.orders[name] + start for name, start in zip(spaces, starts, strict=False)])
+        return np.concatenate(
+            [self.orders[name] + start for name, start in zip(spaces, starts, strict=False)]
+        )
 
     def result(self, at_cut: tuple[str, ...]) -> Match:
         order = self._order(at_cut)
@@ -125,6 +120,12 @@ class _Tracer:
             sure += int(((likeness.argmax(1) == own) & (likeness.argmax(0)[own] == every)).sum())
             cosines.append(likeness[every, own])
         return Match(order, float(np.concatenate(cosines).mean()), sure)
+
+
+def _weights(model: Model, layer: str) -> Floats:
+    found = model.get_submodule(layer)
+    assert isinstance(found, nn.Conv2d)
+    return found.weight.detach().double().cpu().numpy()
 
 
 def _unit(filters: Floats) -> Floats:
@@ -140,7 +141,7 @@ def _fitting(half: Model, initial: Model) -> Model:
     # The number of classes shapes the last layer only, which no client half has.
     if replace(initial.spec, classes=half.spec.classes) != half.spec or half.spec.part != "client":
         raise AlignmentError(
-            f"The initial weights are those of the {initial.spec}, but the suspect is the {half.spec}: give the "
+            f"The initial weights are those of the {initial.spec}, but the suspect is the {half.spec}: give "
             "initial weights of the same architecture, width and cut."
         )
     return initial
@@ -209,7 +210,8 @@ def _mobilenetv2(half: Model, rows: set[str]) -> tuple[list[Link], tuple[str, ..
 
 def _densenet121(rows: set[str]) -> tuple[list[Link], tuple[str, ...]]:
     """Each layer reads all spaces of its block so far and appends one of its own."""
-    links, spaces = [Link("conv_initial.conv", (IMAGE,), "conv_initial")], ("conv_initial",)
+    links = [Link("conv_initial.conv", (IMAGE,), "conv_initial")]
+    spaces: tuple[str, ...] = ("conv_initial",)
     for number, layers in enumerate(BLOCKS, start=1):
         if f"block{number}" not in rows:
             break

@@ -43,8 +43,8 @@ class Match:
     """An order and how much it can be believed.
 
     Channel i of the reference is channel ``order[i]`` of the suspect, or none if that is −1. ``agreement`` is
-    the cosine of the two matrices of partial correlations in that order, 1 for a perfect copy. ``sure`` counts
-    the channels whose partner is the best of all for them, and they for it.
+    the cosine of the two matrices of partial correlations in that order, 1 for a perfect copy. ``sure``
+    counts the channels whose partner is the best of all for them, and they for it.
     """
 
     order: Order
@@ -65,8 +65,9 @@ def match(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:
     begin from a disturbed guess, and the one with the best agreement counts.
     """
     size = max(len(reference), len(suspect))
-    searched = _padded(_logarithm(reference, FLOORS["search"]), size), _padded(
-        _logarithm(suspect, FLOORS["search"]), size
+    searched = (
+        _padded(_logarithm(reference, FLOORS["search"]), size),
+        _padded(_logarithm(suspect, FLOORS["search"]), size),
     )
     guess = _guess(reference, suspect, size)
     random = np.random.default_rng(seed)

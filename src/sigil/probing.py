@@ -56,6 +56,11 @@ def activations(suspect: Suspect, batch: Tensor) -> Tensor:
             f"The suspect returns {type(activation).__name__} and not one tensor: give the part of "
             "the model that ends at the cut."
         )
+    if activation.ndim < 2 or len(activation) != len(batch):
+        raise ShapeError(
+            f"The suspect returns shape {tuple(activation.shape)} for a batch of {len(batch)} inputs: it must "
+            "return one activation for each input."
+        )
     return activation.detach().to("cpu", torch.float32)
 
 

@@ -8,25 +8,29 @@ through the suspect up to the cut; their activations, flattened, are projected b
 and the p-value is the probability that a target drawn by coin flips would have matched at least
 this well (see :mod:`sigil.statistics`). It holds for every suspect, without any clean model to
 compare with, because under the null hypothesis only the key's target is random.
+
+With a ``reference`` the channels of a reordered and rescaled copy are put back first
+(:mod:`sigil.alignment`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sigil import statistics
-from sigil.errors import ConfigError, ShapeError, SuspectError
+from sigil.alignment import Alignment, Probes, Reference, align, check_channels, open_reference
+from sigil.errors import AlignmentError, ConfigError, ShapeError
 from sigil.key import Key
+from sigil.models import Model
+from sigil.probing import Suspect, activations, check_finite, input_shape_of, noise, undisturbed
 
 ALPHA = 3e-7
 """The paper's five-sigma level: the default p-value below which ownership is proven."""
@@ -50,6 +54,10 @@ class Report:
     target; ``margins`` is ``s_j * mean_i(P_ij) / sqrt(mean_i(P_ij ** 2))`` with ``s_j`` the sign
     that the target asks for, so +1 is a constant projection on the right side of zero and -1 one
     on the wrong side. ``bit_error`` is the share of bits whose majority over the probes is wrong.
+
+    ``aligned`` says whether the suspect's channels were put back in order before it was asked. If a
+    reference was given, ``sure_channels`` and ``agreement`` say how sure the order was (see
+    :class:`sigil.alignment.Alignment`); where it was not sure enough, the suspect was examined as it is.
     """
 
     owned: bool
@@ -70,6 +78,8 @@ class Report:
     commitment: str
     owner: str
     aligned: bool
+    sure_channels: int | None = None
+    agreement: float | None = None
 
     @property
     def weights(self) -> tuple[int, ...]:
@@ -116,6 +126,8 @@ def verify(
     alpha: float = ALPHA,
     tries: int = 1,
     batch_size: int = 64,
+    reference: Reference | Model | str | os.PathLike[str] | None = None,
+    probe_data: Probes | None = None,
 ) -> Report:
     """Say whether ``suspect`` carries the mark of ``key``, and how sure that is.
 
@@ -128,10 +140,22 @@ def verify(
     ``probes`` inputs are drawn from N(0, 1) with ``seed``; the same seed gives the same probes
     whatever the ``batch_size``. ``tries`` is the number of keys and suspects that were tried in
     all: the p-value is multiplied by it. ``input_shape`` may be left out when the suspect knows it.
+
+    ``reference`` undoes a permutation and scaling of channels first: what the server recorded, or
+    the model at the start of the training, or a file of either; ``probe_data`` are images for the
+    former (see :func:`sigil.alignment.align`). The test itself asks with random inputs as ever.
     """
     _check_settings(probes=probes, seed=seed, alpha=alpha, tries=tries, batch_size=batch_size)
-    shape = _input_shape(suspect, input_shape)
-    ones, sums, squares = _project(suspect, key, shape=shape, probes=probes, seed=seed, batch_size=batch_size)
+    shape = input_shape_of(suspect, input_shape)
+    alignment = None
+    if reference is not None:
+        alignment = _align(suspect, key, reference, probe_data, shape=shape, batch_size=batch_size)
+    elif probe_data is not None:
+        raise AlignmentError("Probe images serve to put channels in order: give the reference as well.")
+    used = alignment if alignment is not None and alignment.believed else None
+    ones, sums, squares = _project(
+        suspect, key, shape=shape, probes=probes, seed=seed, batch_size=batch_size, alignment=used
+    )
 
     target = key.target.to(torch.int64)
     signs = 2 * target - 1
@@ -161,7 +185,9 @@ def verify(
         paper_rule=wsr > PAPER_THRESHOLD,
         commitment=key.commitment,
         owner=key.owner,
-        aligned=False,
+        aligned=used is not None,
+        sure_channels=None if alignment is None else alignment.sure,
+        agreement=None if alignment is None else alignment.agreement,
     )
 
 
@@ -175,31 +201,36 @@ def _check_settings(*, probes: int, seed: int, alpha: float, tries: int, batch_s
         raise ConfigError(f"alpha is {alpha}, but it must lie between 0 and 1, such as {ALPHA:g}.")
 
 
-def _input_shape(suspect: Callable[[Tensor], Tensor], given: Sequence[int] | None) -> tuple[int, ...]:
-    known = given if given is not None else getattr(suspect, "input_shape", None)
-    if known is None:
+def _align(
+    suspect: Suspect,
+    key: Key,
+    reference: Reference | Model | str | os.PathLike[str],
+    probe_data: Probes | None,
+    *,
+    shape: tuple[int, ...],
+    batch_size: int,
+) -> Alignment:
+    check_channels(key.shape)
+    known = open_reference(reference) if isinstance(reference, str | os.PathLike) else reference
+    if isinstance(known, Reference) and known.shape != key.shape:
         raise ShapeError(
-            "The suspect does not say what input it takes: give its input shape without the batch, "
-            "such as 3,32,32."
+            f"The reference was recorded at activations of shape {known.shape}, but the key was made for "
+            f"{key.shape}: give the reference of the training that this key marked."
         )
-    shape = tuple(int(size) for size in known)
-    if not shape or min(shape) < 1:
-        raise ShapeError(f"The input shape {shape} is not one: every size must be at least 1.")
-    return shape
+    return align(suspect, known, probe_data, input_shape=shape, batch_size=batch_size)
 
 
 def _project(
-    suspect: Callable[[Tensor], Tensor],
+    suspect: Suspect,
     key: Key,
     *,
     shape: tuple[int, ...],
     probes: int,
     seed: int,
     batch_size: int,
+    alignment: Alignment | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Per bit over all probes: how many bits are one, the sum and the sum of squares of P."""
-    module = suspect if isinstance(suspect, nn.Module) else getattr(suspect, "module", None)
-    device, dtype = _placement(module)
     generator = torch.Generator().manual_seed(seed)
     ones = torch.zeros(key.bits, dtype=torch.int64)
     sums = torch.zeros(key.bits, dtype=torch.float64)
@@ -208,50 +239,34 @@ def _project(
     # Several batches wait for one projection, so that a key too large to be held as a whole is
     # derived once for all of them.
     wave = max(1, _BUDGET // max(key.dimension, key.bits) // batch_size) * batch_size
-    with _undisturbed(module, device=device, seed=seed):
+    with undisturbed(suspect, seed=seed):
         for first in range(0, probes, wave):
             last = min(first + wave, probes)
             waiting = []
             for start in range(first, last, batch_size):
-                count = min(batch_size, last - start)
-                # One draw a probe: the stream of normals is cut the same way for every batch size.
-                batch = torch.stack([torch.randn(shape, generator=generator) for _ in range(count)])
-                waiting.append(_activations(suspect, key, batch.to(device, dtype)))
+                batch = noise(shape, min(batch_size, last - start), generator=generator)
+                activation = activations(suspect, batch)
+                if alignment is not None:
+                    activation = alignment(activation)
+                waiting.append(_flat(activation, key))
             projection = _times_matrix(torch.cat(waiting), key)
-            if not bool(torch.isfinite(projection).all()):
-                raise SuspectError(
-                    "The suspect's activations at the cut hold values that are not finite: its "
-                    "weights are damaged or it does not fit this input."
-                )
+            check_finite(projection)
             ones += (projection >= 0).sum(dim=0)
             sums += projection.sum(dim=0, dtype=torch.float64)
             squares += projection.double().square_().sum(dim=0)
     return ones, sums, squares
 
 
-def _activations(suspect: Callable[[Tensor], Tensor], key: Key, batch: Tensor) -> Tensor:
-    """Run one batch and return its activations as float32 on the CPU, ``(n, d)``."""
-    try:
-        activation = suspect(batch)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SuspectError(
-            f"The suspect does not run on inputs of shape {tuple(batch.shape[1:])} ({reason}): "
-            "give the input shape that it was trained with."
-        ) from error
-    if not isinstance(activation, Tensor):
-        raise SuspectError(
-            f"The suspect returns {type(activation).__name__} and not one tensor: give the part of "
-            "the model that ends at the cut."
-        )
-    if tuple(activation.shape) != (len(batch), *key.shape):
+def _flat(activation: Tensor, key: Key) -> Tensor:
+    """Activations (n, *key.shape) as (n, d)."""
+    if tuple(activation.shape[1:]) != key.shape:
         raise ShapeError(
             f"The suspect's activation has shape {tuple(activation.shape[1:])} but the key was "
             f"made for {key.shape}: cut the suspect where the key's activation is, or use the key "
             "of this cut."
         )
     # reshape reads in logical order (channel, row, column), also when channels lie last in memory.
-    return activation.detach().to("cpu", torch.float32).reshape(len(batch), key.dimension)
+    return activation.reshape(len(activation), key.dimension)
 
 
 def _times_matrix(activation: Tensor, key: Key) -> Tensor:
@@ -264,46 +279,3 @@ def _times_matrix(activation: Tensor, key: Key) -> Tensor:
         stop = min(start + rows, key.dimension)
         projection.addmm_(activation[:, start:stop], key.rows(start, stop))
     return projection
-
-
-def _placement(module: nn.Module | None) -> tuple[torch.device, torch.dtype]:
-    """Where the module's floating-point numbers live, and in which dtype."""
-    if module is not None:
-        for tensor in (*module.parameters(), *module.buffers()):
-            if tensor.is_floating_point():
-                return tensor.device, tensor.dtype
-    return torch.device("cpu"), torch.float32
-
-
-@contextmanager
-def _undisturbed(module: nn.Module | None, *, device: torch.device, seed: int) -> Iterator[None]:
-    """Evaluation mode, no gradients and fixed random states inside; all as before afterwards.
-
-    A suspect that draws random numbers in its forward pass draws the same ones every time.
-    """
-    flags = [(part, part.training) for part in module.modules()] if module is not None else []
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()  # noqa: NPY002  the caller's legacy state is what we guard
-    devices = [device] if device.type == "cuda" else []
-    try:
-        # no_grad and not inference_mode: what a module caches in its forward pass must remain
-        # usable in training.
-        with (
-            torch.no_grad(),
-            torch.autocast(device.type, enabled=False),
-            torch.random.fork_rng(devices=devices),
-        ):
-            torch.default_generator.manual_seed(seed)
-            for used in devices:
-                with torch.cuda.device(used):
-                    torch.cuda.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % (1 << 32))  # noqa: NPY002
-            if module is not None:
-                module.eval()
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        for part, training in flags:
-            part.training = training

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import struct
 from pathlib import Path
 
@@ -73,6 +74,8 @@ IMAGES = idx(np.zeros((2, 28, 28)))
         # A hundred megabytes of zeros behind two images.
         gzip.compress(IMAGES + bytes(10**8), compresslevel=1),
     ],
+    # Named by number: compressed bytes hold the time, and would name a test differently in each process.
+    ids=itertools.count(),
 )
 def test_damaged_idx_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "images.gz").write_bytes(content)

@@ -19,6 +19,7 @@ over two lines, p = 10^-12.5 in [fidelity](fidelity/) and [elsewhere](../other.m
 | --- | --- |
 | resnet18 | acc 38.7 (92.4)<br>WSR not run (100.0) |
 ![a picture](x.png)
+with text below it.
 """
 
 
@@ -34,7 +35,7 @@ def test_all_kinds_of_blocks() -> None:
     assert '<a href="#fidelity">fidelity</a> and elsewhere.' in page
     assert page.count("<li>") == 2
     assert "first\n  goes on" in page
-    assert '<img alt="a picture" src="x.png">' in page
+    assert '<img alt="a picture" src="x.png">\n<p>with text below it.</p>' in page
 
 
 def test_nothing_but_our_own_markup_gets_through() -> None:

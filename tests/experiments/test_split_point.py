@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sigil.experiments import adaptive, noise, scales, split_point, splitout
 from sigil.experiments.ablations import NOISE, OUTLIERS, SPLITOUT
-from sigil.experiments.store import Cell, Result
+from sigil.experiments.store import Result
 
 SCALE = scales.get("cpu")
 
@@ -61,7 +61,7 @@ def test_a_training_of_its_own_for_each_cut() -> None:
     trainings = {
         cell.options["cut"]: cell.trainings[0]
         for cell in split_point.cells(SCALE, [0])
-        if isinstance(cell, Cell) and cell.options.get("column") == "none"
+        if cell.options.get("column") == "none"
     }
     assert {cut: settings.model.cut for cut, settings in trainings.items()} == {
         "layer1": "layer1",

@@ -160,6 +160,14 @@ def test_a_round_goes_on_without_a_lost_client_until_it_starts_anew(net: Any, re
     assert federation.run_round().missing == ()
 
 
+def test_a_client_that_was_away_too_long_takes_part_again_when_it_is_heard_of(net: Any, remote: Any) -> None:
+    messenger = Threads(net, lambda client, task, attempt: "deaf" if (client, task.round) == (2, 1) else None)
+    federation = remote(messenger, minimum=2, wait=3.0)
+    assert federation.run_round().missing == (2,)
+    messenger.answers.put((2, None))
+    assert federation.run_round().missing == ()
+
+
 def test_a_client_that_never_connects_is_given_up_too(net: Any, remote: Any) -> None:
     federation = remote(Threads(net, lambda client, *_: "deaf" if client == 0 else None), minimum=2, wait=3.0)
     assert federation.run_round().missing == (0,)

@@ -25,16 +25,12 @@ _INLINE = re.compile(
 
 
 def blocks(text: str) -> Iterator[list[str]]:
-    """The parts of a page between blank lines; tables and headings stand alone."""
-    part: list[str] = []
+    """The parts of a page, each of one kind: a paragraph, a list, a table, or one heading or picture."""
     for kind, lines in groupby(text.splitlines(), key=_kind):
-        if kind == "heading":
+        if kind in ("heading", "picture"):
             yield from ([line] for line in lines)
-        elif kind == "list":
-            yield list(lines)
         elif kind != "blank":
-            part = list(lines)
-            yield part
+            yield list(lines)
 
 
 def _kind(line: str) -> str:
@@ -42,9 +38,11 @@ def _kind(line: str) -> str:
         return "blank"
     if line.startswith("#"):
         return "heading"
+    if _PICTURE.fullmatch(line.strip()):
+        return "picture"
     if line.startswith("|"):
         return "table"
-    if line.startswith("- ") or line.startswith("  "):
+    if line.startswith(("- ", "  ")):
         return "list"
     return "paragraph"
 

@@ -1,19 +1,17 @@
 """What the server remembers of its clients' activations: running sums over the current round.
 
-The sums are enough for the correlations between channels and for each channel's root mean square, from
-which a permuted and rescaled copy of the model can be put back in order. They hold nothing of a single
-sample.
+The sums are enough for the correlations between channels, by which a permuted and rescaled copy of the model
+can be put back in order (:mod:`sigil.alignment`). They hold nothing of a single sample.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from sigil.alignment import save_sums
 from sigil.federation.observers import Moment, ServerObserver
 
 
@@ -64,9 +62,4 @@ class ReferenceRecorder(ServerObserver):
 
     def save(self, path: Path) -> None:
         """Write the sums in float64, a few hundred kilobytes."""
-        save_file(
-            {name: value.contiguous() for name, value in self.sums.items()},
-            path,
-            # One entry only: safetensors writes several in no fixed order, and equal runs give equal bytes.
-            metadata={"sigil": json.dumps({"reference": 1, "shape": self.shape})},
-        )
+        save_sums(path, self.shape, self.sums)

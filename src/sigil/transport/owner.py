@@ -107,7 +107,8 @@ class RemoteFederation(Federation):
         self.terms = terms
         self._service: SplitService | None = None
         self._banned: set[int] = set()
-        # Clients that were given up, with the process that was: another one may take part again.
+        # Clients that were given up, with the process that was: another one may take part again, and so
+        # may this one when it is heard of.
         self._gone: dict[int, str | None] = {}
 
     def close(self) -> None:
@@ -170,6 +171,8 @@ class RemoteFederation(Federation):
         began = time.monotonic()
         told = False
         while True:
+            for client, _ in self.messenger.receive():
+                self._gone.pop(client, None)
             present = self.messenger.present()
             for client, process in present.items():
                 if client in self._gone and self._gone[client] != process:
@@ -206,7 +209,9 @@ class RemoteFederation(Federation):
             time.sleep(POLL_SECONDS)
             now = time.monotonic()
             for client, update in self.messenger.receive():
-                if update is None:
+                if client not in tasks or client in dropped:
+                    self._gone.pop(client, None)  # a sign of life: the next round may count on it
+                elif update is None:
                     failures[client] += 1
                     again[client] = now + PAUSE_SECONDS
                 elif self._fits(client, update):

@@ -112,7 +112,7 @@ class Rehearsal:
     def _client_log(self, client: int) -> Path:
         return bundle_folder(self.network, client) / "join.log"
 
-    def until(self, condition: Callable[[], bool], *, seconds: float = 600) -> None:
+    def until(self, condition: Callable[[], bool], *, seconds: float = 1800) -> None:
         """Wait until something is so; an error if it is not in time, or if the owner has ended before."""
         deadline = time.monotonic() + seconds
         while not condition():

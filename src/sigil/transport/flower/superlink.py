@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import signal
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +36,7 @@ from sigil.transport.flower.processes import free_port, start, stop
 from sigil.transport.flower.tasks import Runtime
 
 APP = Path(__file__).parent / "app"
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 
 
 class SuperLink:
@@ -47,6 +49,7 @@ class SuperLink:
     def __init__(self, folder: Path, *, ca: Path, certificate: Path, key: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self._log = folder / "superlink.log"
+        self._closing = False
         self._certificates = ca.read_bytes()
         secret = folder / "tasks.secret"
         secret.touch(0o600)
@@ -103,13 +106,21 @@ class SuperLink:
             TaskIdentity.node_id = task.context.node_id
             grid = HttpGrid(self.address, root_certificates=self._certificates, token=token)
             grid.set_run(run_from_proto(task.run))
+            threading.Thread(target=self._watch, daemon=True).start()
             try:
                 app(grid=grid, context=context_from_proto(task.context))
+            except KeyboardInterrupt:
+                if self._process.poll() is None:
+                    raise
+                raise NetworkError(
+                    f"The SuperLink ended ({self._log} says why); the last checkpoint is kept: start again."
+                ) from None
             finally:
                 grid.close()
 
     def close(self) -> None:
         """End it."""
+        self._closing = True
         self._control.close()
         stop(self._process)
 
@@ -120,6 +131,12 @@ class SuperLink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _watch(self) -> None:
+        """Wake the main thread if the SuperLink ends: Flower's grid would try to reach it for ever."""
+        self._process.wait()
+        if not self._closing:
+            signal.raise_signal(signal.SIGINT)
 
     def _wait(self) -> None:
         deadline = time.monotonic() + START_SECONDS
