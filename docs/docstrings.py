@@ -13,11 +13,7 @@ _SESSION = re.compile(r"(?:^>>> .*\n?(?:^\S.*\n?)*)+", re.MULTILINE)
 
 
 def markdown(text: str) -> str:
-    """Rewrite roles, literal blocks and interpreter sessions as Markdown.
-
-    >>> print(markdown("See :class:`sigil.Key`::"))
-    See `sigil.Key`:
-    """
+    """Rewrite roles, double colons and interpreter sessions: "see :class:`Key`::" becomes "see `Key`:"."""
     text = _ROLE.sub(r"`\1`", text)
     text = _LITERAL.sub(":", text)
     return _SESSION.sub(lambda session: f"```pycon\n{session[0].rstrip()}\n```\n", text)

@@ -25,6 +25,7 @@ REFERENCE = (
     "sigil.federation",
     "sigil.transport",
     "sigil.suspect",
+    "sigil.alignment",
     "sigil.evidence",
     "sigil.statistics",
     "sigil.attacks",

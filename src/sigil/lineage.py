@@ -29,6 +29,7 @@ from sigil.models.densenet121 import BLOCKS
 from sigil.models.mobilenetv2 import GROUPS
 
 PASSES = 3
+CLEAR = 2.0  # how many times more similar than any other a filter's partner must be
 IMAGE = "image"
 
 
@@ -50,7 +51,7 @@ def trace(half: Model, initial: Model) -> Match:
     ``half`` is a client half, ``initial`` the client half or the whole model at the start of the training.
     Channel i of a model trained from ``initial`` is channel ``order[i]`` of ``half``. ``agreement`` is the
     mean cosine of matched filters, about 0 for a model of other origin; ``sure`` counts the channels at the
-    cut whose filters are each other's most similar.
+    cut whose filters are twice as similar to each other as to any other.
     """
     initial = _fitting(half, initial)
     links, at_cut = _links(half)
@@ -75,10 +76,10 @@ class _Tracer:
         self.orders: dict[str, Order] = {IMAGE: np.arange(sizes[IMAGE])}
 
     def match(self, space: str) -> None:
-        likeness, _ = self.likeness(space)
+        likeness = self.likeness(space)
         self.orders[space] = np.asarray(linear_sum_assignment(likeness, maximize=True)[1], np.int64)
 
-    def likeness(self, space: str) -> tuple[Floats, int]:
+    def likeness(self, space: str) -> Floats:
         """Cosines of all filters of a space with all, each link weighted by its numbers a filter.
 
         That is the weight of a link in the likelihood: ten numbers say ten times as much as one.
@@ -89,7 +90,7 @@ class _Tracer:
                 count = ours[0].size
                 total += count * (_unit(ours) @ _unit(theirs).T)
                 numbers += count
-        return total / numbers, numbers
+        return total / numbers
 
     def _filters(self, link: Link, space: str) -> list[tuple[Floats, Floats]]:
         """Our and their filters of a link for each channel of a space, as far as the rest is in order."""
@@ -115,10 +116,13 @@ class _Tracer:
         order = self._order(at_cut)
         sure, cosines = 0, []
         for space in at_cut:
-            likeness, _ = self.likeness(space)
-            own, every = self.orders[space], np.arange(self.sizes[space])
-            sure += int(((likeness.argmax(1) == own) & (likeness.argmax(0)[own] == every)).sum())
-            cosines.append(likeness[every, own])
+            likeness = self.likeness(space)
+            every, own = np.arange(self.sizes[space]), self.orders[space]
+            found = likeness[every, own]
+            likeness[every, own] = -1.0
+            others = np.maximum(likeness.max(axis=1), likeness.max(axis=0)[own])
+            sure += int((found > np.maximum(0.0, CLEAR * others)).sum())
+            cosines.append(found)
         return Match(order, float(np.concatenate(cosines).mean()), sure)
 
 

@@ -101,6 +101,8 @@ class Report:
         chance = statistics.in_words(self.log10_p)
         bound = "" if self.exact else "at most "
         found = f"its bits agree with the key of {self.owner} in {self.wsr:.1%} of cases"
+        if self.aligned:
+            found += " once its channels are back in order"
         if self.owned:
             return (
                 f"The suspect carries the mark: {found}, which chance alone would reach with a "

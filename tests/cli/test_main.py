@@ -58,7 +58,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nonsense"], ["--nonsense"], ["verify"], ["verify", "x", "--key", "k", "--probes", "many"]],
+    [["nonsense"], ["--nonsense"], ["verify"], ["verify", "x", "--key", "k", "--alpha", "many"]],
 )
 def test_bad_use_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2

@@ -87,7 +87,7 @@ def test_agreement_is_stated_in_words_with_the_reasons_given_by_hand(page: str) 
     assert "The mark is <i>too weak</i> here." in text
     assert "The beginning." in page
     assert "Where it differs" in section(page, "notes")
-    assert 'badge not run">not run' in section(page, "removal")
+    assert 'badge unknown">unknown' in section(page, "removal")
 
 
 def test_the_page_needs_nothing_from_elsewhere(page: str) -> None:

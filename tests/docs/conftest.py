@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from sigil import models
-from sigil.federation import train
+from sigil.federation import Run, train
 from sigil.federation.settings import make
 from sigil.key import Key
 
@@ -35,25 +36,30 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
     """Put a thing that a page presupposes into the page's folder, by the name that the page gives it."""
     home = tmp_path_factory.mktemp("presupposed")
     key = Key.generate("ACME", shape=(32, 2, 2), bits=50, seed=bytes(range(32)))
-    halves = train(make(SETTINGS), home / "run", key=key).halves()
-    whole = models.join(*halves).eval()
+
+    @cache
+    def run() -> Run:
+        return train(make(SETTINGS), home / "run", key=key)
+
+    def whole() -> models.Model:
+        return models.join(*run().halves()).eval()
 
     def write_key(path: Path) -> None:
         key.save(path)
 
     def write_run(path: Path) -> None:
-        shutil.copytree(home / "run", path)
+        shutil.copytree(run().folder, path)
 
     def write_client_half(path: Path) -> None:
-        shutil.copy(home / "run" / "client.safetensors", path)
+        shutil.copy(run().folder / "client.safetensors", path)
 
     def write_state_dict(path: Path) -> None:
-        torch.save(whole.state_dict(), path)
+        torch.save(whole().state_dict(), path)
 
     def write_graph(path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.onnx.export(whole, (torch.zeros(2, 1, 8, 8),), str(path), dynamo=False)
+            torch.onnx.export(whole(), (torch.zeros(2, 1, 8, 8),), str(path), dynamo=False)
 
     def write_statement(path: Path) -> None:
         path.write_text(key.statement() + "\n")

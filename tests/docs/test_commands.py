@@ -17,6 +17,8 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +113,7 @@ SMALLER = (
     (r'"rounds": \d+', '"rounds": 1'),
     (r'data\.load\("digits"\)', 'data.load("digits", train_limit=200, test_limit=100)'),
     # a hundredth of 32 images is none
-    (r"sigil detect (\S+)", r"sigil detect \1 --share 0.5"),
+    (r"sigil detect (\S+)(?!\S)(?! --share)", r"sigil detect \1 --share 0.5"),
 )
 """What makes commands and programs small enough for a test; not applied to the tutorial."""
 
@@ -123,6 +125,8 @@ PARSED = {
     "sigil join": "the same",
 }
 """Commands that are not run here, but must be understood by the command line as they are written."""
+
+WHO = r"(?:(?:owner|client) +)?"
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,9 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def is_command(line: str) -> bool:
-    return bool(
-        re.match(r"(\$ )?(sigil|make|pip|python3?|pytest|openssl|tensorboard|flwr|flower-\w+) ", line)
-    )
+    """Whether a line of a block without a language is for the shell; who types it may stand in front."""
+    programs = "sigil|make|pip|python3?|pytest|openssl|tensorboard|flwr|flower-[a-z]+"
+    return bool(re.match(rf"{WHO}({programs}) ", line))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -179,7 +183,7 @@ def test_every_block_runs(page: Path, put: Any, tmp_path: Path, monkeypatch: pyt
     session = Session(page.name)
     exec(NAMES.get(page.name, ""), session.names)
     content = list(blocks(page))
-    for block, following in zip(content, [*content[1:], None], strict=True):
+    for block, following in pairwise([*content, None]):
         if block.language == "python":
             run_program(block, session)
         elif block.title.startswith("prints"):
@@ -257,7 +261,8 @@ def logical_lines(text: str) -> list[str]:
 
 def run_line(line: str, session: Session, block: Block, *, status: int | None) -> None:
     """Run one line of a shell: commands with && between them, perhaps an output file."""
-    lexer = shlex.shlex(smaller(line, block.page), posix=True, punctuation_chars="&|;<>")
+    line = smaller(re.sub(f"^{WHO}", "", line), block.page)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
     lexer.whitespace_split = True
     commands: list[list[str]] = [[]]
     for token in lexer:
@@ -296,10 +301,28 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
         files = [argument for argument in arguments if "/" in argument]
         assert files, where
         assert all((ROOT / file).exists() for file in files), where
+    elif program in ("flwr", "flower-superlink", "flower-supernode"):
+        described = help_of(program)
+        asked = [word for word in arguments if word.startswith("--")] or arguments[:1]
+        assert all(re.search(rf"{re.escape(word)}\b", described) for word in asked), where
     elif program == "openssl":
         assert Path(arguments[-1]).exists(), f"{where}: conftest.py stands in for it and made no such file"
     else:
         assert command == [".", ".venv/bin/activate"], f"{where}: no rule for this program"
+
+
+def help_of(program: str) -> str:
+    """What a program of another package says about its own options."""
+    (script,) = entry_points(group="console_scripts", name=program)
+    printed = io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        patch.setattr("sys.argv", [program, "--help"])
+        script.load()()
+    return printed.getvalue()
 
 
 def run_sigil(arguments: list[str], session: Session, where: str, *, status: int | None) -> None:
@@ -330,6 +353,24 @@ def parse(arguments: list[str]) -> None:
         context = command.make_context(name, rest, parent=context)
     if context.params.get("change"):
         read(None, context.params["change"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    """`sigil data show --json` in a sentence: there is such a command, and it has such an option."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for mention in re.findall(r"`sigil ([^`]+)`", prose):
+        words = shlex.split(mention.replace("\n", " "))
+        command: Any = typer.main.get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        context = command.context_class(command)
+        known = {name for each in command.get_params(context) for name in (*each.opts, *each.secondary_opts)}
+        unknown = {word.partition("=")[0] for word in words if word.startswith("-")} - known
+        assert not unknown, f"{page.name}: `sigil {mention}` has no {unknown}"
+        # A group's name is followed by one of its commands, or by a word in capitals that stands for one.
+        missing = hasattr(command, "commands") and words and words[0].isalpha() and words[0].islower()
+        assert not missing, f"{page.name}: there is no command `sigil {mention}`"
 
 
 def examples() -> list[str]:

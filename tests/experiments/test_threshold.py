@@ -55,7 +55,8 @@ def test_the_table_the_figure_and_the_verdict(
     assert "| vgg11 | not run |" in text
     assert (tmp_path / "threshold.png").exists()
     findings = threshold.verdict(cells, results)
-    assert findings[2].agrees is True
+    assert findings[3].agrees is True
+    assert "no false proof" in findings[3].text
     assert threshold.verdict(cells, {})[0].agrees is None
 
 

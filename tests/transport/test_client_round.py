@@ -112,6 +112,7 @@ def test_a_cut_connection_changes_nothing(
     outcome = service.wait_round(timeout=30)
     assert proxy.connections == 2
     assert outcome.clients[0].reconnects == (1 if share > 0.1 else 0)  # the first cut hits the handshake
+    assert service.metrics.rejections()[Reason.INTERNAL] == 0
     assert_as_undisturbed(update, outcome, alone)
 
 
@@ -211,7 +212,7 @@ def test_a_ticket_of_an_abandoned_round_is_refused_at_once(net: Any, service: An
     with pytest.raises(Refused) as refused:
         net.train(net.task(service, old[0], alone.client_start), 0)
     assert refused.value.reason is Reason.TICKET
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10  # seconds, while a lost connection is tried again for longer
 
 
 def test_a_client_whose_training_diverges_is_out_and_told_why(net: Any, service: Any, alone: Alone) -> None:

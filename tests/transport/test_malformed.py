@@ -230,7 +230,14 @@ def test_every_malformed_message_is_rejected_with_a_reason_and_harms_nobody(
     federation = net.local()
     client_start, server_start = federation.client_state, federation.server_state
     clients = {0: honest.fingerprint} | dict.fromkeys(range(1, COUNT + 1), bad.fingerprint)
-    limits = Limits(streams_per_client=64, streams=128, return_seconds=None, bytes_in_flight=1 << 20)
+    limits = Limits(
+        streams_per_client=64,
+        streams=128,
+        hello_seconds=120.0,
+        step_seconds=120.0,
+        return_seconds=None,
+        bytes_in_flight=1 << 20,
+    )
     outcomes: Counter[str] = Counter()
     with net.service(limits=limits) as service:
         tickets = service.open_round(1, server_start, lr=federation._learning_rate(1), clients=clients)

@@ -236,7 +236,7 @@ def test_a_replay_does_not_give_a_client_more_bytes(net: Any) -> None:
 
 
 def test_streams_are_counted_by_certificate_and_in_all(net: Any) -> None:
-    with net.service(limits=Limits(streams=3, streams_per_client=2)) as service:
+    with net.service(limits=Limits(streams=3, streams_per_client=2, hello_seconds=60.0)) as service:
         tickets = net.open(service, service.initial_state)
         held = [net.raw(service, 0).send(net.hello(tickets[0])), net.raw(service, 0)]
         held[0].receive()
@@ -320,7 +320,7 @@ def test_a_step_cannot_be_held_open(net: Any, speech: Callable[[Any], list[bytes
         began = time.monotonic()
         stream = net.raw(service).send(net.hello(tickets[0]), *speech(net))
         assert stream.refusal() is Reason.DEADLINE
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         _until(lambda: service._engine.budget.used == 0)
         assert net.raw(service).send(net.hello(tickets[0], answers=1)).receive().step == 0
 
@@ -343,27 +343,25 @@ def test_a_step_cannot_be_stretched_by_one_chunk_a_while(wide: Any) -> None:
         assert stream.send(chunks[1]).refusal() is Reason.DEADLINE
 
 
-def test_clients_that_do_not_take_their_answers_are_not_waited_for_and_stay_few(
+def test_a_client_that_does_not_take_its_answer_is_not_waited_for_and_stays_the_only_one(
     make_net: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples = 32_768
+    samples = 16_384
     net = make_net(model={"cut": "pool1", "width": 8}, federation={"batch_size": samples})
     monkeypatch.setattr(Server, "forward", lambda self, message: Logits(torch.zeros(samples, 10)))
     monkeypatch.setattr(
         Server, "backward", lambda self, message, moment: CutGradient(torch.zeros(samples, *net.shape))
     )
-    with net.service(limits=Limits(step_seconds=2.0, streams_per_client=2)) as service:
+    with net.service(limits=Limits(step_seconds=5.0, streams_per_client=1)) as service:
         tickets = net.open(service, service.initial_state, clients=1)
-        held = []
-        for count in (1, 2):
-            held.append(net.raw(service).send(net.hello(tickets[0]), *net.activation(samples)))
-            held[-1].receive(), held[-1].receive()
-            held[-1].send(*net.gradient(samples))  # and 16 MiB come back, of which nothing is read
-            _until(lambda: service.metrics.rejections()[Reason.DEADLINE] == count, seconds=20.0)  # noqa: B023
-            _until(lambda: service._engine.budget.used == 0)
+        stream = net.raw(service).send(net.hello(tickets[0]), *net.activation(samples))
+        stream.receive(), stream.receive()
+        stream.send(*net.gradient(samples))  # and 8 MiB come back, of which nothing is read
+        _until(lambda: service.metrics.rejections()[Reason.DEADLINE] == 1)
+        _until(lambda: service._engine.budget.used == 0)
+        # gRPC cannot close a stream whose data is not taken, so it still counts.
         assert net.raw(service).send(net.hello(tickets[0])).refusal() is Reason.STREAMS
-        for stream in held:
-            stream.call.cancel()
+        stream.call.cancel()
         _until(lambda: service._engine.streams.total() == 0)
 
 
@@ -376,7 +374,7 @@ def test_a_header_alone_holds_nothing_once_its_client_is_gone(net: Any, service:
 
 
 def test_time_away_counts_for_an_open_step(net: Any) -> None:
-    with net.service(limits=Limits(step_seconds=1.0)) as service:
+    with net.service(limits=Limits(step_seconds=2.0)) as service:
         tickets = net.open(service, service.initial_state, clients=1)
         stream = net.raw(service).send(net.hello(tickets[0]), *net.activation())
         stream.receive(), stream.receive()
@@ -444,7 +442,7 @@ def test_a_step_waits_while_others_fill_the_budget(net: Any) -> None:
         threading.Thread(target=lambda: (second.receive(), answered.set()), daemon=True).start()
         assert not answered.wait(0.5)
         first.send(*net.gradient(samples)).receive()
-        assert answered.wait(5)
+        assert answered.wait(20)
         assert service._engine.budget.used == room
 
 
@@ -484,6 +482,13 @@ def test_a_taken_port_is_named(net: Any, service: Any) -> None:
         net.service(address=service.address).start()
 
 
+def test_a_service_that_cannot_start_says_so(net: Any) -> None:
+    mine = ServerCredentials.load(net.folder)
+    broken = ServerCredentials(mine.authority, mine.certificate, b"nonsense")
+    with pytest.raises(NetworkError, match="cannot listen"):
+        net.service(credentials=broken).start()
+
+
 def test_a_round_needs_clients_and_waiting_needs_a_round(net: Any, service: Any) -> None:
     with pytest.raises(NetworkError, match="at least one client"):
         service.open_round(1, service.initial_state, lr=0.1, clients={})
@@ -503,10 +508,12 @@ def test_a_failure_of_the_server_tells_a_client_nothing(
         stream = net.raw(service).send(net.hello(tickets[0]), *net.activation())
         assert stream.refusal() is Reason.INTERNAL
     assert "secret" not in stream.call.details()
+    with pytest.raises(NetworkError, match="Only 0 of 1"):
+        service.wait_round()  # at once: the client is out
     assert "RuntimeError" in caplog.text
 
 
-def _until(condition: Callable[[], bool], *, seconds: float = 5.0) -> None:
+def _until(condition: Callable[[], bool], *, seconds: float = 20.0) -> None:
     last = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < last, "waited in vain"

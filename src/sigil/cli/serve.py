@@ -73,7 +73,7 @@ def serve(
     ] = "float32",
     limit: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Change a limit of the service; docs/network-threats.md lists them."),
+        typer.Option(metavar="NAME=VALUE", help="Change a limit; see docs/network-threats.md."),
     ] = None,
     simulate: Annotated[
         int | None,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,18 +16,29 @@ import typer
 
 from sigil.cli import key as key_commands
 from sigil.cli.terminal import printable
-from sigil.errors import ConfigError, EvidenceError
+from sigil.errors import ConfigError, DataError, EvidenceError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from torch import Tensor
 
+    from sigil.alignment import Reference
     from sigil.evidence.facts import Facts
+    from sigil.models import Model
+    from sigil.suspect import Suspect
+    from sigil.verification import Report
 
 _MOST_PROBES = 10**9
+_MOST_IMAGES = 2_000
+_MOST_FILES = 1_000_000
+_PICTURES = (".png", ".jpg", ".jpeg")
 _MOST_TRIES = 10**15
 
 _MODEL = "The suspect (only what its file does not say)"
 _TEST = "The test"
+_ALIGNMENT = "A copy whose channels were reordered or rescaled"
 _RESULT = "The result"
 
 
@@ -79,9 +92,14 @@ def verify(
         typer.Option(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.", rich_help_panel=_MODEL),
     ] = None,
     probes: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=10**9, help="Number of random inputs.", rich_help_panel=_TEST),
-    ] = 512,
+        list[str] | None,
+        typer.Option(
+            metavar="N|IMAGES",
+            help="Number of random inputs (512). With --reference also images to tell channels apart by: a "
+            "folder of pictures or a data set.",
+            rich_help_panel=_TEST,
+        ),
+    ] = None,
     seed: Annotated[
         int, typer.Option(metavar="N", help="Seed of the random inputs.", rich_help_panel=_TEST)
     ] = 0,
@@ -97,6 +115,23 @@ def verify(
             rich_help_panel=_TEST,
         ),
     ] = 1,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F",
+            help="The run's directory, its reference.safetensors, or its initial weights.",
+            rich_help_panel=_ALIGNMENT,
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="SIGIL_DATA",
+            help="Where the data sets for --probes are.",
+            rich_help_panel=_ALIGNMENT,
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object only.", rich_help_panel=_RESULT),
@@ -133,6 +168,11 @@ def verify(
         --report page.html --evidence case.json
       sigil evidence check case.json
 
+    A copy whose channels were reordered and rescaled (docs/alignment.md):
+      sigil verify copy.safetensors --key owner.key --reference runs/a
+      sigil verify copy.onnx --at NODE --key owner.key \\
+        --reference runs/a --probes photos/
+
     For a program:
       sigil verify client.safetensors --key owner.key --json
 
@@ -142,10 +182,12 @@ def verify(
     """
     if sign_with is not None and evidence is None:
         raise ConfigError("--sign-with signs an evidence file: give --evidence F.json as well.")
-    if probes > _MOST_PROBES or tries > _MOST_TRIES:
+    count, pictures = _parse_probes(probes or [])
+    if tries > _MOST_TRIES:
+        raise ConfigError(f"--tries may be at most {_MOST_TRIES:,}.")
+    if pictures is not None and reference is None:
         raise ConfigError(
-            f"--probes may be at most {_MOST_PROBES:,} and --tries at most {_MOST_TRIES:,}; "
-            "512 probes are plenty."
+            f"--probes {pictures} names images to tell channels apart by: give --reference too."
         )
     shape = None if input_shape is None else _parse_shape(input_shape)
     _check_target(report, "--report")
@@ -173,10 +215,12 @@ def verify(
         opened,
         owner_key,
         input_shape=shape,
-        probes=probes,
+        probes=count,
         seed=seed,
         alpha=alpha,
         tries=tries,
+        reference=None if reference is None else _reference(reference, opened, images=pictures is not None),
+        probe_data=None if pictures is None else _images(pictures, shape or opened.input_shape, data_dir),
     )
     facts = gather(
         outcome,
@@ -189,7 +233,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps(outcome.to_dict() | _json_facts(facts) | written, allow_nan=False))
     else:
-        _print(facts, written)
+        _print(facts, written, _alignment_row(outcome))
     raise typer.Exit(0 if outcome.owned else 1)
 
 
@@ -261,6 +305,80 @@ def _parse_shape(text: str) -> tuple[int, ...]:
     return shape
 
 
+def _parse_probes(given: list[str]) -> tuple[int, str | None]:
+    """The number of random inputs, and the name of images if one is among the values."""
+    count, pictures = 512, None
+    for text in given:
+        if not text.lstrip("+-").isdecimal():
+            pictures = text
+        elif len(text) > 12 or not 1 <= int(text) <= _MOST_PROBES:
+            raise ConfigError(
+                f"--probes may be 1 to {_MOST_PROBES:,} random inputs, not {text[:20]}; 512 are plenty."
+            )
+        else:
+            count = int(text)
+    return count, pictures
+
+
+def _reference(path: Path, suspect: Suspect, *, images: bool) -> Path | Reference | Model:
+    """What a run's directory knows: its initial weights, unless only activations can be compared."""
+    if not path.is_dir():
+        return path
+    if images or suspect.module is None:
+        from sigil.alignment import Reference
+
+        return Reference.load(path / "reference.safetensors")
+    from sigil.federation.initial import initial_half
+
+    return initial_half(path)
+
+
+def _images(
+    name: str, shape: tuple[int, ...] | None, data_dir: Path | None
+) -> Tensor | npt.NDArray[np.uint8]:
+    """Images from a folder of pictures, or the test images of a data set: at most 2,000, evenly chosen."""
+    import numpy as np
+
+    from sigil import data
+    from sigil.data import images as pictures
+
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        test = data.load(name, data_dir=data_dir)
+        chosen = np.linspace(0, len(test.test) - 1, min(_MOST_IMAGES, len(test.test))).astype(int)
+        ((found, _),) = data.evaluate_batches(
+            np.asarray(test.test.images)[chosen],
+            test.test.labels[chosen],
+            batch_size=_MOST_IMAGES,
+            mean=test.mean,
+            std=test.std,
+        )
+        return found
+    if shape is None or len(shape) != 3:
+        raise ConfigError("The suspect does not say what images it takes: give --input-shape C,H,W.")
+    files = sorted(itertools.islice(_picture_files(folder), _MOST_FILES))
+    if not files:
+        raise DataError(f"There are no PNG or JPEG pictures in {folder}: name a folder that holds some.")
+    chosen = np.linspace(0, len(files) - 1, min(_MOST_IMAGES, len(files))).astype(int)
+    table = np.empty((len(chosen), *shape), np.uint8)
+    pictures.fill(table, [files[i] for i in chosen], lambda file: pictures.decode(file, shape))
+    return table
+
+
+def _picture_files(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        yield from (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
+
+
+def _alignment_row(outcome: Report) -> list[tuple[str, str]]:
+    if outcome.sure_channels is None:
+        return []
+    sure = f"{outcome.sure_channels} channels recognised (agreement {outcome.agreement:.2f})"
+    if outcome.aligned:
+        return [("alignment", f"{sure}, put back in order")]
+    return [("alignment", f"not used: only {sure}, so examined as it is")]
+
+
 def _json_facts(facts: Facts) -> dict[str, Any]:
     from sigil.evidence.wording import chance
 
@@ -274,7 +392,7 @@ def _json_facts(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _print(facts: Facts, written: dict[str, str]) -> None:
+def _print(facts: Facts, written: dict[str, str], alignment: list[tuple[str, str]]) -> None:
     """Set the verdict: in colour on a terminal, otherwise as plain, aligned lines."""
     from rich.console import Console
     from rich.table import Table
@@ -290,7 +408,7 @@ def _print(facts: Facts, written: dict[str, str]) -> None:
             "Not proven is not disproven: the mark may be absent, or weakened, or it may belong\n"
             "to another key or to another cut."
         )
-    rows = _rows(facts) + [(name, printable(path)) for name, path in written.items()]
+    rows = _rows(facts) + alignment + [(name, printable(path)) for name, path in written.items()]
     console = Console(highlight=False)
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))

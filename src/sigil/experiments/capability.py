@@ -121,7 +121,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         ),
         Finding(
             "The server of U-SFL can embed Sigil's mark and neither of the others"
-            + ("." if sigil else ": not run."),
+            + ("." if sigil else ": not measured."),
             set(sigil) == {YES} if sigil else None,
         ),
     ]

@@ -196,7 +196,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         sizes = values(cells, results, name, "matrix_mib")
         times = values(cells, results, name, "time_of_server")
         if not (shares and sizes and times):
-            findings.append(Finding(f"{name}: not run.", None))
+            findings.append(Finding(f"{name}: not measured.", None))
             continue
         close = abs(shares[0] / theirs["extra_compute_percent"] - 1) < 0.1
         same = abs(sizes[0] / theirs["storage_mb"] - 1) < 0.1

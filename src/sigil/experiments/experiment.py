@@ -29,20 +29,20 @@ def judge(
     """A claim that must hold for each of these numbers, as far as they were measured.
 
     >>> judge("WSR of at least 95 %", {"λ = 0.1": 99.5, "λ = 1": None}, lambda wsr: wsr >= 95)
-    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1); 1 not run.', agrees=True)
+    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1); 1 not measured.', agrees=True)
     """
     known = {name: number for name, number in measured.items() if number is not None}
     if not known:
-        return Finding(f"{claim}: not run.", None)
+        return Finding(f"{claim}: not measured.", None)
     named = ", ".join(f"{number:{form}} ({name})" for name, number in known.items())
     missing = len(measured) - len(known)
-    gap = f"; {missing} not run" if missing else ""
+    gap = f"; {missing} not measured" if missing else ""
     return Finding(f"{claim}: {named}{gap}.", all(rule(number) for number in known.values()))
 
 
 def listed(findings: Sequence[Finding]) -> str:
     """Findings as a Markdown list."""
-    words = {True: "agrees", False: "**differs**", None: "not run"}
+    words = {True: "agrees", False: "**differs**", None: "unknown"}
     return "\n".join(f"- {words[finding.agrees]}: {finding.text}" for finding in findings)
 
 

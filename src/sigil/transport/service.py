@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
-import torch
 
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation import precision as precisions
@@ -259,7 +259,12 @@ class SplitService:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _main(self) -> None:
-        asyncio.run(self._run())
+        try:
+            asyncio.run(self._run())
+        except BaseException as error:
+            if self._ready.done():
+                raise
+            self._ready.set_exception(error)
 
     async def _run(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
@@ -329,7 +334,7 @@ def _check_mode(settings: Settings) -> None:
 
 
 def _check_budget(setup: Setup) -> None:
-    largest = 2 * setup.samples_per_batch * int(torch.tensor(setup.shape).prod()) * 4
+    largest = 2 * setup.samples_per_batch * math.prod(setup.shape) * 4
     if largest > setup.limits.bytes_in_flight:
         raise ConfigError(
             f"One step may need {largest} bytes, but the limit bytes_in_flight is "

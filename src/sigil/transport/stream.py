@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -36,6 +36,7 @@ from sigil.transport.wire import Header, Kind
 
 # Where a client broke no rule: it may come back.
 _FORGIVEN = (Reason.DEADLINE, Reason.SUPERSEDED, Reason.TRUNCATED)
+_ENDED = "The stream ended before the round did."
 _ANSWERS = {Kind.ACTIVATION: Kind.LOGITS, Kind.LOGIT_GRADIENT: Kind.CUT_GRADIENT}
 
 
@@ -79,10 +80,11 @@ class Stream:
             await self._welcome(header, session)
             while await self._turn(session):
                 pass
-        except Rejection as rejection:
-            drop = rejection.reason is not Reason.TRUNCATED
-            if session.stream is self and rejection.reason not in _FORGIVEN:
-                engine.expel(session, rejection.reason)
+        except Exception as error:
+            reason = error.reason if isinstance(error, Rejection) else Reason.INTERNAL
+            drop = reason is not Reason.TRUNCATED
+            if session.stream is self and reason not in _FORGIVEN:
+                engine.expel(session, reason)
             raise
         finally:
             engine.leave(session, self, drop=drop)
@@ -100,6 +102,8 @@ class Stream:
         current.tickets.check(ticket, claimed=Seal(header.round, header.client, self._holder))
         session = current.sessions[header.client]
         async with session.lock:
+            if self._engine.round is not current:
+                raise Rejection(Reason.CLOSED, f"Round {header.round} is not open.")
             self._attach(session, header)
         return header, session
 
@@ -237,12 +241,23 @@ class Stream:
             session.waited += clock() - began
 
     async def _read(self) -> bytes:
-        message = await self._context.read()
+        with _broken_is_ended():
+            message = await self._context.read()
         if message is grpc.aio.EOF:
-            raise Rejection(Reason.TRUNCATED, "The stream ended before the round did.")
+            raise Rejection(Reason.TRUNCATED, _ENDED)
         self._engine.metrics.received.inc(len(message))
         return bytes(message)
 
     async def _write(self, message: bytes) -> None:
-        await self._context.write(message)
+        with _broken_is_ended():
+            await self._context.write(message)
         self._engine.metrics.sent.inc(len(message))
+
+
+@contextmanager
+def _broken_is_ended() -> Iterator[None]:
+    """Whatever gRPC raises while it reads or writes, the connection is at fault."""
+    try:
+        yield
+    except Exception:
+        raise Rejection(Reason.TRUNCATED, _ENDED) from None

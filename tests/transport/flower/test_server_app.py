@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, NetworkError
 from sigil.federation.settings import make
 from sigil.transport import RoundTask, RoundUpdate
 from sigil.transport.flower import messages, server_app
@@ -123,6 +124,15 @@ def test_in_the_end_everybody_who_is_there_is_told(monkeypatch: pytest.MonkeyPat
     messenger(grid).dismiss()
     told = {(m.metadata.dst_node_id, m.metadata.message_type) for m in grid.pushed.values()}
     assert told == {(50, "query.finish"), (70, "query.finish")}
+
+
+def test_a_messenger_that_is_stopped_ends_whoever_waits_for_clients() -> None:
+    stop = threading.Event()
+    flower = FlowerMessenger(FakeGrid(), make({}), nodes=KEYS, stop=stop)  # type: ignore[arg-type]
+    assert flower.present()
+    stop.set()
+    with pytest.raises(NetworkError, match="nobody left"):
+        flower.present()
 
 
 def test_without_its_file_the_app_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,18 +180,32 @@ class Deployment:
         from flwr.simulation import run_simulation
 
         # For the processes that Ray starts; one virtual client fills one core.
-        os.environ |= {CLIENTS_VARIABLE: str(self.network.resolve()), "OMP_NUM_THREADS": "1"}
+        os.environ |= {
+            CLIENTS_VARIABLE: str(self.network.resolve()),
+            "OMP_NUM_THREADS": "1",
+            "GRPC_VERBOSITY": "ERROR",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        }
         if self.data_dir is not None:
             os.environ["SIGIL_DATA"] = str(self.data_dir.resolve())
-        run_simulation(
-            server_app=make_app(lambda: assignment),
-            client_app=client_app,
-            num_supernodes=self.clients,
-            backend_config={
-                "init_args": {"num_cpus": cores, "include_dashboard": False, "log_to_driver": False},
-                "client_resources": {"num_cpus": 1, "num_gpus": 0},
-            },
-        )
+        try:
+            run_simulation(
+                server_app=make_app(lambda: assignment),
+                client_app=client_app,
+                num_supernodes=self.clients,
+                backend_config={
+                    "init_args": {"num_cpus": cores, "include_dashboard": False, "log_to_driver": False},
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0},
+                },
+            )
+        except RuntimeError:
+            # Flower's word for a backend that failed; its own log lines say why.
+            raise NetworkError(
+                "Ray could not run the virtual clients (the lines above say why); use `sigil train`, or "
+                "try again when the machine is less busy."
+            ) from None
+        finally:
+            assignment.stop.set()  # the ServerApp is a thread, and would wait for clients for ever
 
     def _invite(self, client: int, node: int | None) -> None:
         """Write what a client must know to join, beside its certificate."""

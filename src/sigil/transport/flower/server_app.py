@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -39,7 +40,7 @@ class Assignment:
     """What a ServerApp is to train, and on which terms.
 
     `nodes` maps the public key of each client's node (PEM) to the client's index; none in a simulation,
-    where the nodes are numbered as they come.
+    where the nodes are numbered as they come. Setting `stop` ends the ServerApp with an error.
     """
 
     settings: Settings
@@ -49,13 +50,22 @@ class Assignment:
     key: Key | None = field(default=None, repr=False)
     data_dir: Path | None = None
     progress: Silent = field(default_factory=Silent)
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 class FlowerMessenger:
     """Carries tasks and updates as Flower messages, one a client and round."""
 
-    def __init__(self, grid: Grid, settings: Settings, *, nodes: Mapping[bytes, int] | None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        settings: Settings,
+        *,
+        nodes: Mapping[bytes, int] | None,
+        stop: threading.Event | None = None,
+    ) -> None:
         self._grid = grid
+        self._stop = stop or threading.Event()
         self._settings = settings
         self._known = nodes
         self._nodes: dict[int, int] = {}
@@ -63,6 +73,8 @@ class FlowerMessenger:
 
     def present(self) -> dict[int, str]:
         """The clients whose SuperNode is connected, each with the moment at which it was last started."""
+        if self._stop.is_set():
+            raise NetworkError("There is nobody left to carry messages to clients.")
         found = sorted(self._grid.get_nodes(), key=lambda node: node.node_id)
         present = {}
         for position, node in enumerate(found):
@@ -115,7 +127,7 @@ class FlowerMessenger:
 
 def conduct(assignment: Assignment, grid: Grid) -> Run:
     """Train the whole run, over whatever clients `grid` reaches."""
-    messenger = FlowerMessenger(grid, assignment.settings, nodes=assignment.nodes)
+    messenger = FlowerMessenger(grid, assignment.settings, nodes=assignment.nodes, stop=assignment.stop)
     run = train(
         assignment.settings,
         assignment.out,

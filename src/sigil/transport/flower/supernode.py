@@ -74,8 +74,11 @@ class SuperNode:
                     time.sleep(POLL_SECONDS)
                 else:
                     self._answer(app, token)
-            except httpx.HTTPError:
-                # The SuperNode is starting, or is gone and with it the message: the owner will send another.
+            except httpx.TransportError:
+                time.sleep(POLL_SECONDS)  # the SuperNode is starting, or is gone
+            except Exception as error:
+                # Whatever it is that Flower lost, the owner will ask again, and this client must be there.
+                log.warning("A task could not be delivered: %s", type(error).__name__)
                 time.sleep(POLL_SECONDS)
 
     def close(self) -> None:

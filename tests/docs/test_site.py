@@ -1,0 +1,90 @@
+"""The pages hang together: links lead somewhere, every page can be found, and the made pages are complete."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import pkgutil
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+import sigil
+from sigil.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def site_module(name: str) -> ModuleType:
+    """A module that MkDocs loads by its file."""
+    spec = importlib.util.spec_from_file_location(f"site_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    return site_module("hooks")
+
+
+def anchors(page: Path) -> set[str]:
+    """What `#` may be followed by: the headings in small letters, with hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        place = page.parent / name if name else page
+        assert place.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(place), f"{page.name}: {target}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {page.name for page in PAGES} - {"README.md"} <= listed
+
+
+def test_every_module_of_the_reference_is_in_the_navigation(hooks: ModuleType) -> None:
+    configuration = (ROOT / "mkdocs.yml").read_text()
+    for module in hooks.REFERENCE:
+        assert f"- {module}: reference/{module}.md\n" in configuration
+
+
+def test_the_reference_covers_every_public_package(hooks: ModuleType) -> None:
+    packages = {f"sigil.{found.name}" for found in pkgutil.iter_modules(sigil.__path__) if found.ispkg}
+    assert packages - {"sigil.cli", "sigil.experiments"} <= set(hooks.REFERENCE)
+
+
+def test_a_reference_page_names_each_public_name_once(hooks: ModuleType) -> None:
+    shown = [
+        line.removeprefix("::: ").rpartition(".")[2]
+        for line in hooks.reference_page("sigil.attacks").splitlines()
+        if line.startswith("::: ")
+    ]
+    assert sorted(shown) == sorted(["attacks", *sigil.attacks.__all__])
+
+
+def test_the_command_line_page_describes_every_command_and_option(hooks: ModuleType) -> None:
+    page = hooks.command_line_page()
+    for name, command in hooks.commands(typer.main.get_command(app)):
+        assert f"\n## `{name}`\n" in page
+        for parameter in command.params:
+            assert all(option in page for option in parameter.opts if option.startswith("-"))
+
+
+def test_the_examples_of_the_site_modules_hold(hooks: ModuleType) -> None:
+    outcome = doctest.testmod(hooks)
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
