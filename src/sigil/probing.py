@@ -58,8 +58,8 @@ def activations(suspect: Suspect, batch: Tensor) -> Tensor:
         )
     if activation.ndim < 2 or len(activation) != len(batch):
         raise ShapeError(
-            f"The suspect returns shape {tuple(activation.shape)} for a batch of {len(batch)} inputs: it must "
-            "return one activation for each input."
+            f"The suspect returns shape {tuple(activation.shape)} for a batch of {len(batch)} inputs: it "
+            "must return one activation for each input."
         )
     return activation.detach().to("cpu", torch.float32)
 

@@ -65,8 +65,8 @@ def train_round(
 
     Broken connections are opened again for up to `patience` seconds each, and the round goes on where it
     was; if the server has given the step up meanwhile, the round is trained again from its start. Either
-    way the result is the same bit for bit; observers see the steps of a repeated round again. :class:`sigil.transport.Refused` means that this ticket is good
-    for nothing any more.
+    way the result is the same bit for bit; observers see the steps of a repeated round again.
+    :class:`sigil.transport.Refused` means that this ticket is good for nothing any more.
     """
     precision = precisions.choose(settings.run.device, settings.run.precision)
     half = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).client
