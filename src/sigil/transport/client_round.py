@@ -64,8 +64,8 @@ def train_round(
     """Train one round on the images `indices` of `dataset`, with the server half behind `task.address`.
 
     Broken connections are opened again for up to `patience` seconds each, and the round goes on where it
-    was; if the server has given the step up meanwhile, the round is trained again from its start. Either
-    way the result is the same bit for bit; observers see the steps of a repeated round again.
+    was; if the server has given the step up meanwhile, the round is trained again from its start, before
+    the eyes of the observers. Either way the result is the same bit for bit.
     :class:`sigil.transport.Refused` means that this ticket is good for nothing any more.
     """
     precision = precisions.choose(settings.run.device, settings.run.precision)
