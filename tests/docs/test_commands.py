@@ -15,7 +15,7 @@ import random
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from itertools import pairwise
@@ -89,8 +89,8 @@ TRAINING = shlex.split(
 AS_WRITTEN = "tutorial.md"
 
 SMALLER = (
-    # pattern, replacement: why
-    (r"(?<=data\.name=)(cifar10|hub:\S+)", "digits"),  # needs files or the network
+    # what needs files or the network
+    (r"(?<=data\.name=)(cifar10|hub:\S+)", "digits"),
     (r"(?<=--data )cifar10", "digits"),
     (r"(?<=show )cifar10|(?<=partition )cifar10", "digits"),
     (r" --data-dir \S+", ""),
@@ -107,7 +107,8 @@ SMALLER = (
     (r"--early \S+ --late \S+", "--early 1 --late 3"),
     (r"early_rounds=\[1, 2\], late_rounds=range\(70, 81\)", "early_rounds=[1], late_rounds=[3], epochs=1"),
     # minutes become seconds
-    (r"(sigil attack (?:subspace|overwrite|extract) .*)", r"\1 --epochs 1"),
+    (r"--epochs \d+", "--epochs 1"),
+    (r"sigil attack (subspace|overwrite|extract)", r"\g<0> --epochs 1"),
     (r"--steps 100", "--steps 2"),
     (r"extract\(halves, student, own\)", "extract(halves, student, own, epochs=1)"),
     (r'"federation": {', '"data": {"train_limit": 200}, "federation": {'),
@@ -146,7 +147,7 @@ class Block:
 
 @dataclass
 class Session:
-    """What the blocks of one page share: a folder, Python names, and the last command's outcome."""
+    """What the blocks of one page have in common: Python names, and the outcome of the last block."""
 
     page: str
     names: dict[str, Any] = field(default_factory=dict)
@@ -173,7 +174,9 @@ def is_command(line: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_block_runs(page: Path, put: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs(
+    page: Path, put: Callable[[str, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "110")
@@ -183,15 +186,14 @@ def test_every_block_runs(page: Path, put: Any, tmp_path: Path, monkeypatch: pyt
         put(name, tmp_path)
     session = Session(page.name)
     exec(NAMES.get(page.name, ""), session.names)
-    content = list(blocks(page))
-    for block, following in pairwise([*content, None]):
+    end = Block(page.name, 0, "text", "", "")
+    for block, following in pairwise([*blocks(page), end]):
         if block.language == "python":
             run_program(block, session)
         elif block.title.startswith("prints"):
             compare(block.text.splitlines(), session, block)
         elif block.language == "sh":
-            promised = following.title if following and following.title.startswith("prints") else ""
-            run_commands(block, session, promised=promised)
+            run_commands(block, session, promised=following.title)
         elif block.language in ("", "text", "console"):
             lines = block.text.splitlines()
             if any(line.startswith("$ ") for line in lines):
@@ -219,22 +221,19 @@ def run_program(block: Block, session: Session) -> None:
             return
     # Empty lines in front, so that a traceback shows the line of the page.
     program = compile("\n" * block.line + smaller(block.text, block.page), block.page, "exec")
-    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(io.StringIO()):
+    printed = io.StringIO()
+    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(printed):
         exec(program, session.names)
+    session.output = printed.getvalue()
 
 
 def run_commands(block: Block, session: Session, *, promised: str = "") -> None:
-    """Run the lines of a shell block; the last one must end as the next block promises."""
-    lines = logical_lines(block.text)
-    assert lines, f"{block}: no command"
-    for line in lines:
-        last = line is lines[-1]
-        run_line(line, session, block, status=promised_status(promised) if promised and last else None)
-
-
-def promised_status(title: str) -> int:
-    named = re.search(r"exit status (\d)", title)
-    return int(named[1]) if named else 0
+    """Run the lines of a shell block; the last one must end as the title of the next block promises."""
+    *first, last = logical_lines(block.text)
+    for line in first:
+        run_line(line, session, block)
+    status = re.search(r"exit status (\d)", promised)
+    run_line(last, session, block, status=int(status[1]) if status else 0 if promised else None)
 
 
 def run_conversation(block: Block, session: Session) -> None:
@@ -260,7 +259,7 @@ def logical_lines(text: str) -> list[str]:
     return [line for line in joined if line.strip() and not line.lstrip().startswith("#")]
 
 
-def run_line(line: str, session: Session, block: Block, *, status: int | None) -> None:
+def run_line(line: str, session: Session, block: Block, *, status: int | None = None) -> None:
     """Run one line of a shell: commands with && between them, perhaps an output file."""
     line = smaller(re.sub(f"^{WHO}", "", line), block.page)
     lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
@@ -377,10 +376,10 @@ def test_commands_in_the_text_exist(page: Path) -> None:
 def examples() -> list[str]:
     """The command lines that `--help` shows, without the remarks beside them."""
     found = []
-    waiting: list[tuple[str, Any]] = [("sigil", SIGIL)]
+    waiting = [SIGIL]
     while waiting:
-        name, command = waiting.pop()
-        waiting += [(f"{name} {part}", member) for part, member in getattr(command, "commands", {}).items()]
+        command = waiting.pop()
+        waiting += getattr(command, "commands", {}).values()
         text = re.sub(r" *\\\n +", " ", command.help or "")
         found += [line.strip() for line in text.splitlines() if re.match(r" +(\w+=\S+ )?sigil ", line)]
     return [re.split(r" {3,}| > ", line)[0] for line in found]
