@@ -44,7 +44,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for module in REFERENCE:
         files.append(File.generated(config, f"reference/{module}.md", content=reference_page(module)))
     for path in sorted(RESULTS.rglob("*")):
-        if path.is_file():
+        # Single cells are for programs; pages, figures and benchmarks are for readers.
+        if path.is_file() and not re.search(r"\.seed\d+\.json$", path.name):
             name = (Path("results") / path.relative_to(RESULTS)).as_posix()
             files.append(File.generated(config, name, abs_src_path=str(path)))
     return files

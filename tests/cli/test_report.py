@@ -58,7 +58,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(results: Path) -> str:
     assert main(["report", str(results)]) == 0
-    return (results / "report.html").read_text("utf-8")
+    return (results / "report.html").read_text("utf-8").replace("\u00a0", " ")
 
 
 def section(page: str, name: str) -> str:

@@ -35,6 +35,7 @@ def test_all_kinds_of_blocks() -> None:
     assert '<a href="#fidelity">fidelity</a> and elsewhere.' in page
     assert page.count("<li>") == 2
     assert "first\n  goes on" in page
+    assert "λ\u00a0=\u00a00.1" in page
     assert '<img alt="a picture" src="x.png">\n<p>with text below it.</p>' in page
 
 
@@ -48,5 +49,5 @@ def test_nothing_but_our_own_markup_gets_through() -> None:
 def test_ours_and_the_papers_numbers_can_be_told_apart() -> None:
     page = html(PAGE, picture)
     assert re.search(r'<span class="quantity">acc</span> 38\.7 <span class="paper">\(92\.4\)</span>', page)
-    assert re.search(r'<span class="line missing"><span class="quantity">WSR</span> not run', page)
+    assert re.search(r'<span class="line number missing"><span class="quantity">WSR</span> not run', page)
     assert "<th>resnet18</th>" in page

@@ -45,6 +45,7 @@ def result(name: str, share: float) -> tuple[tuple[str, int], Result]:
     }
     numbers = {
         "splitout": found,
+        "splitout by batch": found | {"score": 0.0, "scores": 2},
         "outliers_256": 2.56 * share,
         "lengths": [1.0, 2.0],
         "activation_spread": 0.5,
@@ -63,7 +64,7 @@ def test_the_tables_have_the_papers_numbers_beside(tmp_path: Path) -> None:
         ]
     )
     page = splitout.show(cells, results, tmp_path)
-    assert "| layer3 | λ = 0.1 | no | 25.6 | 51 | 0.0 % | 0.50 |" in page
+    assert "| layer3 | λ = 0.1 | no | 25.6 | 51 | 0.0 % | 0.50 | no alarm, 0 % suspicious" in page
     assert "| layer1 | 5.1 (16.7) |" in page
     assert "| 500 | 51.2 (37.4) |" in page
     assert "| 128 | not run |" in page

@@ -67,14 +67,16 @@ def test_fake_batches_are_hidden_from_the_other_detectors(store: Store) -> None:
         federation={"clients": 2, "rounds": 4},
         watermark={"strength": 0.0},
     )
-    federation, (guard, scrutinizer, pooled, out) = stealth.watch(settings, store)
+    federation, (guard, scrutinizer, pooled, out, by_batch) = stealth.watch(settings, store)
     assert isinstance(guard, SplitGuard)
     assert isinstance(scrutinizer, GradientScrutinizer)
     assert isinstance(pooled, stealth.PooledScrutinizer)
     assert isinstance(out, SplitOut)
+    assert isinstance(by_batch, stealth.SplitOutByBatch)
+    assert by_batch.curves["judged"] == [1] * by_batch.step
     assert guard.step == stealth.steps(settings, store.dataset(settings)) == 20
     assert len(guard.fakes) > 2
-    assert scrutinizer.step == pooled.step == out.step == guard.step - len(guard.fakes)
+    assert scrutinizer.step == pooled.step == out.step == by_batch.step == guard.step - len(guard.fakes)
     assert scrutinizer.every == 2
     assert federation.round == 4
 

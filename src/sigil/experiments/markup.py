@@ -78,7 +78,7 @@ def inline(text: str, anchors: Sequence[str] = ()) -> Markup:
     """One run of text: code, emphasis, links, powers of ten and line breaks."""
     result, place = Markup(""), 0
     for match in _INLINE.finditer(text):
-        result += escape(text[place : match.start()])
+        result += _plain(text[place : match.start()])
         place = match.end()
         if match["code"] is not None:
             result += Markup("<code>{}</code>").format(match["code"])
@@ -94,7 +94,12 @@ def inline(text: str, anchors: Sequence[str] = ()) -> Markup:
             name, words = match["link"].strip("./"), inline(match["text"], anchors)
             known = name in anchors
             result += Markup('<a href="#{}">{}</a>').format(name, words) if known else words
-    return result + escape(text[place:])
+    return result + _plain(text[place:])
+
+
+def _plain(text: str) -> Markup:
+    """Text as it is, with what belongs to a number on the number's line."""
+    return escape(text.replace(" %", "\u00a0%").replace(" = ", "\u00a0=\u00a0"))
 
 
 def table(content: Table, anchors: Sequence[str] = ()) -> Markup:
@@ -118,12 +123,14 @@ def table(content: Table, anchors: Sequence[str] = ()) -> Markup:
 
 def entry(line: Entry) -> Markup:
     """One line of a cell: the quantity, our number, and the paper's in brackets."""
-    if line.ours is None or line.quantity.startswith("log10"):
+    if line.ours is None:
         return Markup('<span class="line">{}</span>').format(inline(line.text))
+    if line.quantity.startswith("log10"):
+        return Markup('<span class="line number">{}</span>').format(inline(line.text))
     text = inline(line.text.removeprefix(line.quantity))
     if line.paper is not None:
         ours = line.text.removeprefix(line.quantity).removesuffix(f" ({line.paper})")
         text = inline(ours) + Markup(' <span class="paper">({})</span>').format(line.paper)
-    return Markup('<span class="line{}"><span class="quantity">{}</span>{}</span>').format(
+    return Markup('<span class="line number{}"><span class="quantity">{}</span>{}</span>').format(
         " missing" if line.ours == MISSING else "", line.quantity, text
     )

@@ -112,6 +112,7 @@ def render(*, title: str, lead: Markup, sections: Sequence[Section], rest: Marku
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["inline"] = markup.inline
     return environment.get_template("report.html").render(
         title=title,
         lead=lead,

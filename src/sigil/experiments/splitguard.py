@@ -20,7 +20,16 @@ from sigil.federation.run import Run
 from sigil.federation.settings import make
 
 SERVERS = (*stealth.SERVERS, *stealth.ATTACKERS)
-NAMES = tuple(kind.name for kind in (SplitGuard, GradientScrutinizer, stealth.PooledScrutinizer, SplitOut))
+NAMES = tuple(
+    kind.name
+    for kind in (
+        SplitGuard,
+        GradientScrutinizer,
+        stealth.PooledScrutinizer,
+        SplitOut,
+        stealth.SplitOutByBatch,
+    )
+)
 
 
 def name_of(cut: str, server: str) -> str:

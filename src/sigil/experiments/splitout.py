@@ -20,7 +20,7 @@ from sigil.experiments.tables import MISSING, beside, markdown, mean, spread, va
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 
-NAME = "splitout"
+NAME, BY_BATCH = "splitout", stealth.SplitOutByBatch.name
 BATCH = stealth.BATCH
 SPLITS = ("layer1", "layer2", "layer3", "layer4")
 
@@ -66,15 +66,16 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         return splitguard.measure(cell, runs, store)
     (run,) = runs
     dataset = store.dataset(run.settings)
-    detector = stealth.splitout(run.settings, dataset)
-    detector.replay(stealth.recording_of(run))
-    found = stealth.summary(detector)
+    recording = stealth.recording_of(run)
+    found = stealth.summary(stealth.splitout(run.settings, dataset).replay(recording))
+    by_batch = stealth.summary(stealth.splitout_by_batch(run.settings, dataset).replay(recording))
     place = choose(run.settings.run.device, run.settings.run.precision).device
     with torch.no_grad():
         half = run.halves()[0].to(place).eval()
         activation = half(stealth.normalised(dataset, dataset.test.images[:500]).to(place))
     return {
         NAME: found,
+        BY_BATCH: by_batch,
         "outliers_256": BATCH * found["outliers"] / 100,
         "lengths": stealth.binned(_lengths(run)),
         "activation_spread": float(activation.std(0).mean()),
@@ -111,7 +112,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
             server = cell.name.removeprefix(where).strip()
         lines.append([where, stealth.label(server), *_row(result)])
     servers = markdown(
-        ["training", "server", "alarm", "outliers in 256", "most", "above half", "spread"],
+        ["training", "server", "alarm", "outliers in 256", "most", "above half", "spread", "by batch"],
         lines,
     )
     tables = paper.numbers()
@@ -136,8 +137,9 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         f"![Outliers over training](splitout.png)\n\n{servers}\n"
         "*Alarm*: the client's step at which more than half of the last 256 gradients were first outliers; "
         "none before there are so many. *Most*: in the last 256, or in the first few. *Spread*: standard "
-        "deviation over images of the trained client half's activations. Live trainings are those of "
-        "[splitguard](../splitguard/), with fewer images.\n\n"
+        "deviation over images of the trained client half's activations. *By batch*: one vector a batch, the "
+        "sum of its gradients, over ten batches. Live trainings are those of [splitguard](../splitguard/), "
+        "with fewer images.\n\n"
         f"λ = 0.1, k = 50 (the paper's in brackets):\n\n{splits}\n"
         f"λ = 0.1, cut at layer3 (the paper's in brackets):\n\n{markdown(['bits', 'outliers in 256'], rows)}"
     )
@@ -145,7 +147,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
 
 def _row(result: Result | None) -> list[str]:
     if result is None:
-        return [MISSING] * 5
+        return [MISSING] * 6
     found = result.numbers[NAME]
     activations = result.numbers.get("activation_spread")
     return [
@@ -154,6 +156,7 @@ def _row(result: Result | None) -> list[str]:
         f"{BATCH * found['highest']:.0f}",
         f"{found['suspicious']:.1f} %",
         "" if activations is None else f"{activations:.2f}",
+        splitguard.said(result, BY_BATCH),
     ]
 
 
@@ -189,9 +192,13 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         one, two = outliers(name, other).values()
         return {"difference": None if one is None or two is None else one - two}
 
-    caught = stealth.suspicious(
-        results, {name: splitguard.name_of("layer3", name) for name in stealth.ATTACKERS}, NAME
-    )
+    def suspicious(detector: str) -> dict[str, float | None]:
+        names = {name: splitguard.name_of("layer3", name) for name in stealth.ATTACKERS}
+        return stealth.suspicious(results, names, detector)
+
+    def by_batch(*names: str) -> dict[str, float | None]:
+        return stealth.suspicious(results, {stealth.label(name): name for name in names}, BY_BATCH)
+
     return [
         judge(
             "An honest server has at most 15 outliers in 256", outliers("layer3 honest"), lambda n: n <= 15
@@ -212,7 +219,13 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
             more(_split("layer4"), _split("layer1")),
             lambda n: n < 0,
         ),
-        judge("FSHA alarms (% of batches)", caught, lambda share: share > 0),
+        judge("FSHA alarms (% of batches)", suspicious(NAME), lambda share: share > 0),
+        judge("FSHA alarms, by batch (% of batches)", suspicious(BY_BATCH), lambda share: share > 0),
+        judge(
+            "Honest and λ = 0.1 do not, by batch (% of batches)",
+            by_batch("layer3 honest", "layer3 strength 0.1"),
+            lambda share: share == 0,
+        ),
     ]
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sigil.attacks.fsha import FSHA
 from sigil.data import Dataset, evaluate_batches
 from sigil.detectors import Detector, GradientScrutinizer, SplitGuard, SplitOut, local_gradients_of_run
+from sigil.detectors.splitout import MINIMUM
 from sigil.experiments import figures
 from sigil.experiments.experiment import Results
 from sigil.experiments.scales import STRENGTHS, Scale
@@ -131,8 +132,14 @@ def scrutinizers(settings: Settings, dataset: Dataset) -> list[GradientScrutiniz
     ]
 
 
+class SplitOutByBatch(SplitOut):
+    """SplitOut with one vector a batch over ten batches, which is closest to the published detector."""
+
+    name = "splitout by batch"
+
+
 def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
-    """SplitOut of client 0, with at least 50 local gradients if it has so many images.
+    """SplitOut of client 0, sample by sample, with at least 50 local gradients if it has so many images.
 
     The window is as many batches as hold 256 samples, of which the paper's alarm needs more than 128.
     """
@@ -142,6 +149,19 @@ def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
     window = max(1, BATCH // settings.federation.batch_size)
     # A training of fewer batches than that still gets a verdict.
     return SplitOut(local, window=min(window, steps(settings, dataset)), client=CLIENT)
+
+
+def splitout_by_batch(settings: Settings, dataset: Dataset) -> SplitOut:
+    """SplitOut of client 0, batch by batch: its local training goes over all of its images once.
+
+    Where these are fewer than ten batches, it goes over them until there are so many.
+    """
+    size = settings.federation.batch_size
+    batches = -(-len(client_parts(settings, dataset)[CLIENT]) // size)
+    local = local_gradients_of_run(
+        settings, dataset, client=CLIENT, share=1.0, batch_size=size, epochs=-(-MINIMUM // batches)
+    )
+    return SplitOutByBatch(local, unit="batch", window=min(10, steps(settings, dataset)), client=CLIENT)
 
 
 def outliers_per_batch(run: Run, store: Store, *, batch: int = BATCH) -> float:
@@ -184,7 +204,8 @@ def watch(
         seed=settings.run.seed,
         client=CLIENT,
     )
-    detectors: list[Detector] = [guard, *scrutinizers(settings, dataset), splitout(settings, dataset)]
+    detectors: list[Detector] = [guard, *scrutinizers(settings, dataset)]
+    detectors += [splitout(settings, dataset), splitout_by_batch(settings, dataset)]
     federation = Federation(
         settings,
         dataset,
