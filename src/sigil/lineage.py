@@ -29,7 +29,7 @@ from sigil.models.densenet121 import BLOCKS
 from sigil.models.mobilenetv2 import GROUPS
 
 PASSES = 3
-CLEAR = 2.0  # how many times more similar than any other a filter's partner must be
+CLEAR = 2.0  # how many times more similar than to any other
 IMAGE = "image"
 
 
@@ -51,7 +51,8 @@ def trace(half: Model, initial: Model) -> Match:
     ``half`` is a client half, ``initial`` the client half or the whole model at the start of the training.
     Channel i of a model trained from ``initial`` is channel ``order[i]`` of ``half``. ``agreement`` is the
     mean cosine of matched filters, about 0 for a model of other origin; ``sure`` counts the channels at the
-    cut whose filters are twice as similar to each other as to any other.
+    cut whose partner is twice as similar to them as to any other. A channel has none (−1) if what is left for
+    it resembles another one more: copies of channels in the suspect find no place.
     """
     initial = _fitting(half, initial)
     links, at_cut = _links(half)
@@ -120,10 +121,13 @@ class _Tracer:
             every, own = np.arange(self.sizes[space]), self.orders[space]
             found = likeness[every, own]
             likeness[every, own] = -1.0
-            others = np.maximum(likeness.max(axis=1), likeness.max(axis=0)[own])
+            others = likeness.max(axis=0)[own]
             sure += int((found > np.maximum(0.0, CLEAR * others)).sum())
-            cosines.append(found)
-        return Match(order, float(np.concatenate(cosines).mean()), sure)
+            cosines.append(np.where(found > others, found, np.nan))
+        cosine = np.concatenate(cosines)
+        known = np.isfinite(cosine)
+        agreement = float(cosine[known].mean()) if known.any() else 0.0
+        return Match(np.where(known, order, -1), agreement, sure)
 
 
 def _weights(model: Model, layer: str) -> Floats:

@@ -26,7 +26,10 @@ Singles = npt.NDArray[np.float32]
 Order = npt.NDArray[np.int64]
 
 SURE = 0.75
-"""The share of channels that must be sure before a match is believed: unrelated models stay below."""
+"""The share of matched channels that must be sure before a match is believed: unrelated models stay below."""
+
+FEWEST = 0.25
+"""The share of channels that must have a partner at all."""
 
 ATTEMPTS = 8
 STEPS = 100
@@ -53,8 +56,9 @@ class Match:
 
     @property
     def believed(self) -> bool:
-        """Whether enough channels are sure."""
-        return self.sure >= SURE * len(self.order)
+        """Whether enough channels have a partner, and enough of those are sure."""
+        partners = int((self.order >= 0).sum())
+        return partners >= FEWEST * len(self.order) and self.sure >= SURE * partners
 
 
 def match(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:

@@ -72,8 +72,8 @@ def cluster(address: str, store: Store, *, jobs: int = 0) -> Iterator[tuple[RayP
     except Exception as error:  # Ray itself raises bare exceptions when a node does not start
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ExperimentError(
-            f"There is no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, or give "
-            "--ray local."
+            f"Ray cannot be reached at {address!r} ({reason}); start a cluster with `ray start --head`, or "
+            "leave --ray out."
         ) from None
     shared.runs.mkdir(parents=True, exist_ok=True)
     sign = shared.runs / f".shared-{secrets.token_hex(8)}"
