@@ -12,7 +12,7 @@ from pathlib import Path
 from sigil.experiments import ablations, paper, proof, splitout
 from sigil.experiments.ablations import OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import PAPER_BITS, Scale
+from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell
 from sigil.experiments.tables import markdown, mean
 
@@ -41,7 +41,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 def name_of(bits: int, column: str) -> str:
     """Name of a cell: the length and the attack, or what the other table calls it."""
     if column == SPLITOUT:
-        return "layer3 strength 0.1" if bits == PAPER_BITS else f"{bits} bits"
+        return splitout.name_of_length(bits)
     return f"{bits} bits {column}"
 
 

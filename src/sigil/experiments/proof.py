@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks
-from sigil.experiments import adaptive
+from sigil.experiments import adaptive, splitout
 from sigil.experiments.experiment import Experiment, Results
 from sigil.experiments.removal import entry, marks
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import MISSING, markdown
+from sigil.experiments.tables import MISSING, markdown, spread, values
 from sigil.federation.run import Run
 
 PRUNING = "prune 80 %"
@@ -25,8 +25,9 @@ ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """Every attack on every length."""
-    return [
+    """Every attack on every length, and what SplitOut sees of each."""
+    watched = {splitout.name_of_length(bits) for bits in scale.proof_bits}
+    return [cell for cell in splitout.cells(scale, seeds) if cell.name in watched] + [
         Cell(
             experiment="proof",
             name=f"{bits} bits {attack}",
@@ -48,6 +49,8 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Attack the run and measure accuracy and the mark."""
+    if cell.experiment == "splitout":
+        return splitout.measure(cell, runs, store)
     (run,) = runs
     attack = cell.options["attack"]
     if attack != PRUNING:
@@ -58,11 +61,15 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 
 def show(cells: list[Cell], results: Results, folder: Path) -> str:
     """A row a length, a column an attack, and which lengths are proof after each."""
-    lengths = sorted({int(cell.options["bits"]) for cell in cells})
+    lengths = sorted({int(cell.options["bits"]) for cell in cells if "bits" in cell.options})
     table = markdown(
-        ["bits", *ATTACKS],
+        ["bits", *ATTACKS, "SplitOut's outliers in 256"],
         [
-            [str(bits), *(entry(cells, results, f"{bits} bits {attack}") for attack in ATTACKS)]
+            [
+                str(bits),
+                *(entry(cells, results, f"{bits} bits {attack}") for attack in ATTACKS),
+                spread(values(cells, results, splitout.name_of_length(bits), "outliers_256")),
+            ]
             for bits in lengths
         ],
     )

@@ -34,7 +34,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     }
     wanted |= {_split(split): (split, {"strength": 0.1}) for split in SPLITS}
     wanted |= {
-        _length(bits): ("layer3", {"strength": 0.1, "bits": bits})
+        name_of_length(bits): ("layer3", {"strength": 0.1, "bits": bits})
         for bits in sorted({*scale.lengths, *scale.proof_bits})
         if bits != PAPER_BITS
     }
@@ -56,7 +56,8 @@ def _split(split: str) -> str:
     return f"{split} strength 0.1"
 
 
-def _length(bits: int) -> str:
+def name_of_length(bits: int) -> str:
+    """The cell that counts outliers of a mark of so many bits."""
     return _split("layer3") if bits == PAPER_BITS else f"{bits} bits"
 
 
@@ -128,7 +129,8 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         [
             str(bits),
             beside(
-                spread(outliers(_length(bits))), tables["ablation_length"].get(str(bits), {}).get("splitout")
+                spread(outliers(name_of_length(bits))),
+                tables["ablation_length"].get(str(bits), {}).get("splitout"),
             ),
         ]
         for bits in lengths
