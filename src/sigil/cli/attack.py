@@ -9,26 +9,16 @@ import typer
 
 from sigil.cli.attack_options import (
     BatchSize,
-    Cut,
-    Data,
-    DataDir,
+    Call,
     Epochs,
-    KeyFile,
-    Out,
-    Quiet,
     Rate,
     Seed,
-    Server,
     Share,
     Steps,
-    Suspect,
-    finish,
+    attack_command,
     line,
-    open_case,
-    progress_bar,
     rounds_of,
 )
-from sigil.cli.key import AskPassphrase, PassphraseFile
 from sigil.errors import AttackError
 
 app = typer.Typer(name="attack", no_args_is_help=True, rich_markup_mode=None)
@@ -64,10 +54,10 @@ def attack() -> None:
     """
 
 
-@app.command()
+@attack_command(app)
 def finetune(
-    suspect: Suspect,
-    out: Out,
+    call: Call,
+    *,
     steps: Steps = None,
     epochs: Epochs = None,
     lr: Rate = 0.01,
@@ -77,14 +67,6 @@ def finetune(
     batch_size: BatchSize = 256,
     share: Share = 0.1,
     seed: Seed = 0,
-    server: Server = None,
-    key: KeyFile = None,
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    cut: Cut = None,
-    quiet: Quiet = False,
 ) -> None:
     """Train further on the attacker's own images; 100 steps if not said.
 
@@ -96,11 +78,10 @@ def finetune(
     """
     from sigil import attacks
 
-    case = open_case(suspect, out, server, key, passphrase, passphrase_file, data, data_dir, cut)
-    with progress_bar("fine-tuning", quiet) as progress:
+    with call.progress("fine-tuning") as progress:
         attacked = attacks.finetune(
-            case.subject,
-            case.attackers_data(share, seed=seed),
+            call.case.subject,
+            call.case.attackers_data(share, seed=seed),
             steps=steps,
             epochs=epochs,
             lr=lr,
@@ -108,29 +89,21 @@ def finetune(
             batch_size=batch_size,
             seed=seed,
             progress=progress,
-            checkpoint=case.checkpoint,
+            checkpoint=call.case.checkpoint,
         )
-    finish(case, attacked, quiet)
+    call.finish(attacked)
 
 
-@app.command()
+@attack_command(app)
 def prune(
-    suspect: Suspect,
-    out: Out,
+    call: Call,
+    *,
     ratio: Annotated[float, typer.Option(metavar="R", help="Share of the weights to zero, 0 to 1.")],
     scope: Annotated[
         str, typer.Option(metavar="SCOPE", help="Rank weights in one layer, tensor, or global.")
     ] = "layer",
     norms: Annotated[bool, typer.Option("--norms", help="Prune batch norms too.")] = False,
     part: Annotated[str, typer.Option(metavar="PART", help="Prune the whole model or client.")] = "whole",
-    server: Server = None,
-    key: KeyFile = None,
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    cut: Cut = None,
-    quiet: Quiet = False,
 ) -> None:
     """Set the smallest weights to zero.
 
@@ -142,31 +115,22 @@ def prune(
     """
     from sigil import attacks
 
-    case = open_case(suspect, out, server, key, passphrase, passphrase_file, data, data_dir, cut)
     attacked = attacks.prune(
-        case.subject,
+        call.case.subject,
         ratio,
         scope=scope,  # type: ignore[arg-type]
         norms=norms,
         part=part,  # type: ignore[arg-type]
     )
-    finish(case, attacked, quiet)
+    call.finish(attacked)
 
 
-@app.command()
+@attack_command(app)
 def quantize(
-    suspect: Suspect,
-    out: Out,
+    call: Call,
+    *,
     format: Annotated[str, typer.Option(metavar="FORMAT", help="fp16, int8 or int4.")],
     per: Annotated[str, typer.Option(metavar="UNIT", help="One scale a channel or tensor.")] = "channel",
-    server: Server = None,
-    key: KeyFile = None,
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    cut: Cut = None,
-    quiet: Quiet = False,
 ) -> None:
     """Round the weights to few bits.
 
@@ -178,19 +142,18 @@ def quantize(
     """
     from sigil import attacks
 
-    case = open_case(suspect, out, server, key, passphrase, passphrase_file, data, data_dir, cut)
     attacked = attacks.quantize(
-        case.subject,
+        call.case.subject,
         format,  # type: ignore[arg-type]
         per=per,  # type: ignore[arg-type]
     )
-    finish(case, attacked, quiet)
+    call.finish(attacked)
 
 
-@app.command()
+@attack_command(app)
 def subspace(
-    suspect: Suspect,
-    out: Out,
+    call: Call,
+    *,
     early: Annotated[str, typer.Option(metavar="ROUNDS", help="Rounds ruled by the mark, such as 1-2.")],
     late: Annotated[str, typer.Option(metavar="ROUNDS", help="Rounds ruled by the task, such as 70-80.")],
     recording: Annotated[
@@ -215,14 +178,6 @@ def subspace(
     batch_size: BatchSize = 256,
     share: Share = 0.1,
     seed: Seed = 0,
-    server: Server = None,
-    key: KeyFile = None,
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    cut: Cut = None,
-    quiet: Quiet = False,
 ) -> None:
     """Find the mark's directions in recorded gradients and train them away.
 
@@ -237,14 +192,13 @@ def subspace(
     from sigil import attacks
     from sigil.federation.recording import Recording
 
-    case = open_case(suspect, out, server, key, passphrase, passphrase_file, data, data_dir, cut)
     rounds = rounds_of(early, "--early"), rounds_of(late, "--late")
-    recorded = Recording(recording or (suspect if suspect.is_dir() else suspect.parent) / "recording")
-    with progress_bar("subspace removal", quiet) as progress:
+    recorded = Recording(recording or call.folder / "recording")
+    with call.progress("subspace removal") as progress:
         attacked, found = attacks.subspace(
-            case.subject,
+            call.case.subject,
             recorded,
-            case.attackers_data(share, seed=seed),
+            call.case.attackers_data(share, seed=seed),
             early_rounds=rounds[0],
             late_rounds=rounds[1],
             early_steps=early_steps,
@@ -257,22 +211,22 @@ def subspace(
             optimizer=optimizer,  # type: ignore[arg-type]
             centre=centre,
             normalise=normalise,
-            cut=cut,
+            cut=call.cut,
             batch_size=batch_size,
             seed=seed,
             progress=progress,
-            checkpoint=case.checkpoint,
+            checkpoint=call.case.checkpoint,
         )
-    finish(case, attacked, quiet)
-    if case.key is not None and not quiet:
-        part = attacks.overlap(found.directions, case.key)
+    call.finish(attacked)
+    if call.case.key is not None and not call.quiet:
+        part = attacks.overlap(found.directions, call.case.key)
         typer.echo(f"The attack found {100 * part:.1f} % of the span of the key's matrix.")
 
 
-@app.command()
+@attack_command(app)
 def overwrite(
-    suspect: Suspect,
-    out: Out,
+    call: Call,
+    *,
     second: Annotated[Path, typer.Option(metavar="FILE", help="The attacker's own key file.")],
     strength: Annotated[float, typer.Option(metavar="S", help="Strength of the second mark.")] = 1.0,
     steps: Steps = None,
@@ -281,14 +235,6 @@ def overwrite(
     batch_size: BatchSize = 256,
     share: Share = 0.1,
     seed: Seed = 0,
-    server: Server = None,
-    key: KeyFile = None,
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    cut: Cut = None,
-    quiet: Quiet = False,
 ) -> None:
     """Embed a second mark over the first; 10 epochs if not said.
 
@@ -303,32 +249,33 @@ def overwrite(
     from sigil import attacks
     from sigil.key import Key
 
-    case = open_case(suspect, out, server, key, passphrase, passphrase_file, data, data_dir, cut)
     mallory = Key.load(second)
-    with progress_bar("overwriting", quiet) as progress:
+    with call.progress("overwriting") as progress:
         attacked = attacks.overwrite(
-            case.subject,
-            case.attackers_data(share, seed=seed),
+            call.case.subject,
+            call.case.attackers_data(share, seed=seed),
             mallory,
             strength=strength,
             steps=steps,
             epochs=epochs,
             lr=lr,
-            cut=cut,
+            cut=call.cut,
             batch_size=batch_size,
             seed=seed,
             progress=progress,
-            checkpoint=case.checkpoint,
+            checkpoint=call.case.checkpoint,
         )
-    finish(case, attacked, quiet)
-    if not quiet:
-        typer.echo(line("second", attacks.measure(attacked, data=case.data, key=mallory, cut=case.cut)))
+    call.finish(attacked)
+    if not call.quiet:
+        typer.echo(
+            line("second", attacks.measure(attacked, data=call.case.data, key=mallory, cut=call.case.cut))
+        )
 
 
-@app.command()
+@attack_command(app)
 def permute(
-    suspect: Suspect,
-    out: Out,
+    call: Call,
+    *,
     scale: Annotated[
         float, typer.Option(metavar="S", help="Deviation of the log of the channels' scales; 0: none.")
     ] = 0.5,
@@ -336,14 +283,6 @@ def permute(
         bool, typer.Option("--permutation/--no-permutation", help="Reorder channels, or only scale.")
     ] = True,
     seed: Seed = 0,
-    server: Server = None,
-    key: KeyFile = None,
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    cut: Cut = None,
-    quiet: Quiet = False,
 ) -> None:
     """Reorder and scale the channels at the cut; the model's outputs stay.
 
@@ -355,15 +294,16 @@ def permute(
     """
     from sigil import attacks
 
-    case = open_case(suspect, out, server, key, passphrase, passphrase_file, data, data_dir, cut)
-    attacked = attacks.permute(case.subject, cut=cut, seed=seed, permutation=permutation, scale=scale)
-    finish(case, attacked, quiet)
+    attacked = attacks.permute(
+        call.case.subject, cut=call.cut, seed=seed, permutation=permutation, scale=scale
+    )
+    call.finish(attacked)
 
 
-@app.command()
+@attack_command(app)
 def extract(
-    suspect: Suspect,
-    out: Out,
+    call: Call,
+    *,
     student: Annotated[
         str | None,
         typer.Option(metavar="NAME|F", help="Architecture or file of a fresh model; else the suspect's own."),
@@ -375,14 +315,6 @@ def extract(
     batch_size: BatchSize = 256,
     share: Share = 0.1,
     seed: Seed = 0,
-    server: Server = None,
-    key: KeyFile = None,
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    cut: Cut = None,
-    quiet: Quiet = False,
 ) -> None:
     """Teach a fresh model to answer like the suspect.
 
@@ -394,8 +326,7 @@ def extract(
     """
     from sigil import attacks, models
 
-    case = open_case(suspect, out, server, key, passphrase, passphrase_file, data, data_dir, cut)
-    given = case.subject
+    given = call.case.subject
     spec = given[0].spec if isinstance(given, tuple) else given.spec
     if student is not None and Path(student).suffix == ".safetensors":
         fresh = models.load(student)
@@ -408,21 +339,21 @@ def extract(
             channels=spec.channels,
             seed=seed + 1,
         )
-    with progress_bar("extraction", quiet) as progress:
+    with call.progress("extraction") as progress:
         pupil = attacks.extract(
             given,
             fresh,
-            case.attackers_data(share, seed=seed),
+            call.case.attackers_data(share, seed=seed),
             epochs=epochs,
             lr=lr,
             temperature=temperature,
             batch_size=batch_size,
             seed=seed,
             progress=progress,
-            checkpoint=case.checkpoint,
+            checkpoint=call.case.checkpoint,
         )
-    place = case.cut if pupil.spec.name == spec.name else models.default_cut(pupil.spec.name)
-    finish(case, models.split(pupil, place) if isinstance(given, tuple) else pupil, quiet, cut=place)
+    place = call.case.cut if pupil.spec.name == spec.name else models.default_cut(pupil.spec.name)
+    call.finish(models.split(pupil, place) if isinstance(given, tuple) else pupil, cut=place)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

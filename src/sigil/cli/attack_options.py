@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli.key import load_key
+from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError
 
@@ -56,44 +58,93 @@ BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in a batch.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
-def open_case(
-    suspect: Path,
-    out: Path,
-    server: Path | None,
-    key: Path | None,
-    ask: bool,
-    passphrase_file: Path | None,
-    data: str | None,
-    data_dir: Path | None,
-    cut: str | None,
-) -> Case:
+@dataclass(frozen=True)
+class Call:
+    """One call of an attack: what it works on, the folder where that lies, and how it talks."""
+
+    case: Case
+    folder: Path
+    cut: str | None
+    quiet: bool
+
+    def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> None:
+        """Write the attacked model and print what it is worth."""
+        outcome = self.case.finish(attacked, cut=cut)
+        if self.quiet:
+            return
+        if self.case.key is None and outcome.before.accuracy is None:
+            typer.echo("Give --key for the mark, and --data for the accuracy, before and after.")
+        else:
+            typer.echo(line("before", outcome.before))
+            typer.echo(line("after", outcome.after))
+            if self.case.key is not None and outcome.after.report is None:
+                typer.echo("The new model's activation at the cut has another shape than the key.")
+        typer.echo(f"Wrote {' and '.join(printable(str(file)) for file in outcome.files)}.")
+
+    @contextmanager
+    def progress(self, name: str) -> Iterator[Progress | None]:
+        """A bar on a terminal, nothing elsewhere."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        console = Console(stderr=True)
+        if self.quiet or not console.is_terminal:
+            yield None
+            return
+        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+        with Bars(*columns, console=console) as bars:
+            task = bars.add_task(name, total=None)
+            yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def attack_command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function ``attack(call, *, own options)``.
+
+    The options of :func:`open_call`, which every attack has, are added to its own.
+    """
+
+    def register(attack: Callable[..., None]) -> Callable[..., None]:
+        shared = signature(open_call, eval_str=True).parameters
+        own = [each for name, each in signature(attack, eval_str=True).parameters.items() if name != "call"]
+        first, rest = list(shared.values())[:2], list(shared.values())[2:]
+
+        def run(**given: Any) -> None:
+            attack(open_call(**{name: given.pop(name) for name in shared}), **given)
+
+        run.__name__, run.__doc__ = attack.__name__, attack.__doc__
+        run.__signature__ = Signature([*first, *own, *rest])  # type: ignore[attr-defined]
+        return app.command()(run)
+
+    return register
+
+
+def open_call(
+    *,
+    suspect: Suspect,
+    out: Out,
+    server: Server = None,
+    key: KeyFile = None,
+    passphrase: AskPassphrase = False,
+    passphrase_file: PassphraseFile = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    cut: Cut = None,
+    quiet: Quiet = False,
+) -> Call:
     """Open everything that the command line names."""
     from sigil import data as datasets
     from sigil.attacks.case import Case
 
-    return Case.open(
+    case = Case.open(
         suspect,
         out,
         server=server,
-        key=None if key is None else load_key(key, ask=ask, passphrase_file=passphrase_file),
+        key=None if key is None else load_key(key, ask=passphrase, passphrase_file=passphrase_file),
         data=None if data is None else datasets.load(data, data_dir=data_dir),
         cut=cut,
     )
-
-
-def finish(case: Case, attacked: Model | Halves, quiet: bool, *, cut: str | None = None) -> None:
-    """Write the attacked model and print what it is worth."""
-    outcome = case.finish(attacked, cut=cut)
-    if quiet:
-        return
-    if case.key is None and outcome.before.accuracy is None:
-        typer.echo("Give --key for the mark, and --data for the accuracy, before and after.")
-    else:
-        typer.echo(line("before", outcome.before))
-        typer.echo(line("after", outcome.after))
-        if case.key is not None and outcome.after.report is None:
-            typer.echo("The new model's activation at the cut has another shape than the key.")
-    typer.echo(f"Wrote {' and '.join(printable(str(file)) for file in outcome.files)}.")
+    return Call(case, suspect if suspect.is_dir() else suspect.parent, cut, quiet)
 
 
 def line(when: str, measured: Measurement) -> str:
@@ -126,20 +177,3 @@ def rounds_of(text: str, option: str) -> list[int]:
             f"{option} is {text!r}, but it must be round numbers from 1 on, such as 1-2 or 1,5."
         ) from None
     return rounds
-
-
-@contextmanager
-def progress_bar(name: str, quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    console = Console(stderr=True)
-    if quiet or not console.is_terminal:
-        yield None
-        return
-    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-    with Bars(*columns, console=console) as bars:
-        task = bars.add_task(name, total=None)
-        yield lambda done, total: bars.update(task, completed=done, total=total)
