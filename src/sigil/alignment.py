@@ -28,7 +28,7 @@ from torch import Tensor
 from sigil import models
 from sigil.errors import AlignmentError, ShapeError
 from sigil.lineage import trace
-from sigil.matching import Floats, Match, match
+from sigil.matching import FEWEST, Floats, Match, match
 from sigil.models import Model
 from sigil.probing import Suspect, activations, check_finite, input_shape_of, module_of, noise, undisturbed
 
@@ -196,8 +196,12 @@ def align(
         found = _by_correlation(suspect, reference, probes, shape=shape, batch_size=batch_size)
         source = f"correlations under {'noise' if probes is None else 'images'}"
     deviations = _moments(suspect, _noise_batches(shape, SCALE_INPUTS, batch_size=batch_size))[1]
-    scale = [1 / deviations[i] if i >= 0 and deviations[i] > 0 else 0.0 for i in found.order]
-    order = [int(i) if factor > 0 else -1 for i, factor in zip(found.order, scale, strict=True)]
+    signs = np.ones(len(found.order)) if found.signs is None else found.signs
+    scale = [
+        sign / deviations[i] if i >= 0 and deviations[i] > 0 else 0.0
+        for i, sign in zip(found.order, signs, strict=True)
+    ]
+    order = [int(i) if factor else -1 for i, factor in zip(found.order, scale, strict=True)]
     return Alignment(
         tuple(order), tuple(map(float, scale)), found.agreement, found.sure, found.believed, source
     )
@@ -256,7 +260,9 @@ def _by_correlation(
     found = match(known[np.ix_(ours, ours)], correlation[np.ix_(theirs, theirs)])
     order = np.full(len(known), -1)
     order[ours] = np.where(found.order >= 0, theirs[found.order], -1)
-    return Match(order, found.agreement, found.sure)
+    # Of the channels that never vary nothing is known; those that do must be a fair part of all.
+    believed = found.believed and (order >= 0).sum() >= FEWEST * len(order)
+    return Match(order, found.agreement, found.sure, bool(believed))
 
 
 def _moments(

@@ -20,13 +20,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import binom
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Order = npt.NDArray[np.int64]
 
-SURE = 0.75
-"""The share of matched channels that must be sure before a match is believed: unrelated models stay below."""
+STRANGERS = 0.65
+"""The share of channels that are sure by chance: between unrelated models 0.4 to 0.6, hardly ever more."""
+
+CHANCE = 1e-5
+"""A match is believed if so many sure channels would be found by chance with at most this probability."""
 
 FEWEST = 0.25
 """The share of channels that must have a partner at all."""
@@ -47,18 +51,16 @@ class Match:
 
     Channel i of the reference is channel ``order[i]`` of the suspect, or none if that is −1. ``agreement`` is
     the cosine of the two matrices of partial correlations in that order, 1 for a perfect copy. ``sure``
-    counts the channels whose partner is the best of all for them, and they for it.
+    counts the channels whose partner is the best of all for them, and they for it; ``believed`` says whether
+    those are enough. ``signs`` are −1 where the suspect's channel is the other's negative, if signs were
+    looked for.
     """
 
     order: Order
     agreement: float
     sure: int
-
-    @property
-    def believed(self) -> bool:
-        """Whether enough channels have a partner, and enough of those are sure."""
-        partners = int((self.order >= 0).sum())
-        return partners >= FEWEST * len(self.order) and self.sure >= SURE * partners
+    believed: bool
+    signs: Order | None = None
 
 
 def match(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:
@@ -116,8 +118,10 @@ def _judge(reference: Floats, suspect: Floats, order: Order) -> Match:
     sure = (best_for_reference[paired] == own) & (best_for_suspect[own] == paired)
     inner, outer = reference[np.ix_(paired, paired)], suspect[np.ix_(own, own)]
     scale = np.sqrt((reference**2).sum() * (outer**2).sum())
-    known = np.where(order < len(suspect), order, -1)
-    return Match(known, float((inner * outer).sum() / scale) if scale > 0 else 0.0, int(sure.sum()))
+    agreement = float((inner * outer).sum() / scale) if scale > 0 else 0.0
+    found = int(sure.sum())
+    believed = len(own) >= FEWEST * len(order) and binom.sf(found - 1, len(own), STRANGERS) <= CHANCE
+    return Match(np.where(order < len(suspect), order, -1), agreement, found, bool(believed))
 
 
 def _guess(reference: Floats, suspect: Floats, size: int) -> Singles:

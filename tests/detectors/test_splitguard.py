@@ -34,18 +34,18 @@ def gathered(*vectors: tuple[float, float]) -> Gathered:
 def test_the_score_by_hand() -> None:
     fake = gathered((0, 2), (0, 4))  # mean norm 3, mean (0, 3)
     first = gathered((1, 0), (3, 0))  # 2, (2, 0)
-    second = gathered((0, 1))  # 1, (0, 1); all regular ones: (1, ½)
+    second = gathered((0, 1))  # 1, (0, 1); all three regular ones: (4/3, 1/3)
     terms = comparison(fake, first, second)
     assert terms == pytest.approx(
         {
-            "fake_angle": math.acos(0.5 / math.sqrt(1.25)),
+            "fake_angle": math.atan(4),
             "fake_distance": 1.5,
             "regular_angle": math.pi / 2,
             "regular_distance": 1.0,
         }
     )
-    # x = (1.107149 · 1.5 − 1.570796 · 1) / 2.5 = 0.035971
-    assert guard_score(**terms) == pytest.approx((1 / (1 + math.exp(-5 * 0.035971))) ** 2, abs=1e-6)
+    # x = (1.325818 · 1.5 − 1.570796 · 1) / 2.5 = 0.167172
+    assert guard_score(**terms) == pytest.approx((1 / (1 + math.exp(-5 * 0.167172))) ** 2, abs=1e-6)
 
 
 def test_a_batch_is_the_sums_over_its_classes() -> None:

@@ -77,6 +77,16 @@ def test_the_batch_size_of_either_side_does_not_matter() -> None:
     assert one.curves["factor"][0] == pytest.approx(one.curves["factor"][1])
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_a_scale_that_both_sides_share_does_not_matter(scale: float) -> None:
+    plain, scaled = SplitOut(simplex()), SplitOut([scale * simplex()[0]])
+    for lengths in ((0.0, 1.5, 2.3), (3.0, 40.0)):
+        judge(plain, *lengths)
+        judge(scaled, *(scale * length for length in lengths))
+    assert scaled.curves["outliers"] == plain.curves["outliers"] == [1, 2]
+    assert scaled.curves["factor"] == pytest.approx(plain.curves["factor"], rel=1e-4)
+
+
 def test_what_counts_is_length_and_not_direction() -> None:
     detector = SplitOut(simplex())
     judge(detector, 1.0)

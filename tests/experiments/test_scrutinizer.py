@@ -11,7 +11,7 @@ SMOKE = scales.get("smoke")
 def test_a_cell_has_both_readings_of_the_overlap_and_is_shown(tmp_path: Path) -> None:
     store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
     cells = scrutinizer.cells(SMOKE, [0])
-    (cell,) = (cell for cell in cells if cell.name == "layer3 honest")
+    cell = next(cell for cell in cells if cell.name == "layer3 honest")
     run = store.train(cell.trainings[0])
     numbers = scrutinizer.measure(cell, [run], store)
     right, published = numbers["gradient-scrutinizer"], numbers["compat"]

@@ -8,6 +8,7 @@ import pytest
 
 from sigil.experiments import fsha, scales, scrutinizer, splitguard, splitout
 from sigil.experiments.store import Cell, Result, Store
+from sigil.federation.settings import Settings, make
 
 SMOKE = scales.get("smoke")
 
@@ -32,9 +33,25 @@ def test_a_hijacked_training_is_measured_by_all_detectors_and_says_what_it_sees(
     assert "nearest" not in splitguard.measure(cell("honest"), [], store)
 
 
+def test_live_trainings_have_fewer_clients_but_not_fewer_images_each() -> None:
+    def settings(scale: str) -> Settings:
+        return make(splitguard.cells(scales.get(scale), [0])[0].options["settings"])
+
+    def noise(scale: str) -> Settings:
+        return scales.get(scale).settings(seed=0, variation=True, watermark={"strength": 0.0})
+
+    small, usual = settings("cpu"), noise("cpu")
+    assert small.data.train_limit is not None
+    assert usual.data.train_limit is not None
+    assert small.federation.clients == 2 < usual.federation.clients
+    assert small.data.train_limit / 2 == usual.data.train_limit / usual.federation.clients
+    assert small.federation.rounds == usual.federation.rounds
+    assert settings("paper") == noise("paper")
+
+
 def test_live_and_recorded_cells_have_names_of_their_own() -> None:
     for module in (scrutinizer, splitout):
-        names = [cell.name for cell in module.EXPERIMENT.cells(scales.get("cpu"), [0])]
+        names = [(cell.name, cell.seed) for cell in module.EXPERIMENT.cells(scales.get("cpu"), [0])]
         assert len(names) == len(set(names))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 from sigil.attacks.fsha import FSHA
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.experiments import adaptive, scales, stealth
-from sigil.experiments.store import Store
+from sigil.experiments.store import Result, Store
 
 SMOKE = scales.get("smoke")
 
@@ -36,6 +37,39 @@ def test_the_longer_training_is_asked_for_only_where_the_scale_has_one() -> None
     assert stealth.LONGER in stealth.settings_names(scales.get("cpu"))
     assert stealth.LONGER not in stealth.settings_names(scales.get("paper"))
     assert stealth.recorded(scales.get("cpu"), 0, stealth.LONGER, {}).federation.clients == 2
+
+
+def test_an_honest_server_is_recorded_with_three_seeds_at_both_cuts() -> None:
+    cpu = scales.get("cpu")
+    asked = stealth.asked(cpu, [4])
+    assert len(asked) == len(set(asked))
+    assert {entry for entry in asked if entry[0] != 4} == {
+        (seed, cut, "honest") for seed in (5, 6) for cut in stealth.CUTS
+    }
+    # Those who ask for three seeds get no more.
+    assert set(stealth.asked(cpu, [4, 5, 6])) == {
+        (seed, *rest) for seed in (4, 5, 6) for first, *rest in asked if first == 4
+    }
+
+
+def test_the_honest_band_reaches_from_the_lowest_to_the_highest_seed() -> None:
+    def result(*scores: float) -> Result:
+        rows = {"scored_step": [50, 100, 150][: len(scores)], "score": list(scores)}
+        return Result("layer4 honest", 0, {}, {"splitout": {"curves": rows}})
+
+    results = {
+        ("layer4 honest", 0): result(0.5, 0.9, 0.7),
+        ("layer4 honest", 1): result(0.6, 0.8),  # shorter by one score
+        ("layer3 honest", 0): result(0.0, 0.0),
+    }
+    figure, (axis, other) = plt.subplots(1, 2)
+    stealth.honest_band(axis, results, "layer4", "splitout", times=10)
+    corners = {tuple(corner) for corner in axis.collections[0].get_paths()[0].vertices.tolist()}
+    assert corners == {(50, 5), (50, 6), (100, 8), (100, 9)}
+    assert axis.get_legend_handles_labels()[1] == ["honest, 2 seeds"]
+    stealth.honest_band(other, results, "layer3", "splitout")
+    assert not other.collections  # one seed is no band
+    plt.close(figure)
 
 
 def test_splitout_has_fifty_local_gradients_or_as_many_as_there_are_images(store: Store) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import torch
 
@@ -183,19 +185,46 @@ class Raw:
         return self.call.code()
 
 
-class Proxy:
-    """A network between clients and a service that a test can cut: at once, or after so many bytes."""
+@dataclass
+class Line:
+    """One connection through a proxy: its two ends, and whether it may go on once it is held."""
 
-    def __init__(self, target: str, *, port: int = 0) -> None:
+    near: socket.socket
+    far: socket.socket
+    passed: int = 0
+    waits: bool = False
+    free: threading.Event = field(default_factory=threading.Event)
+
+
+class Proxy:
+    """A network between clients and a service that a test can cut: at once, or after so many bytes.
+
+    With `hold`, each connection stands still after so many bytes, as if every packet were lost, until
+    :meth:`release`: so a test finds a client in the middle of its round however fast the machine is.
+    """
+
+    def __init__(self, target: str, *, port: int = 0, hold: int | None = None) -> None:
         self._target = target.rsplit(":", 1)
         self._listener = socket.create_server(("127.0.0.1", port))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.hold = hold
         self.connections = 0
         self.passed = 0
         self.down = False
         self._left: int | None = None
-        self._open: list[socket.socket] = []
+        self._lines: list[Line] = []
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def holding(self) -> int:
+        """How many connections stand still now."""
+        return sum(line.waits for line in self._lines)
+
+    def release(self) -> None:
+        """Let every connection that stands still go on to its end."""
+        for line in self._lines:
+            if line.waits:
+                line.free.set()
 
     def cut_after(self, count: int) -> None:
         """Cut all connections when so many more bytes have passed, in either direction."""
@@ -204,11 +233,13 @@ class Proxy:
     def cut(self) -> None:
         """Cut all connections now."""
         self._left = None
-        for end in self._open:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        self._open.clear()
+        lines, self._lines = self._lines, []
+        for line in lines:
+            line.free.set()
+            for end in (line.near, line.far):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+                end.close()
 
     def close(self) -> None:
         self._listener.close()
@@ -229,14 +260,20 @@ class Proxy:
                 near.close()
                 continue
             self.connections += 1
-            self._open += [near, far]
+            line = Line(near, far)
+            self._lines.append(line)
             for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+                threading.Thread(target=self._pump, args=(line, source, sink), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, line: Line, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(16_384):
                 self.passed += len(data)
+                line.passed += len(data)
+                if self.hold is not None and line.passed > self.hold and not line.free.is_set():
+                    line.waits = True
+                    line.free.wait()
+                    line.waits = False
                 if self._left is not None:
                     self._left -= len(data)
                     if self._left <= 0:
@@ -270,6 +307,40 @@ def net(make_net: Callable[..., Net]) -> Net:
 def service(net: Net) -> Iterator[SplitService]:
     with net.service() as running:
         yield running
+
+
+def _traces(key: Key) -> dict[str, bytes]:
+    """The secrets in the forms in which they could slip out."""
+    found = {
+        "seed": key._seed,
+        "seed in hex": key._seed.hex().encode(),
+        "seed in base64": base64.b64encode(key._seed),
+        "seed as a list": str(list(key._seed)).encode(),
+    }
+    bits = key.target.numpy().astype(np.uint8)
+    found |= {
+        "b as bytes": bits.tobytes(),
+        "b packed": np.packbits(bits).tobytes(),
+        "b packed the other way": np.packbits(bits, bitorder="little").tobytes(),
+        "b as text": "".join(map(str, bits)).encode(),
+        "b as a list": str(bits.tolist()).encode(),
+    }
+    for dtype in (np.float16, np.float32, np.float64):
+        found[f"b in {dtype.__name__}"] = key.target.numpy().astype(dtype).tobytes()
+    found["b in bfloat16"] = key.target.bfloat16().view(torch.uint8).numpy().tobytes()
+    for name, matrix in (("M", key.matrix), ("its transpose", key.matrix.T.contiguous())):
+        for index, row in enumerate(matrix):
+            found[f"row {index} of {name}"] = row.numpy().tobytes()
+            found[f"row {index} of {name} in float64"] = row.double().numpy().tobytes()
+            found[f"row {index} of {name} in bfloat16"] = row.bfloat16().view(torch.uint8).numpy().tobytes()
+            found[f"row {index} of {name} as text"] = ", ".join(f"{value:.4f}" for value in row[:4]).encode()
+    return found
+
+
+@pytest.fixture(scope="session")
+def leaks() -> Callable[[Key, bytes], list[str]]:
+    """Searches bytes for the secrets of a key; returns what it found."""
+    return lambda key, content: [name for name, trace in _traces(key).items() if trace in content]
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,8 @@ After some batches the client begins to send, now and then, a batch with all lab
 class offset, and does not learn from it. An honest server's gradients for such a fake batch are longer and
 point elsewhere; a server that ignores the labels returns what it always returns.
 
-F are the gradients of fake batches, R1 and R2 those of regular ones, divided by coin. With m the mean norm, a
-bar the mean vector, R̄ = (R̄1 + R̄2)/2 and θ the angle in radians::
+F are the gradients of fake batches, R those of regular ones, divided by coin into R1 and R2. With m the mean
+norm, a bar the mean vector and θ the angle in radians::
 
     dF    = |m(F) − (m(R1) + m(R2))/2|
     dR    = |m(R1) − m(R2)|
@@ -221,8 +221,9 @@ def by_class(rows: Tensor, labels: Tensor, *, groups: int) -> Vector:
 
 def comparison(fake: Gathered, first: Gathered, second: Gathered) -> dict[str, float]:
     """θ(F̄, R̄), dF, θ(R̄1, R̄2) and dR."""
+    regular = first.count * first.mean + second.count * second.mean  # R̄ but for its length
     return {
-        "fake_angle": angle(fake.mean, (first.mean + second.mean) / 2),
+        "fake_angle": angle(fake.mean, regular),
         "fake_distance": abs(fake.mean_norm - (first.mean_norm + second.mean_norm) / 2),
         "regular_angle": angle(first.mean, second.mean),
         "regular_distance": abs(first.mean_norm - second.mean_norm),

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from sigil import attacks, models
-from sigil.attacks.streams import disguise, stream_at
+from sigil.attacks.streams import Place, Stream, Touch, disguise, stream_at
 from sigil.attacks.subject import Halves
 from sigil.federation.seeds import generator
 
 
 @dataclass(frozen=True)
 class Disguised:
-    """A changed model: its part up to the cut, and both halves where it still is one of the architectures."""
+    """A changed model: its part up to the cut and the rest, which together compute what they did before."""
 
     client: nn.Module
-    halves: Halves | None = None
+    server: nn.Module
 
 
 class Remix(nn.Module):
@@ -38,19 +38,37 @@ class Remix(nn.Module):
 
 def permuted(halves: Halves, *, seed: int, scale: float = 0.5) -> Disguised:
     """All channels reordered and scaled: the attack that alignment was made for."""
-    changed = attacks.permute(halves, seed=seed, scale=scale)
-    return Disguised(changed[0], changed)
+    return Disguised(*attacks.permute(halves, seed=seed, scale=scale))
 
 
 def everywhere(halves: Halves, *, seed: int) -> Disguised:
-    """The same at every cut point up to the real one, so that no layer keeps its order."""
-    spec = halves[0].spec
+    """No layer of a ResNet-18 keeps its order, scale or sign: neither the stages nor what is inside blocks.
+
+    Half of the filters inside each block change sign together with their batch norm.
+    """
     changed = halves
-    for cut in models.cut_points(spec.name):
+    for cut in models.cut_points("resnet18"):
         changed = attacks.permute(changed, cut=cut, seed=seed)
-        if cut == spec.cut:
-            break
-    return Disguised(changed[0], changed)
+    whole = models.join(*changed)
+    random = generator(seed, "inside blocks")
+    for block in (f"layer{stage}.{index}" for stage in (1, 2, 3, 4) for index in (0, 1)):
+        touches = (
+            Touch(f"{block}.conv1", "write"),
+            Touch(f"{block}.bn1", "norm", after=0),
+            Touch(f"{block}.conv2", "read", before=0),
+        )
+        norm = whole.get_submodule(f"{block}.bn1")
+        assert isinstance(norm, nn.BatchNorm2d)
+        size = norm.num_features
+        order = torch.randperm(size, generator=random)
+        scale = torch.exp(0.5 * torch.randn(size, generator=random, dtype=torch.float64))
+        disguise(whole, Stream((size,), touches, {block: Place(0)}), block, order=order, scale=scale)
+        negated = torch.rand(size, generator=random) < 0.5
+        for values in (whole.get_submodule(f"{block}.conv1").weight, norm.weight, norm.running_mean):
+            assert isinstance(values, Tensor)
+            values.data[negated] *= -1
+    assert halves[0].spec.cut is not None
+    return Disguised(*models.split(whole, halves[0].spec.cut))
 
 
 def half_permuted(halves: Halves, *, seed: int) -> Disguised:
@@ -63,8 +81,7 @@ def half_permuted(halves: Halves, *, seed: int) -> Disguised:
     moved = order[::2]
     order[::2] = moved[torch.randperm(len(moved), generator=generator(seed, "half permuted"))]
     disguise(whole, stream, client_half.spec.cut, order=order, scale=torch.ones(len(order)).double())
-    changed = models.split(whole, client_half.spec.cut)
-    return Disguised(changed[0], changed)
+    return Disguised(*models.split(whole, client_half.spec.cut))
 
 
 @torch.no_grad()
@@ -99,9 +116,9 @@ def copied(halves: Halves, *, share: float, seed: int) -> Disguised:
 
 
 def widened(halves: Halves, *, share: float, seed: int) -> Disguised:
-    """More channels than before: copies of some, each at a scale of its own, in a new order.
+    """More channels than before: some are split into two, each at a scale of its own, in a new order.
 
-    The next layer would add the copies up again, so that the model computes the same.
+    The next layer adds them up again, so that the model computes the same.
     """
     channels = _channels(halves)
     random = generator(seed, "widened")
@@ -111,7 +128,7 @@ def widened(halves: Halves, *, share: float, seed: int) -> Disguised:
     scale = torch.exp(0.5 * torch.randn(len(order), generator=random))
     matrix = torch.zeros(len(order), channels)
     matrix[torch.arange(len(order)), order] = scale
-    return Disguised(nn.Sequential(halves[0], Remix(matrix)))
+    return _remixed(halves, matrix)
 
 
 def mixed(halves: Halves, *, degrees: float, seed: int) -> Disguised:
@@ -124,7 +141,14 @@ def mixed(halves: Halves, *, degrees: float, seed: int) -> Disguised:
     matrix[first, first] = matrix[second, second] = math.cos(angle)
     matrix[first, second], matrix[second, first] = math.sin(angle), -math.sin(angle)
     shuffled = torch.randperm(channels, generator=generator(seed, "mixed order"))
-    return Disguised(nn.Sequential(halves[0], Remix(matrix[shuffled])))
+    return _remixed(halves, matrix[shuffled])
+
+
+def _remixed(halves: Halves, matrix: Tensor) -> Disguised:
+    """Channels made of channels behind the client half, and made back in front of the server half."""
+    client_half, server_half = halves
+    inverse = torch.linalg.pinv(matrix.double()).float()
+    return Disguised(nn.Sequential(client_half, Remix(matrix)), nn.Sequential(Remix(inverse), server_half))
 
 
 def _channels(halves: Halves) -> int:

@@ -26,7 +26,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
             for name, (number, colour) in series.items():
                 figures.curve(axis, rows["round"], rows[number], color=colour, label=name)
         axis.set(title=figures.label(strength), xlabel="round", ylabel="norm (batch mean)", yscale="log")
-        axis.margins(y=0.45)  # room for the legend
+        axis.set_ylim(top=30 * axis.get_ylim()[1])  # room for the legend
         figures.legend(axis, {"loc": "upper right"})
     figures.save(figure, folder / "gradient-norms.png")
     return "![Norms over the rounds](gradient-norms.png)\n"

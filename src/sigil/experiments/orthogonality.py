@@ -18,7 +18,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 
 
 def show(cells: list[Cell], results: Results, folder: Path) -> str:
-    """The figure, and the mean over training beside the scale of chance, 1/√d."""
+    """The figure, and the mean over training."""
     figure, (signed, absolute) = figures.panels(2)
     first = min((cell.seed for cell in cells), default=0)
     for strength in STRENGTHS:

@@ -7,6 +7,7 @@ import difflib
 from sigil.errors import ExperimentError
 from sigil.experiments import (
     adaptive,
+    alignment,
     ambiguity,
     capability,
     clients,
@@ -55,6 +56,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         proof,
         ambiguity,
         extraction,
+        alignment,
         longer,
         efficiency,
         clients,

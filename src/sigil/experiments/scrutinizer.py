@@ -37,9 +37,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             trainings=(stealth.recorded(scale, seed, setting, stealth.SERVERS[server]),),
             options={"setting": setting, "server": server},
         )
-        for seed in seeds
-        for setting in stealth.settings_names(scale)
-        for server in stealth.servers(setting)
+        for seed, setting, server in stealth.asked(scale, seeds)
     ]
     return own + splitguard.controls(scale, seeds)
 
@@ -61,7 +59,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     """The paper's figure for both cuts, and a table of all servers."""
     first = min((cell.seed for cell in cells), default=0)
     found = {name: result for (name, seed), result in results.items() if seed == first}
-    _draw(found, folder / "scrutinizer.png")
+    _draw(found, results, folder / "scrutinizer.png")
     lines = [
         [
             cell.options.get("setting") or f"{cell.options['cut']}, live",
@@ -95,7 +93,7 @@ def said(result: Result | None, name: str) -> str:
     return f"{alarm}, {found['suspicious']:.0f} % of {found['scores']}, mean {found['mean']:.2f}"
 
 
-def _draw(found: dict[str, Result], path: Path) -> None:
+def _draw(found: dict[str, Result], results: Results, path: Path) -> None:
     """A row a cut: similarities with an honest server and two strengths, and all scores."""
     columns = len(SHOWN) + 1
     figure, axes = figures.panels(columns * len(stealth.CUTS), columns=columns)
@@ -107,6 +105,7 @@ def _draw(found: dict[str, Result], path: Path) -> None:
                 _bands(axis, found[f"{cut} {server}"].numbers[NAME]["curves"])
         panels[0].set_ylabel("similarity")
         figures.legend(panels[0], {"loc": "lower left"})
+        stealth.honest_band(scores, results, cut, NAME)
         for server in (*stealth.SERVERS, *stealth.ATTACKERS):
             live = server in stealth.ATTACKERS
             result = found.get(splitguard.name_of(cut, server) if live else f"{cut} {server}")

@@ -17,9 +17,10 @@ from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Result, Store
 from sigil.experiments.tables import MISSING, markdown
 from sigil.federation.run import Run
-from sigil.federation.settings import make
+from sigil.federation.settings import Settings, make
 
 SERVERS = (*stealth.SERVERS, *stealth.ATTACKERS)
+CLIENTS = 2
 NAMES = tuple(
     kind.name
     for kind in (
@@ -49,18 +50,34 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             options={
                 "cut": cut,
                 "server": server,
-                "settings": scale.settings(
-                    seed=seed,
-                    variation=True,
-                    watermark=stealth.SERVERS.get(server, {"strength": 0.0}),
-                    **stealth.changes(scale, cut),
-                ).model_dump(mode="json", exclude_defaults=True),
+                "settings": _settings(scale, seed, cut, server).model_dump(
+                    mode="json", exclude_defaults=True
+                ),
             },
         )
         for seed in seeds
         for cut in stealth.CUTS
         for server in SERVERS
     ]
+
+
+def _settings(scale: Scale, seed: int, cut: str, server: str) -> Settings:
+    """A small training; where the scale limits the images, with two clients, each holding as many as ever.
+
+    Client 0 is watched, and the other is there to be averaged with. The test images are those that a hijacker
+    takes for its own.
+    """
+    sections: dict[str, Any] = {
+        "watermark": stealth.SERVERS.get(server, {"strength": 0.0}),
+        **stealth.changes(scale, cut),
+    }
+    settings = scale.settings(seed=seed, variation=True, **sections)
+    limit, clients = settings.data.train_limit, settings.federation.clients
+    if limit is None or clients <= CLIENTS:
+        return settings
+    sections["data"] = {"train_limit": limit * CLIENTS // clients, "test_limit": stealth.PUBLIC_IMAGES}
+    sections["federation"] = {"clients": CLIENTS}
+    return scale.settings(seed=seed, variation=True, **sections)
 
 
 def controls(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -120,7 +137,8 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         "Each entry: alarm and the client's step at which it was first raised, share of suspicious scores, "
         "last score. Reconstruction: share of images that are nearer to their own reconstruction than to "
         "those of 255 others, and mean square error in units of the mean image's. One vector a batch for "
-        "SplitGuard is the class-wise sum of the gradients at the cut.\n"
+        "SplitGuard is the class-wise sum of the gradients at the cut. These trainings have "
+        f"{CLIENTS} clients at scales that limit the images, each with as many images as otherwise.\n"
     )
 
 

@@ -27,17 +27,17 @@ SPLITS = ("layer1", "layer2", "layer3", "layer4")
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Every recorded server, the split points and lengths of the ablations, and the positive control."""
-    wanted: dict[str, tuple[str, dict[str, Any]]] = {
-        f"{setting} {server}": (setting, stealth.SERVERS[server])
-        for setting in stealth.settings_names(scale)
-        for server in stealth.servers(setting)
+    wanted: dict[tuple[str, int], tuple[str, dict[str, Any]]] = {
+        (f"{setting} {server}", seed): (setting, stealth.SERVERS[server])
+        for seed, setting, server in stealth.asked(scale, seeds)
     }
-    wanted |= {_split(split): (split, {"strength": 0.1}) for split in SPLITS}
-    wanted |= {
-        name_of_length(bits): ("layer3", {"strength": 0.1, "bits": bits})
-        for bits in sorted({*scale.lengths, *scale.proof_bits})
-        if bits != PAPER_BITS
-    }
+    for seed in seeds:
+        wanted |= {(_split(split), seed): (split, {"strength": 0.1}) for split in SPLITS}
+        wanted |= {
+            (name_of_length(bits), seed): ("layer3", {"strength": 0.1, "bits": bits})
+            for bits in sorted({*scale.lengths, *scale.proof_bits})
+            if bits != PAPER_BITS
+        }
     own = [
         Cell(
             experiment="splitout",
@@ -46,8 +46,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             trainings=(stealth.recorded(scale, seed, setting, watermark),),
             options={"setting": setting, "watermark": watermark},
         )
-        for seed in seeds
-        for name, (setting, watermark) in wanted.items()
+        for (name, seed), (setting, watermark) in wanted.items()
     ]
     return own + splitguard.controls(scale, seeds)
 
@@ -95,7 +94,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     """Outliers over training, then the tables: servers, split points, lengths."""
     first = min((cell.seed for cell in cells), default=0)
     found = {name: result for (name, seed), result in results.items() if seed == first}
-    _draw(found, folder / "splitout.png")
+    _draw(found, results, folder / "splitout.png")
 
     def outliers(name: str) -> list[float]:
         return values(cells, results, name, "outliers_256")
@@ -162,11 +161,12 @@ def _row(result: Result | None) -> list[str]:
     ]
 
 
-def _draw(found: dict[str, Result], path: Path) -> None:
+def _draw(found: dict[str, Result], results: Results, path: Path) -> None:
     """Outliers over training at both cuts, and the length of the gradients, which is what they follow."""
     figure, axes = figures.panels(2 * len(stealth.CUTS), columns=2)
     for number, cut in enumerate(stealth.CUTS):
         count, length = axes[2 * number : 2 * number + 2]
+        stealth.honest_band(count, results, cut, NAME, times=BATCH)
         for server in (*stealth.SERVERS, *stealth.ATTACKERS):
             live = server in stealth.ATTACKERS
             result = found.get(splitguard.name_of(cut, server) if live else f"{cut} {server}")

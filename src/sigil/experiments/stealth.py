@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from sigil.attacks.fsha import FSHA
@@ -51,6 +52,7 @@ FSHA_AS_PUBLISHED, FSHA_SCALED = "FSHA", "FSHA scaled"
 ATTACKERS: dict[str, float | None] = {FSHA_AS_PUBLISHED: None, FSHA_SCALED: 1.0}
 CUTS = ("layer3", "layer4")
 LONGER = "layer3 longer"
+HONEST_SEEDS = 3
 LOCAL_GRADIENTS = 50
 BATCH = 256  # of the paper
 PUBLIC_IMAGES = 2_000
@@ -75,6 +77,22 @@ def servers(setting: str) -> list[str]:
     return [name for name in SERVERS if setting != LONGER or name != UNCLIPPED]
 
 
+def asked(scale: Scale, seeds: Sequence[int]) -> list[tuple[int, str, str]]:
+    """Seed, setting and server of every recorded training.
+
+    An honest server is recorded at both cuts with three seeds at least: how far they lie apart is what a
+    marked one is compared with.
+    """
+    everything = [
+        (seed, setting, server)
+        for seed in seeds
+        for setting in settings_names(scale)
+        for server in servers(setting)
+    ]
+    more = [(min(seeds) + number, cut, HONEST) for number in range(HONEST_SEEDS) for cut in CUTS]
+    return list(dict.fromkeys([*everything, *more]))
+
+
 def recorded(scale: Scale, seed: int, setting: str, watermark: Mapping[str, Any]) -> Settings:
     """A training in which client 0 records its gradients."""
     return scale.settings(
@@ -94,6 +112,25 @@ COLOURS = {
 def label(server: str) -> str:
     """How a server is named in tables and legends."""
     return server.replace("strength", "λ =")
+
+
+def honest_band(axis: Axes, results: Results, cut: str, detector: str, *, times: float = 1.0) -> None:
+    """Shade where an honest server's scores lie with all of its seeds, if there are several."""
+    found = [result for (name, _), result in results.items() if name == f"{cut} {HONEST}"]
+    curves = [result.numbers[detector]["curves"] for result in found]
+    if len(curves) < 2:
+        return
+    length = min(len(rows["score"]) for rows in curves)
+    scores = times * np.array([rows["score"][:length] for rows in curves])
+    axis.fill_between(
+        curves[0]["scored_step"][:length],
+        scores.min(0),
+        scores.max(0),
+        color=COLOURS[HONEST],
+        alpha=0.15,
+        linewidth=0,
+        label=f"honest, {len(curves)} seeds",
+    )
 
 
 class PooledScrutinizer(GradientScrutinizer):

@@ -139,6 +139,8 @@ class RemoteFederation(Federation):
     def _train(self, number: int, lr: float, tick: Tick | None) -> Harvest:
         service = self.service
         here = self._gather()
+        if absent := sorted(self.terms.clients.keys() - here.keys()):
+            log.info("round %d begins without client %s", number, ", ".join(map(str, absent)))
         fingerprints = {client: self.terms.clients[client] for client in here}
         tickets = service.open_round(number, self.server_state, lr=lr, clients=fingerprints)
         tasks = {

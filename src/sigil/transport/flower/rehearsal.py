@@ -44,10 +44,12 @@ class Rehearsal:
         self.network = out.with_name(out.name + ".network")
         self.log = out.with_name(out.name + ".log")
         self.clients = clients
-        self.port = _free_pair()
+        self.port = free_pair()
         self._metrics_port = free_port()
         self._options = options
         self._processes: list[subprocess.Popen[bytes]] = []
+        # What clients said before the owner or they themselves were started is no news of a round.
+        self._heard = dict.fromkeys(range(clients), 0)
         self._owner: subprocess.Popen[bytes] | None = None
 
     def serve(self) -> subprocess.Popen[bytes]:
@@ -59,12 +61,14 @@ class Rehearsal:
             log=self.log,
         )
         self.until(lambda: self.said("Clients join with") > before)
+        self._heard = {client: len(self._spoken(client)) for client in self._heard}
         return self._owner
 
     def join(self, client: int, *options: str) -> subprocess.Popen[bytes]:
         """Start a client."""
         bundle = bundle_folder(self.network, client)
-        log = self._client_log(client)
+        self._heard[client] = len(self._spoken(client))
+        log = bundle / "join.log"
         return self._start("join", str(bundle), "--part", str(client), *options, log=log)
 
     def said(self, words: str) -> int:
@@ -103,14 +107,15 @@ class Rehearsal:
 
     def _round_of(self, client: int) -> int | None:
         """The round in which a client is now, by its own account."""
-        with suppress(FileNotFoundError):
-            said = re.findall(r"^round (\d+)( begins|:)", self._client_log(client).read_text(), re.MULTILINE)
-            if said and said[-1][1] == " begins":
-                return int(said[-1][0])
-        return None
+        news = self._spoken(client)[self._heard[client] :]
+        said = re.findall(r"^round (\d+)( begins|:)", news, re.MULTILINE)
+        return int(said[-1][0]) if said and said[-1][1] == " begins" else None
 
-    def _client_log(self, client: int) -> Path:
-        return bundle_folder(self.network, client) / "join.log"
+    def _spoken(self, client: int) -> str:
+        """All that a client has printed."""
+        with suppress(FileNotFoundError):
+            return (bundle_folder(self.network, client) / "join.log").read_text(errors="replace")
+        return ""
 
     def until(self, condition: Callable[[], bool], *, seconds: float = 1800) -> None:
         """Wait until something is so; an error if it is not in time, or if the owner has ended before."""
@@ -166,7 +171,7 @@ def replay(
     return federation
 
 
-def _free_pair() -> int:
+def free_pair() -> int:
     """A free port whose successor is free too."""
     while True:
         port = free_port()

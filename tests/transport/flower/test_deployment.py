@@ -1,0 +1,138 @@
+"""Flower's own commands, as the deployment guide gives them, and the file that connects them with Sigil."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sigil import models
+from sigil.errors import ConfigError
+from sigil.federation.holdings import load_data
+from sigil.federation.run import is_finished, open_run
+from sigil.federation.settings import make
+from sigil.key import Key
+from sigil.transport import Limits
+from sigil.transport.flower.deployment import Deployment
+from sigil.transport.flower.processes import free_port
+from sigil.transport.flower.rehearsal import replay
+from sigil.transport.flower.superlink import APP
+
+SEED = bytes(range(50, 82))
+GUIDE = Path(__file__).parents[3] / "docs" / "deployment.md"
+SMALL = [
+    "model.width=4", "data.train_limit=40", "data.test_limit=20", "federation.rounds=1",
+    "federation.local_epochs=1", "federation.batch_size=8", "watermark.bits=8", "run.device=cpu",
+    "run.precision=float32", "run.threads=1",
+]  # fmt: skip
+
+
+def commands() -> Iterator[list[str]]:
+    """The commands of the guide's section on Flower's own, without the word that says who runs them."""
+    (block,) = re.findall(r"^```text\n(owner .*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for line in block.splitlines():
+        who, *command = shlex.split(line)
+        assert who in ("owner", "client")
+        yield command
+
+
+def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:
+    port = str(free_port())
+    key = Key.generate("ACME", shape=(16, 2, 2), bits=8, seed=SEED)
+    key.save(tmp_path / "owner.key")
+    home = tmp_path / "flower"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "sigil"\n\n[superlink.sigil]\naddress = "127.0.0.1:{port}"\n'
+        f'root-certificates = "{tmp_path / "runs" / "a.network" / "ca.pem"}"\n'
+    )
+    environment = os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    given = [[word.replace("9092", port).replace("APP", str(APP)) for word in line] for line in commands()]
+    prepare, superlink, register, supernode, run = given
+    prepare += [word for change in SMALL for word in ("--set", change)]
+    supernode[-1] = f"bundle={str(tmp_path / 'runs/a.network/clients/0000')!r}".replace("'", '"')
+    supernode += ["--port", str(free_port())]
+    printed = subprocess.run(
+        prepare, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    name, _, value = printed.stdout.splitlines()[-1].partition("=")
+    environment[name] = value
+    log = tmp_path / "log"
+    with ExitStack() as closing, log.open("ab") as file:
+        for command in (superlink, supernode):
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=file, stderr=file)
+            closing.callback(process.wait)
+            closing.callback(process.terminate)
+            if command is superlink:
+                again(register, tmp_path, environment)
+        again(run, tmp_path, environment)
+        deadline = time.monotonic() + 600
+        while not is_finished(tmp_path / "runs" / "a"):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+    trained = open_run(tmp_path / "runs" / "a")
+    alone = replay(trained.settings, load_data(trained.settings), key=key, participants=[[0]])
+    ours = models.load(trained.folder / "client.safetensors").state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in alone.client_state.items())
+    for path in (*home.rglob("*"), log):
+        assert not path.is_file() or SEED.hex() not in path.read_text(errors="replace")
+
+
+def again(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Give a command until the SuperLink is there."""
+    for _ in range(300):
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+        if done.returncode == 0:
+            return
+        time.sleep(0.5)
+    raise AssertionError(done.stdout + done.stderr)
+
+
+def test_a_deployment_is_the_same_after_writing_and_reading(tmp_path: Path) -> None:
+    written = Deployment(
+        settings=make({"federation": {"clients": 2}}),
+        out=tmp_path / "run",
+        network=tmp_path / "run.network",
+        wait=3.5,
+        limits=Limits(step_seconds=7.0, return_seconds=None),
+        key_file=tmp_path / "owner.key",
+    )
+    written.prepare()
+    assert Deployment.load(tmp_path / "run.network" / "owner.json") == written
+    (tmp_path / "run.network" / "owner.json").write_text("{}")
+    with pytest.raises(ConfigError, match="--prepare"):
+        Deployment.load(tmp_path / "run.network" / "owner.json")
+
+
+@pytest.mark.parametrize(
+    ("host", "listens"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("::1", "::1"),
+        ("192.0.2.7", "0.0.0.0"),
+        ("train.example.org", "0.0.0.0"),
+        ("2001:db8::7", "::"),
+    ],
+)
+def test_only_a_host_that_is_not_this_machine_opens_it_to_others(
+    tmp_path: Path, host: str, listens: str
+) -> None:
+    deployment = Deployment(make({"federation": {"clients": 1}}), tmp_path / "a", tmp_path / "n")
+    assert replace(deployment, host=host)._listen == listens
