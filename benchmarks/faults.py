@@ -29,7 +29,7 @@ from sigil.key import Key
 from sigil.transport.flower.rehearsal import Rehearsal, replay
 
 CLIENTS = 9
-ROUNDS = 3
+ROUNDS = 4
 RESTARTED, LOST = 3, 7
 SETTINGS = [
     "data.name=cifar10", "data.train_limit=3600", "data.test_limit=500", "model.width=8",
@@ -49,12 +49,12 @@ def train(folder: Path, data_dir: Path, *, wait: float) -> dict[str, Any]:
         owner = rehearsal.serve()
         clients = [rehearsal.join(index, "--data-dir", str(data_dir)) for index in range(CLIENTS)]
         print(f"{time.monotonic() - began:5.0f} s: a server and {CLIENTS} clients run")
-        restarted = rehearsal.reach(RESTARTED)
+        restarted = rehearsal.reach(RESTARTED, steps=60)
         clients[RESTARTED].kill()
         clients[RESTARTED].wait()
         clients[RESTARTED] = rehearsal.join(RESTARTED, "--data-dir", str(data_dir))
         print(f"{time.monotonic() - began:5.0f} s: client {RESTARTED} killed in round {restarted}, restarted")
-        lost = rehearsal.reach(LOST, after=restarted)
+        lost = rehearsal.reach(LOST, steps=60, after=restarted)
         clients[LOST].kill()
         print(f"{time.monotonic() - began:5.0f} s: client {LOST} killed in round {lost}, for good")
         rehearsal.until(lambda: owner.poll() is not None, seconds=7200)

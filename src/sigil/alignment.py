@@ -12,6 +12,7 @@ model that computes the same and whose mark cannot be read. Both can be undone:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -122,13 +123,16 @@ class Reference:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the sums in float64, a few hundred kilobytes."""
-        sums = {
+        save_sums(path, self.shape, self.sums())
+
+    def sums(self) -> dict[str, Tensor]:
+        """The sums by name, as :meth:`from_sums` takes them."""
+        return {
             "count": torch.tensor(float(self.count), dtype=torch.float64),
             "pooled": self.pooled,
             "products": self.products,
             "squares": self.squares,
         }
-        save_sums(path, self.shape, sums)
 
     @property
     def correlation(self) -> Floats:
@@ -144,7 +148,7 @@ class Alignment:
 
     Channel i of the owner's model is channel ``order[i]`` of the suspect, times ``scale[i]``; an ``order`` of
     −1 (with scale 0) means that the suspect has none. ``agreement``, ``sure`` and ``believed`` are those of
-    :class:`sigil.matching.Match`; ``source`` says what was compared.
+    :class:`sigil.matching.Match`; ``source`` and ``fingerprint`` say what was compared.
     """
 
     order: tuple[int, ...]
@@ -153,6 +157,7 @@ class Alignment:
     sure: int
     believed: bool
     source: str
+    fingerprint: str
 
     def __call__(self, activation: Tensor) -> Tensor:
         """Activations (n, C′, …) of the suspect, in the owner's order and at unit scale, (n, C, …)."""
@@ -181,6 +186,7 @@ def align(
     An alignment that is not ``believed`` should not be used: the suspect does not resemble the owner's model.
     """
     shape = input_shape_of(suspect, input_shape)
+    deviations = None
     if isinstance(reference, Model):
         if probes is not None:
             raise AlignmentError("Initial weights are compared with weights: leave the probe images out.")
@@ -193,9 +199,15 @@ def align(
         found, source = trace(module, reference), "initial weights"
     else:
         check_channels(reference.shape)
-        found = _by_correlation(suspect, reference, probes, shape=shape, batch_size=batch_size)
-        source = f"correlations under {'noise' if probes is None else 'images'}"
-    deviations = _moments(suspect, _noise_batches(shape, SCALE_INPUTS, batch_size=batch_size))[1]
+        if probes is None:
+            batches, source = _noise_batches(shape, NOISE_INPUTS, batch_size), "correlations under noise"
+            correlation, deviations = _moments(suspect, batches, expected=reference.shape)
+        else:
+            batches, source = _image_batches(probes, shape, batch_size), "correlations under images"
+            correlation, _ = _moments(suspect, batches, expected=reference.shape)
+        found = _by_correlation(correlation, reference.correlation)
+    if deviations is None:
+        deviations = _moments(suspect, _noise_batches(shape, SCALE_INPUTS, batch_size))[1]
     signs = np.ones(len(found.order)) if found.signs is None else found.signs
     scale = [
         sign / deviations[i] if i >= 0 and deviations[i] > 0 else 0.0
@@ -203,8 +215,27 @@ def align(
     ]
     order = [int(i) if factor else -1 for i, factor in zip(found.order, scale, strict=True)]
     return Alignment(
-        tuple(order), tuple(map(float, scale)), found.agreement, found.sure, found.believed, source
+        order=tuple(order),
+        scale=tuple(map(float, scale)),
+        agreement=found.agreement,
+        sure=found.sure,
+        believed=found.believed,
+        source=source,
+        fingerprint=fingerprint(reference),
     )
+
+
+def fingerprint(reference: Reference | Model) -> str:
+    """SHA-256 over the numbers of a reference, in hex: to be published before there is a suspect.
+
+    Whoever may choose the reference afterwards can choose the order of channels that suits the key.
+    """
+    tensors = reference.sums() if isinstance(reference, Reference) else reference.state_dict()
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def save_sums(path: str | os.PathLike[str], shape: Sequence[int], sums: Mapping[str, Tensor]) -> None:
@@ -238,20 +269,8 @@ def check_channels(shape: Sequence[int]) -> None:
         )
 
 
-def _by_correlation(
-    suspect: Suspect,
-    reference: Reference,
-    probes: Probes | None,
-    *,
-    shape: tuple[int, ...],
-    batch_size: int,
-) -> Match:
-    if probes is None:
-        batches = _noise_batches(shape, NOISE_INPUTS, batch_size=batch_size)
-    else:
-        batches = _image_batches(probes, shape, batch_size=batch_size)
-    correlation, _ = _moments(suspect, batches, expected=reference.shape)
-    known = reference.correlation
+def _by_correlation(correlation: Floats, known: Floats) -> Match:
+    """Match the suspect's channels that vary, less copies, with the owner's that vary."""
     ours, theirs = _varying(known), _originals(correlation)
     if len(ours) < 2 or len(theirs) < 2:
         raise AlignmentError(
@@ -311,12 +330,12 @@ def _originals(correlation: Floats) -> npt.NDArray[np.int64]:
     return np.flatnonzero((correlation.diagonal() > 0) & np.logical_not(copies))
 
 
-def _noise_batches(shape: tuple[int, ...], count: int, *, batch_size: int) -> list[Tensor]:
+def _noise_batches(shape: tuple[int, ...], count: int, batch_size: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)  # not the probes of the test, whose seed is 0 by default
     return list(noise(shape, count, generator=generator).split(batch_size))
 
 
-def _image_batches(probes: Probes, shape: tuple[int, ...], *, batch_size: int) -> list[Tensor]:
+def _image_batches(probes: Probes, shape: tuple[int, ...], batch_size: int) -> list[Tensor]:
     images = probes if isinstance(probes, Tensor) else torch.from_numpy(np.array(probes))
     if tuple(images.shape[1:]) != shape:
         raise ShapeError(

@@ -56,8 +56,11 @@ class Report:
     on the wrong side. ``bit_error`` is the share of bits whose majority over the probes is wrong.
 
     ``aligned`` says whether the suspect's channels were put back in order before it was asked. If a
-    reference was given, ``sure_channels`` and ``agreement`` say how sure the order was (see
+    reference was given, ``alignment`` says what was compared, ``reference`` is its fingerprint, and
+    ``sure_channels`` and ``agreement`` say how sure the order was (see
     :class:`sigil.alignment.Alignment`); where it was not sure enough, the suspect was examined as it is.
+    The p-value is exact for an alignment by initial weights, and for one by correlations as far as
+    docs/alignment.md says.
     """
 
     owned: bool
@@ -78,6 +81,8 @@ class Report:
     commitment: str
     owner: str
     aligned: bool
+    alignment: str | None = None
+    reference: str | None = None
     sure_channels: int | None = None
     agreement: float | None = None
 
@@ -188,6 +193,8 @@ def verify(
         commitment=key.commitment,
         owner=key.owner,
         aligned=used is not None,
+        alignment=None if alignment is None else alignment.source,
+        reference=None if alignment is None else alignment.fingerprint,
         sure_channels=None if alignment is None else alignment.sure,
         agreement=None if alignment is None else alignment.agreement,
     )

@@ -108,6 +108,17 @@ def test_one_vector_a_batch_over_a_window() -> None:
     assert detector.curves["judged"] == [1] * 6
 
 
+def test_one_local_gradient_far_away_hides_what_lies_nearer() -> None:
+    # With n − 1 neighbours the farthest local gradient sets the scale: give it none that is not typical.
+    plain, misled = (
+        SplitOut(simplex()),
+        SplitOut([torch.cat([torch.eye(N), -9 * torch.eye(N)[:1]]) / (N + 1)]),
+    )
+    for detector in (plain, misled):
+        judge(detector, 3.0)
+    assert (plain.curves["outliers"], misled.curves["outliers"]) == ([1], [0])
+
+
 def test_the_threshold_is_an_argument() -> None:
     detector = SplitOut(simplex(), threshold=0.2)
     judge(detector, 0.0, 0.5, 1.0, 3.0)

@@ -65,9 +65,9 @@ def test_the_tables_have_the_papers_numbers_beside(tmp_path: Path) -> None:
     )
     page = splitout.show(cells, results, tmp_path)
     assert "| layer3 | λ = 0.1 | no | 25.6 | 51 | 0.0 % | 0.50 | no alarm, 0 % suspicious" in page
-    assert "| layer1 | 5.1 (16.7) |" in page
-    assert "| 500 | 51.2 (37.4) |" in page
-    assert "| 128 | not run |" in page
+    assert "| layer1 | 5.1 (16.7) | no | 0.50 |" in page
+    assert "| 500 | 51.2 (37.4) | no | 0.50 |" in page
+    assert "| 128 | not run | not run | not run |" in page
     assert "| layer3, live | FSHA | not run |" in page
     # Ablations have tables of their own.
     assert "| layer1 | λ = 0.1 |" not in page

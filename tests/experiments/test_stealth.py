@@ -84,6 +84,19 @@ def test_splitout_has_fifty_local_gradients_or_as_many_as_there_are_images(store
         assert detector.state_dict()["local"][0] == expected
 
 
+def test_splitout_by_batch_keeps_full_batches_and_at_least_ten(store: Store) -> None:
+    # 20, 80 and 200 images a client in batches of 16: one, five and twelve full ones an epoch.
+    for limit, clients, expected in ((80, 4, 10), (160, 2, 10), (400, 2, 12)):
+        settings = SMOKE.settings(
+            seed=0,
+            data={"train_limit": limit},
+            federation={"clients": clients},
+            watermark={"strength": 0.0},
+        )
+        detector = stealth.splitout_by_batch(settings, store.dataset(settings))
+        assert detector.state_dict()["local"][0] == expected
+
+
 def test_outliers_of_a_run_are_given_for_a_batch_of_256(store: Store) -> None:
     run = store.train(stealth.recorded(SMOKE, 0, "layer3", {"strength": 0.1}))
     detector = stealth.splitout(run.settings, store.dataset(run.settings))

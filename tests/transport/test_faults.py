@@ -202,7 +202,7 @@ def test_nothing_that_left_the_owners_process_holds_the_key(
 
 
 def test_rounds_go_on_without_a_client_that_is_killed_for_good(make_stage: Callable[..., Stage]) -> None:
-    stage = make_stage("federation.rounds=3", "--minimum", "1", "--wait", "15", direct=False)
+    stage = make_stage("federation.rounds=3", "--minimum", "1", "--wait", "5", direct=False)
     begun, cable = stage.rehearsal, stage.cables[1]
     begun.until(lambda: cable.holding == 2 or begun.said("round 1 begins without") > 0)
     if cable.holding < 2:  # one client was there first and began alone

@@ -95,6 +95,7 @@ def same(ours: State, theirs: State) -> bool:
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "POLL_SECONDS", 0.02)
     monkeypatch.setattr(owner, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(owner, "START_SECONDS", 3.0)
 
 
 @pytest.fixture

@@ -373,10 +373,9 @@ def _picture_files(folder: Path) -> Iterator[Path]:
 def _alignment_row(outcome: Report) -> list[tuple[str, str]]:
     if outcome.sure_channels is None:
         return []
-    sure = f"{outcome.sure_channels} channels recognised (agreement {outcome.agreement:.2f})"
-    if outcome.aligned:
-        return [("alignment", f"{sure}, put back in order")]
-    return [("alignment", f"not used: only {sure}, so examined as it is")]
+    sure = f"{outcome.sure_channels} channels recognised by {outcome.alignment}"
+    used = f"{sure}, put back in order" if outcome.aligned else f"not used: only {sure}, so examined as it is"
+    return [("alignment", used), ("reference", f"fingerprint {outcome.reference}")]
 
 
 def _json_facts(facts: Facts) -> dict[str, Any]:

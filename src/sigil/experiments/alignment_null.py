@@ -34,8 +34,6 @@ PROBES = 512
 IMAGES = 200
 # Probes where many keys are held against many models.
 FEW = 128
-# Clean models that each reference aligns beside the one of its own number.
-SHIFTS = (0, 1, 2)
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,22 +59,17 @@ def real_keys(
 ) -> dict[str, Any]:
     """p-values and z-scores of the very keys that shaped the references, on clean models.
 
-    ``marked`` references each align the clean models of their own number and the next two; ``owner`` aligns
-    them all. Per pair: the p-value, and z = T/√(Σ w²), which under the null hypothesis has mean 0 and
-    deviation 1. Activations of all clean models point the same way on average, so for one key the scores on
-    different models are much alike: the owner's mean is to be held against those of ``keys`` random keys on
-    the same models.
+    ``marked`` references each align the clean model of their own number; ``owner`` aligns them all. Per pair:
+    the p-value, and z = T/√(Σ w²), which under the null hypothesis has mean 0 and deviation 1. Activations of
+    all clean models point the same way on average, so for one key the scores on different models are much
+    alike: the owner's mean is to be held against those of ``keys`` random keys on the same models.
     """
     rows = []
     to_owner: dict[str, list[Tensor]] = {}
     for number, run in enumerate(clean):
         half = run.halves()[0].eval()
         answers = _answers(half)
-        pairs = {"owner": owner}
-        for shift in SHIFTS:
-            index = (number + shift) % len(marked)
-            pairs.setdefault(str(index), marked[index])
-        for name, reference in pairs.items():
+        for name, reference in (("owner", owner), (str(number), marked[number])):
             key = store.key(reference.settings)
             assert key is not None
             row: dict[str, Any] = {"reference": name, "clean": number, "p": {}, "z": {}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from sigil.experiments.alignment_null import Floats
 from sigil.experiments.experiment import Finding, Results, judge
 from sigil.experiments.store import Cell
 from sigil.experiments.tables import MISSING, markdown
+from sigil.verification import ALPHA
 
 WAYS = ("images", "noise", "initial weights")
 RECORDED = "recorded scales"
 COLOURS = dict(zip(("as it is", *WAYS, RECORDED), ("#000000", *figures.SERIES), strict=False))
 # Below this a test of uniformity counts as failed; ten are made, so the one in a hundred is shared by them.
 UNLIKELY = 0.001
+PROVEN = math.log10(ALPHA)
 
 Numbers = dict[str, Any]
 
@@ -163,9 +166,9 @@ def _by_random(cells: list[Cell], found: dict[str, Numbers], way: str, *, siblin
 
 
 def _by_real(real: Numbers | None, way: str) -> Floats:
-    """One p-value for each key, each on a clean model of its own."""
+    """One p-value for each key but the owner's, each on a clean model of its own."""
     pairs = [] if real is None else real["pairs"]
-    return np.array([pair["p"][way] for pair in pairs if pair["reference"] == str(pair["clean"])])
+    return np.array([pair["p"][way] for pair in pairs if pair["reference"] != "owner"])
 
 
 def _distribution(axis: Axes, p: Floats, colour: str, label: str) -> None:
@@ -186,20 +189,11 @@ def _uniform(p: Floats) -> str:
     return "not used" if found is None else f"p = {found:.2g}, {len(p):,} tests"
 
 
-def _means(real: Numbers, way: str) -> Floats:
-    """Mean z of each real key but the owner's."""
-    by_key: dict[str, list[float]] = {}
-    for pair in real["pairs"]:
-        if pair["reference"] != "owner":
-            by_key.setdefault(pair["reference"], []).append(pair["z"][way])
-    return np.array([np.mean(values) for values in by_key.values()])
-
-
 def _shift(real: Numbers | None, way: str) -> str:
     if real is None:
         return MISSING
-    means = _means(real, way)
-    return f"{means.mean():+.2f} ± {means.std(ddof=1) / np.sqrt(len(means)):.2f}"
+    z = np.array([pair["z"][way] for pair in real["pairs"] if pair["reference"] != "owner"])
+    return f"{z.mean():+.2f} ± {z.std(ddof=1) / np.sqrt(len(z)):.2f}"
 
 
 def _above(real: Numbers, way: str) -> float:
@@ -245,7 +239,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         judge(
             "The initial weights undo the disguise of all architectures (log10 p ≤ −6.5)",
             traced,
-            lambda x: x <= -6.5,
+            lambda x: x <= PROVEN,
         ),
         *_of_attacks(cells, found),
         *_of_the_null(cells, found),
@@ -253,21 +247,19 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
 
 
 def _of_attacks(cells: list[Cell], found: dict[str, Numbers]) -> list[Finding]:
-    """After another attack, the aligned copy has the WSR that the attack left before the disguise."""
-    left = {}
+    """What an attack had left of the proof is left after the disguise, once it is undone."""
+    left: dict[str, float | None] = {}
     for cell in cells:
         known = found.get(cell.name)
         if cell.options.get("attack", "none") != "none":
-            way = {} if known is None else known["initial weights"]
-            left[cell.options["attack"]] = (
-                way["wsr"] - known["before"]["wsr"] if known and "wsr" in way else None
-            )
+            left[cell.options["attack"]] = None
+            if known is not None and known["before"]["owned"]:
+                left[cell.options["attack"]] = known["initial weights"]["log10_p"]
     return [
         judge(
-            "After other attacks, the initial weights restore what WSR those had left (2 points)",
+            "Copies that other attacks left proven are proven by the initial weights (log10 p ≤ −6.5)",
             left,
-            lambda x: x >= -2,
-            "+.1f",
+            lambda x: x <= PROVEN,
         )
     ]
 

@@ -135,8 +135,8 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     return (
         f"![SplitGuard's score over training](splitguard.png)\n\n{table}\n"
         "Each entry: alarm and the client's step at which it was first raised, share of suspicious scores, "
-        "last score. Reconstruction: share of images that are nearer to their own reconstruction than to "
-        "those of 255 others, and mean square error in units of the mean image's. One vector a batch for "
+        "last score. Reconstruction: share that is nearer to its own image than to 255 others, and mean "
+        "square error in units of the mean image's. One vector a batch for "
         "SplitGuard is the class-wise sum of the gradients at the cut. These trainings have "
         f"{CLIENTS} clients at scales that limit the images, each with as many images as otherwise.\n"
     )

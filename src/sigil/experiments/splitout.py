@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from sigil.experiments import figures, paper, splitguard, stealth
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
@@ -116,24 +117,26 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         lines,
     )
     tables = paper.numbers()
+
+    def ablation(name: str, theirs: float | None) -> list[str]:
+        alarm, *_, activations, _ = _row(found.get(name))
+        return [beside(spread(outliers(name)), theirs), alarm, activations]
+
+    header = ["outliers in 256", "alarm", "spread"]
     splits = markdown(
-        ["split point", "outliers in 256"],
+        ["split point", *header],
+        [[split, *ablation(_split(split), tables["ablation_split"][split]["splitout"])] for split in SPLITS],
+    )
+    published = tables["ablation_length"]
+    lengths = markdown(
+        ["bits", *header],
         [
-            [split, beside(spread(outliers(_split(split))), tables["ablation_split"][split]["splitout"])]
-            for split in SPLITS
+            [str(bits), *ablation(name_of_length(bits), published.get(str(bits), {}).get("splitout"))]
+            for bits in sorted(
+                {int(cell.name.split()[0]) for cell in cells if "bits" in cell.name} | {PAPER_BITS}
+            )
         ],
     )
-    lengths = sorted({int(cell.name.split()[0]) for cell in cells if "bits" in cell.name} | {PAPER_BITS})
-    rows = [
-        [
-            str(bits),
-            beside(
-                spread(outliers(name_of_length(bits))),
-                tables["ablation_length"].get(str(bits), {}).get("splitout"),
-            ),
-        ]
-        for bits in lengths
-    ]
     return (
         f"![Outliers over training](splitout.png)\n\n{servers}\n"
         "*Alarm*: the client's step at which more than half of the last 256 gradients were first outliers; "
@@ -142,7 +145,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         "sum of its gradients, over ten batches. Live trainings are those of [splitguard](../splitguard/), "
         "with fewer images.\n\n"
         f"λ = 0.1, k = 50 (the paper's in brackets):\n\n{splits}\n"
-        f"λ = 0.1, cut at layer3 (the paper's in brackets):\n\n{markdown(['bits', 'outliers in 256'], rows)}"
+        f"λ = 0.1, cut at layer3 (the paper's in brackets):\n\n{lengths}"
     )
 
 
@@ -180,7 +183,10 @@ def _draw(found: dict[str, Result], results: Results, path: Path) -> None:
         count.axhline(BATCH / 2, color="0.5", linewidth=1, linestyle="--")
         count.set(title=f"{cut}: outliers in a batch of 256", xlabel="step", ylim=(-5, BATCH + 5))
         length.set(title=f"{cut}: length of a sample's gradient", xlabel="step", yscale="log")
-    figures.legend(axes[0])
+        length.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        length.yaxis.set_major_formatter("{x:g}")
+        length.yaxis.set_minor_formatter(NullFormatter())
+    figures.legend(axes[-2], {"loc": "upper right", "ncols": 2})  # where no curve runs
     figures.save(figure, path)
 
 

@@ -191,14 +191,17 @@ def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
 def splitout_by_batch(settings: Settings, dataset: Dataset) -> SplitOut:
     """SplitOut of client 0, batch by batch: its local training goes over all of its images once.
 
-    Where these are fewer than ten batches, it goes over them until there are so many.
+    Where these are fewer than ten batches, it goes over them until there are so many. Only full batches are
+    kept: with n − 1 neighbours the farthest local gradient sets the scale, and the few images at the end of
+    an epoch would be that one.
     """
-    size = settings.federation.batch_size
-    batches = -(-len(client_parts(settings, dataset)[CLIENT]) // size)
+    held = len(client_parts(settings, dataset)[CLIENT])
+    size = min(settings.federation.batch_size, held)
     local = local_gradients_of_run(
-        settings, dataset, client=CLIENT, share=1.0, batch_size=size, epochs=-(-MINIMUM // batches)
+        settings, dataset, client=CLIENT, share=1.0, batch_size=size, epochs=-(-MINIMUM // (held // size))
     )
-    return SplitOutByBatch(local, unit="batch", window=min(10, steps(settings, dataset)), client=CLIENT)
+    full = [batch for batch in local if len(batch) == size]
+    return SplitOutByBatch(full, unit="batch", window=min(10, steps(settings, dataset)), client=CLIENT)
 
 
 def outliers_per_batch(run: Run, store: Store, *, batch: int = BATCH) -> float:

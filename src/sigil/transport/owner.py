@@ -10,7 +10,8 @@ A round, for the clients that are there when it begins::
     until each client is done or given up:
         a client whose process started anew            gets its task again
         a client that could not do it                  gets its task again, a few times, after a pause
-        a client without a sign of life for `wait`     is given up, while more than `minimum` are left
+        a client that has gone for `wait` seconds      is given up, while more than `minimum` are left
+        a client that is there and does not begin      is given up too, but not before `START_SECONDS`
         a client that broke a rule                     is out of the run
     average the halves of those that are done          weighted by the images that the server counted
 """
@@ -47,6 +48,8 @@ log = logging.getLogger("sigil.transport")
 POLL_SECONDS = 0.3
 PAUSE_SECONDS = 3.0
 MAX_FAILURES = 5
+# A client that is there may have to read its data before it connects for the first time in a round.
+START_SECONDS = 120.0
 _LOST = (Status.LOST, Status.EXPELLED)
 
 
@@ -232,7 +235,9 @@ class RemoteFederation(Federation):
                 if statuses[client] is Status.CONNECTED:
                     seen[client] = now
                 rest = [c for c, s in statuses.items() if c not in dropped and s not in _LOST]
-                silent = self.terms.wait is not None and now - seen[client] > self.terms.wait
+                starting = statuses[client] is Status.EXPECTED and client in present
+                patience = math.inf if self.terms.wait is None else self.terms.wait
+                silent = now - seen[client] > (max(patience, START_SECONDS) if starting else patience)
                 if failures[client] >= MAX_FAILURES or (silent and len(rest) > self.terms.minimum):
                     log.warning("the round goes on without client %d", client)
                     dropped.add(client)
