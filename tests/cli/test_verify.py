@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
+from PIL import Image
 
-from sigil import models
+from sigil import attacks, data, models
 from sigil.cli.main import main
 from sigil.evidence.signed import check
+from sigil.federation import train
+from sigil.federation.settings import make
+from sigil.key import Key
 
 PROMISED = {
     "owned",
@@ -241,3 +246,119 @@ def test_a_terminal_gets_colour_and_whole_hashes(
 
 def test_a_missing_suspect_is_bad_input(case: Any, tmp_path: Path) -> None:
     assert verify(case, tmp_path / "nothing.safetensors") == 2
+
+
+# A copy whose channels were reordered and rescaled.
+
+
+@dataclass(frozen=True)
+class Disguised:
+    """A training's files, the disguised copy of its client half, and a folder of pictures."""
+
+    key_file: Path
+    copy: Path
+    run: Path
+    pictures: Path
+
+    def verify(self, *options: str) -> int:
+        return main(
+            ["verify", str(self.copy), "--key", str(self.key_file), "--probes", "64", "--json", *options]
+        )
+
+
+@pytest.fixture(scope="module")
+def disguised(tmp_path_factory: pytest.TempPathFactory) -> Disguised:
+    """A marked training on the embedded digits, in small."""
+    folder = tmp_path_factory.mktemp("disguised")
+    found = Disguised(folder / "owner.key", folder / "copy.safetensors", folder / "run", folder / "pictures")
+    key = Key.generate("ACME", shape=(32, 2, 2), bits=50, seed=bytes(range(32)))
+    key.save(found.key_file)
+    settings = make(
+        {
+            "model": {"width": 8},
+            "data": {"train_limit": 700},
+            "federation": {"clients": 2, "rounds": 3, "batch_size": 16},
+            "optimizer": {"warmup_rounds": 1},
+            "watermark": {"strength": 0.5},
+            "run": {"workers": 1, "threads": 1},
+        }
+    )
+    run = train(settings, found.run, key=key)
+    models.save(found.copy, attacks.permute(run.halves(), seed=3)[0])
+    found.pictures.mkdir()
+    for index, image in enumerate(data.load("digits").test.images[:300]):
+        Image.fromarray(image[0]).save(found.pictures / f"{index}.png")
+    return found
+
+
+def test_a_run_directory_puts_a_disguised_copy_back(
+    disguised: Disguised, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert disguised.verify() == 1
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["p_value"] > 0.01
+    assert (plain["aligned"], plain["alignment"]) == (False, None)
+    assert disguised.verify("--reference", str(disguised.run)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["owned"] is found["aligned"] is True
+    assert found["alignment"] == "initial weights"
+    assert len(found["reference"]) == 64
+    assert found["sure_channels"] >= 24
+
+
+@pytest.mark.parametrize("images", ["folder", "digits"])
+def test_images_tell_the_channels_apart(
+    disguised: Disguised, images: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = str(disguised.run / "reference.safetensors")
+    place = str(disguised.pictures) if images == "folder" else images
+    status = disguised.verify("--reference", recorded, "--probes", place)
+    found = json.loads(capsys.readouterr().out)
+    assert found["alignment"] == "correlations under images"
+    assert found["probes"] == 64
+    # 32 channels of three short rounds are at the edge: where they are not recognised, nothing is claimed.
+    assert status == (0 if found["aligned"] else 1)
+    assert (found["log10_p"] < -6.5) == found["aligned"]
+
+
+def test_people_are_told_what_was_aligned(disguised: Disguised, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["verify", str(disguised.copy), "--key", str(disguised.key_file), "--reference"]
+    assert main([*command, str(disguised.run)]) == 0
+    out = capsys.readouterr().out
+    assert "channels recognised by initial weights, put back in order" in out
+    assert "fingerprint " in out
+
+
+def test_a_reference_of_a_stranger_is_not_used(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stranger = tmp_path / "stranger.safetensors"
+    models.save(stranger, models.build("resnet18", classes=4, width=8, input_size=8, seed=5))
+    assert verify(case, case.marked, "--reference", str(stranger)) == 0
+    assert "alignment     not used: only 0 channels recognised" in capsys.readouterr().out
+
+
+def test_bad_references_and_images_are_one_sentence(
+    disguised: Disguised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = str(disguised.run / "reference.safetensors")
+    (tmp_path / "empty").mkdir()
+    few = tmp_path / "few"
+    few.mkdir()
+    (few / "one.png").write_bytes((disguised.pictures / "0.png").read_bytes())
+    (tmp_path / "broken.safetensors").write_bytes(b"\x80\x04.")
+    cases = [
+        (["--probes", str(few)], "give --reference too"),
+        (["--reference", str(tmp_path / "none.safetensors")], "cannot be read as a reference"),
+        (["--reference", str(tmp_path / "broken.safetensors")], "cannot be read as a reference"),
+        (["--reference", str(tmp_path / "empty")], "empty"),
+        (["--reference", recorded, "--probes", str(tmp_path / "empty")], "no PNG or JPEG pictures"),
+        (["--reference", recorded, "--probes", str(few)], "1 probe images are too few"),
+        (["--reference", recorded, "--probes", "digitz"], "digits"),
+    ]
+    for options, words in cases:
+        assert disguised.verify(*options) == 2, options
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.count("\n") == 1
+        assert words in printed.err

@@ -35,6 +35,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 PRESUPPOSED = {
     "README.md": ("owner.key", "suspect.safetensors", "published.txt"),
+    "alignment.md": ("owner.key", "runs/a"),
     "attacks.md": ("owner.key", "runs/a"),
     "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem"),
     "onnx.md": ("owner.key", "runs/first"),

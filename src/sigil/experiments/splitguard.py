@@ -119,7 +119,7 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
                 figures.curve(axis, rows["scored_step"], rows["score"], **style)
         axis.axhline(0.5, color="0.5", linewidth=1, linestyle="--")
         axis.set(title=f"cut at {cut}", xlabel="step of the client", ylabel="score", ylim=(-0.03, 1.03))
-    figures.legend(axes[0], {"loc": "center right"})
+    figures.legend(axes[0], {"loc": "center right", "bbox_to_anchor": (1, 0.72), "ncols": 2})
     figures.save(figure, folder / "splitguard.png")
     lines = [
         [

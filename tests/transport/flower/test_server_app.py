@@ -126,6 +126,22 @@ def test_in_the_end_everybody_who_is_there_is_told(monkeypatch: pytest.MonkeyPat
     assert told == {(50, "query.finish"), (70, "query.finish")}
 
 
+def test_an_answer_that_never_arrives_whole_does_not_keep_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_app, "GOODBYE_SECONDS", 600.0)
+    grid, pulls, never = FakeGrid(), threading.Event(), threading.Event()
+
+    def pull(names: Iterable[str]) -> list[Message]:
+        pulls.set()
+        grid.nodes.clear()  # the clients have heard it, and are gone
+        never.wait()
+        return []
+
+    monkeypatch.setattr(grid, "pull_messages", pull)
+    messenger(grid).dismiss()
+    assert pulls.is_set()
+    never.set()
+
+
 def test_a_messenger_that_is_stopped_ends_whoever_waits_for_clients() -> None:
     stop = threading.Event()
     flower = FlowerMessenger(FakeGrid(), make({}), nodes=KEYS, stop=stop)  # type: ignore[arg-type]

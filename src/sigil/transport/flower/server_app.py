@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -114,15 +115,25 @@ class FlowerMessenger:
 
     def dismiss(self) -> None:
         """Tell every client that is there that the training is over, and wait a little until they know."""
+        asked = set(self.present())
         farewell = [
             Message(RecordDict({"end": ConfigRecord()}), self._nodes[client], messages.FINISH)
-            for client in self.present()
+            for client in asked
         ]
         left = set(self._grid.push_messages(farewell)) if farewell else set()
         deadline = time.monotonic() + GOODBYE_SECONDS
-        while left and time.monotonic() < deadline:
-            time.sleep(0.5)
-            left -= {reply.metadata.reply_to_message_id for reply in self._grid.pull_messages(list(left))}
+
+        def listen() -> None:
+            # A client may be gone before its whole answer is here, and Flower waits minutes for the rest.
+            with suppress(Exception):
+                while left and time.monotonic() < deadline:
+                    time.sleep(0.5)
+                    replies = self._grid.pull_messages(list(left))
+                    left.difference_update({reply.metadata.reply_to_message_id for reply in replies})
+
+        threading.Thread(target=listen, daemon=True).start()
+        while left and asked & self.present().keys() and time.monotonic() < deadline:
+            time.sleep(0.1)
 
 
 def conduct(assignment: Assignment, grid: Grid) -> Run:
