@@ -40,7 +40,7 @@ MAX_METADATA = 4096
 NOISE_INPUTS = 1_024
 """Random inputs from which the order is found where there are no images."""
 
-SCALE_INPUTS = 256
+SCALE_INPUTS = 128
 """Random inputs over which the standard deviations are taken."""
 
 MIN_PROBES = 32

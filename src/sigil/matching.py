@@ -90,8 +90,8 @@ def match(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:
 
 
 def _attempts(size: int) -> int:
-    """More searches where each is short: 8 at 512 channels, 32 at 128 and fewer."""
-    return min(32, max(8, 4_096 // size))
+    """More searches where each is short: 4 at 512 channels, 32 at 128 and fewer."""
+    return min(32, max(4, 2**19 // size**2))
 
 
 def _search(reference: Singles, suspect: Singles, guess: Singles) -> tuple[Order, float]:

@@ -127,11 +127,11 @@ def _null(cells: list[Cell], found: dict[str, Numbers], path: Path) -> str:
         line = [_uniform(p) for p in (drawn, siblings, paired)]
         rows.append([way, *line, _shift(real, way), _rank(real, way)])
     left.set(title="random keys")
-    middle.set(title="20 keys that shaped a reference" if real is None else f"{len(paired)} real keys")
+    middle.set(title="keys that shaped a reference")
     for axis in (left, middle):
         axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.9, zorder=0)
         axis.set(xlabel="p", ylabel="share of tests with a smaller p", xlim=(0, 1), ylim=(0, 1))
-    right.set(title="owner's key (dotted) among random ones", xlabel="mean z over clean models")
+    right.set(title="owner's key (dotted)", xlabel="mean z over clean models", ylabel="share of random keys")
     figures.legend(left, {"loc": "lower right"})
     figures.save(figure, path)
     head = [
