@@ -132,7 +132,7 @@ def _null(cells: list[Cell], found: dict[str, Numbers], path: Path) -> str:
         axis.plot([0, 1], [0, 1], color="#999999", linewidth=0.9, zorder=0)
         axis.set(xlabel="p", ylabel="share of tests with a smaller p", xlim=(0, 1), ylim=(0, 1))
     right.set(title="owner's key (dotted)", xlabel="mean z over clean models", ylabel="share of random keys")
-    figures.legend(left, {"loc": "lower right"})
+    figures.legend(middle, {"loc": "lower right"})
     figures.save(figure, path)
     head = [
         "alignment, by force",

@@ -126,20 +126,22 @@ def test_in_the_end_everybody_who_is_there_is_told(monkeypatch: pytest.MonkeyPat
     assert told == {(50, "query.finish"), (70, "query.finish")}
 
 
-def test_an_answer_that_never_arrives_whole_does_not_keep_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_end_the_owner_waits_until_clients_have_left_not_for_their_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(server_app, "GOODBYE_SECONDS", 600.0)
-    grid, pulls, never = FakeGrid(), threading.Event(), threading.Event()
+    grid = FakeGrid()
+    push = grid.push_messages
 
-    def pull(names: Iterable[str]) -> list[Message]:
-        pulls.set()
-        grid.nodes.clear()  # the clients have heard it, and are gone
-        never.wait()
-        return []
+    def push_and_leave(found: Iterable[Message]) -> list[str]:
+        names = push(found)
+        threading.Timer(0.5, grid.nodes.clear).start()
+        return names
 
-    monkeypatch.setattr(grid, "pull_messages", pull)
+    monkeypatch.setattr(grid, "push_messages", push_and_leave)
+    monkeypatch.delattr(FakeGrid, "pull_messages")
     messenger(grid).dismiss()
-    assert pulls.is_set()
-    never.set()
+    assert grid.nodes == []
 
 
 def test_a_messenger_that_is_stopped_ends_whoever_waits_for_clients() -> None:

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from sigil.transport.owner import RemoteFederation, Terms
 log = logging.getLogger("sigil.transport")
 
 OWNER_VARIABLE = "SIGIL_OWNER"
-GOODBYE_SECONDS = 15.0
+GOODBYE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -114,26 +113,22 @@ class FlowerMessenger:
         return answers
 
     def dismiss(self) -> None:
-        """Tell every client that is there that the training is over, and wait a little until they know."""
+        """Tell every client that is there that the training is over, and wait a little until they have left.
+
+        Their answers are not read: a client may be gone before its answer is here as a whole, and Flower
+        would wait minutes for the rest. Virtual clients end with the simulation.
+        """
+        if self._known is None:
+            return
         asked = set(self.present())
         farewell = [
             Message(RecordDict({"end": ConfigRecord()}), self._nodes[client], messages.FINISH)
             for client in asked
         ]
-        left = set(self._grid.push_messages(farewell)) if farewell else set()
+        self._grid.push_messages(farewell)
         deadline = time.monotonic() + GOODBYE_SECONDS
-
-        def listen() -> None:
-            # A client may be gone before its whole answer is here, and Flower waits minutes for the rest.
-            with suppress(Exception):
-                while left and time.monotonic() < deadline:
-                    time.sleep(0.5)
-                    replies = self._grid.pull_messages(list(left))
-                    left.difference_update({reply.metadata.reply_to_message_id for reply in replies})
-
-        threading.Thread(target=listen, daemon=True).start()
-        while left and asked & self.present().keys() and time.monotonic() < deadline:
-            time.sleep(0.1)
+        while asked & self.present().keys() and time.monotonic() < deadline:
+            time.sleep(0.3)
 
 
 def conduct(assignment: Assignment, grid: Grid) -> Run:
