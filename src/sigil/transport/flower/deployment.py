@@ -185,6 +185,9 @@ class Deployment:
             "OMP_NUM_THREADS": "1",
             "GRPC_VERBOSITY": "ERROR",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # There is one node, this machine: while it is busy, it is not dead.
+            "RAY_health_check_timeout_ms": "60000",
+            "RAY_health_check_failure_threshold": "60",
         }
         if self.data_dir is not None:
             os.environ["SIGIL_DATA"] = str(self.data_dir.resolve())
