@@ -114,17 +114,3 @@ def test_a_bad_number_changes_nothing(setup: Setup) -> None:
     with pytest.raises(Rejection):
         session.forward(activation)
     assert all(torch.equal(session.server_state[name], value) for name, value in before.items())
-
-
-def test_a_narrow_wire_narrows_the_cut_gradient_and_not_the_logits(setup: Setup) -> None:
-    narrow = Session(
-        0,
-        round_number=1,
-        state=setup.half.state_dict(),
-        lr=0.1,
-        setup=Setup(**{**vars(setup), "wire": "bfloat16"}),
-    )
-    activation, gradient = batches(setup, 1)[0]
-    assert narrow.forward(activation).dtype is torch.float32
-    narrow.answers += 1
-    assert narrow.backward(gradient).dtype is torch.bfloat16

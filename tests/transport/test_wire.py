@@ -62,6 +62,14 @@ def test_narrow_numbers_are_widened_on_arrival(order: torch.memory_format) -> No
     assert torch.equal(through(values, widen=True), values)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_numbers_narrowed_on_the_way_are_those_narrowed_before(layout: torch.memory_format) -> None:
+    values = torch.randn(3, 64, 64, 64).to(memory_format=layout)  # more than one chunk
+    place = {"round_number": 1, "client": 0, "step": 1}
+    narrowed = list(wire.frame(Kind.ACTIVATION, values, dtype=torch.bfloat16, **place))
+    assert narrowed == list(wire.frame(Kind.ACTIVATION, values.bfloat16(), **place))
+
+
 def test_a_tensor_in_no_usual_order_arrives_in_the_order_of_its_shape() -> None:
     values = torch.arange(24.0).view(2, 3, 4).transpose(1, 2)
     assert torch.equal(through(values), values)

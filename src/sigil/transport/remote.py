@@ -83,9 +83,8 @@ class RemoteServer:
 
     def forward(self, message: Activation) -> Logits:
         """Send the activation, (N, *shape at the cut), and receive the logits, (N, classes)."""
-        values = message.values.to(torch.bfloat16) if self._narrow else message.values
-        self._shape = tuple(values.shape)
-        return Logits(self._exchange(Kind.ACTIVATION, values, Kind.LOGITS))
+        self._shape = tuple(message.values.shape)
+        return Logits(self._exchange(Kind.ACTIVATION, message.values, Kind.LOGITS))
 
     def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
         """Send the gradient of the loss, (N, classes), and receive that at the cut, (N, *shape)."""
@@ -115,7 +114,16 @@ class RemoteServer:
     def _say(self, line: _Line, kind: Kind, values: Tensor, answer: Kind) -> Tensor:
         step = self._answers // 2 + 1
         if line.given == self._answers:  # else the server has it, and its answer is on the way
-            line.send(wire.frame(kind, values, round_number=self._round, client=self._client, step=step))
+            narrow = self._narrow and kind is Kind.ACTIVATION
+            messages = wire.frame(
+                kind,
+                values,
+                round_number=self._round,
+                client=self._client,
+                step=step,
+                dtype=torch.bfloat16 if narrow else None,
+            )
+            line.send(messages)
         header = wire.unpack(line.receive())
         shape = self._shape if answer is Kind.CUT_GRADIENT else (self._shape[0], self._classes)
         # The server is trusted with the training, but not with this machine's memory.

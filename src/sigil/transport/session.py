@@ -184,7 +184,7 @@ class Session:
         if measured and setup.injector is not None and setup.injector.last is not None:
             self.injections.append(setup.injector.last)
         self.images += self._batch
-        return final.to(torch.bfloat16 if setup.wire == "bfloat16" else final.dtype).cpu()
+        return final.cpu()
 
     def finish(self) -> None:
         """Check what this client made of its server half; on the compute thread."""

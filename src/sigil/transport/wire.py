@@ -161,14 +161,26 @@ def read_hello(message: bytes) -> tuple[Header, bytes]:
     return header, message[HEADER_BYTES:]
 
 
-def frame(kind: Kind, values: Tensor, *, round_number: int, client: int, step: int) -> Iterator[bytes]:
-    """The messages of one tensor: its header, then its numbers in chunks."""
+def frame(
+    kind: Kind,
+    values: Tensor,
+    *,
+    round_number: int,
+    client: int,
+    step: int,
+    dtype: torch.dtype | None = None,
+) -> Iterator[bytes]:
+    """The messages of one tensor: its header, then its numbers in chunks, as `dtype` if that is given.
+
+    Numbers are narrowed chunk by chunk, while the ones before are already on their way.
+    """
     values = values.detach().cpu()
-    shape = tuple(values.shape)
-    yield Header(kind, round_number, client, step, values.dtype, _is_channels_last(values), shape).pack()
-    view = memoryview(_in_memory_order(values).view(torch.uint8).numpy())  # type: ignore[arg-type]
-    for start in range(0, len(view), CHUNK_BYTES):
-        yield bytes(view[start : start + CHUNK_BYTES])
+    dtype = dtype or values.dtype
+    yield Header(
+        kind, round_number, client, step, dtype, _is_channels_last(values), tuple(values.shape)
+    ).pack()
+    for part in _in_memory_order(values).split(CHUNK_BYTES // dtype.itemsize):
+        yield part.to(dtype).view(torch.uint8).numpy().tobytes()
 
 
 class Assembly:
