@@ -70,7 +70,7 @@ class Extent:
 EXTENTS = {
     "smoke": Extent(
         attacks=("none", "adaptive"),
-        disguises=("every layer", "25 % more channels", "mixed by 45 degrees"),
+        disguises=("25 % more channels",),
         kinds=("digits", "noise"),
         counts=(50,),
         models=("vgg11",),

@@ -249,10 +249,13 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
 def _of_attacks(cells: list[Cell], found: dict[str, Numbers]) -> list[Finding]:
     """What an attack had left of the proof is left after the disguise, once it is undone."""
     left: dict[str, float | None] = {}
+    change: dict[str, float | None] = {}
     for cell in cells:
         known = found.get(cell.name)
         if cell.options.get("attack", "none") != "none":
-            left[cell.options["attack"]] = None
+            left[cell.options["attack"]] = change[cell.options["attack"]] = None
+            if known is not None:
+                change[cell.options["attack"]] = known["initial weights"]["wsr"] - known["before"]["wsr"]
             if known is not None and known["before"]["owned"]:
                 left[cell.options["attack"]] = known["initial weights"]["log10_p"]
     return [
@@ -260,7 +263,13 @@ def _of_attacks(cells: list[Cell], found: dict[str, Numbers]) -> list[Finding]:
             "Copies that other attacks left proven are proven by the initial weights (log10 p ≤ −6.5)",
             left,
             lambda x: x <= PROVEN,
-        )
+        ),
+        judge(
+            "After other attacks, the initial weights restore the WSR that those had left (2 points)",
+            change,
+            lambda x: x >= -2,
+            "+.2f",
+        ),
     ]
 
 
