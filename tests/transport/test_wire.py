@@ -66,8 +66,12 @@ def test_narrow_numbers_are_widened_on_arrival(order: torch.memory_format) -> No
 def test_numbers_narrowed_on_the_way_are_those_narrowed_before(layout: torch.memory_format) -> None:
     values = torch.randn(3, 64, 64, 64).to(memory_format=layout)  # more than one chunk
     place = {"round_number": 1, "client": 0, "step": 1}
-    narrowed = list(wire.frame(Kind.ACTIVATION, values, dtype=torch.bfloat16, **place))
+    narrowed = list(wire.frame(Kind.ACTIVATION, values, narrow=True, **place))
     assert narrowed == list(wire.frame(Kind.ACTIVATION, values.bfloat16(), **place))
+    logits = torch.randn(3, 10)
+    assert list(wire.frame(Kind.LOGITS, logits, narrow=True, **place)) == list(
+        wire.frame(Kind.LOGITS, logits, **place)
+    )
 
 
 def test_a_tensor_in_no_usual_order_arrives_in_the_order_of_its_shape() -> None:

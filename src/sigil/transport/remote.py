@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 import grpc
-import torch
 from torch import Tensor
 
 from sigil.errors import NetworkError
@@ -114,14 +113,13 @@ class RemoteServer:
     def _say(self, line: _Line, kind: Kind, values: Tensor, answer: Kind) -> Tensor:
         step = self._answers // 2 + 1
         if line.given == self._answers:  # else the server has it, and its answer is on the way
-            narrow = self._narrow and kind is Kind.ACTIVATION
             messages = wire.frame(
                 kind,
                 values,
                 round_number=self._round,
                 client=self._client,
                 step=step,
-                dtype=torch.bfloat16 if narrow else None,
+                narrow=self._narrow,
             )
             line.send(messages)
         header = wire.unpack(line.receive())

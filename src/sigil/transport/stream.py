@@ -197,14 +197,13 @@ class Stream:
 
     async def _send(self, session: Session, kind: Kind, values: Tensor) -> None:
         step = session.step if kind is Kind.LOGITS else session.steps
-        narrow = kind is Kind.CUT_GRADIENT and self._engine.setup.wire == "bfloat16"
         messages = wire.frame(
             kind,
             values,
             round_number=session.round,
             client=session.client,
             step=step,
-            dtype=torch.bfloat16 if narrow else None,
+            narrow=self._engine.setup.wire == "bfloat16",
         )
         async with self._waiting(session):
             for message in messages:

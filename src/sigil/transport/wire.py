@@ -79,6 +79,7 @@ class Kind(IntEnum):
 _DTYPES: Final = {1: torch.float32, 2: torch.bfloat16}
 _CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
 _TENSORS: Final = (Kind.ACTIVATION, Kind.LOGITS, Kind.LOGIT_GRADIENT, Kind.CUT_GRADIENT)
+_AT_CUT: Final = (Kind.ACTIVATION, Kind.CUT_GRADIENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +169,15 @@ def frame(
     round_number: int,
     client: int,
     step: int,
-    dtype: torch.dtype | None = None,
+    narrow: bool = False,
 ) -> Iterator[bytes]:
-    """The messages of one tensor: its header, then its numbers in chunks, as `dtype` if that is given.
+    """The messages of one tensor: its header, then its numbers in chunks.
 
-    Numbers are narrowed chunk by chunk, while the ones before are already on their way.
+    With `narrow`, what lies at the cut travels as bfloat16: narrowed chunk by chunk, while the ones before
+    are already on their way.
     """
     values = values.detach().cpu()
-    dtype = dtype or values.dtype
+    dtype = torch.bfloat16 if narrow and kind in _AT_CUT else values.dtype
     yield Header(
         kind, round_number, client, step, dtype, _is_channels_last(values), tuple(values.shape)
     ).pack()
