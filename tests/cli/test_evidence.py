@@ -49,6 +49,7 @@ def test_json_of_sound_evidence(case: Any, evidence: Path, capsys: pytest.Captur
         "signed_by",
         "signer_pinned",
         "suspect_compared",
+        "reference_compared",
         "facts",
     }
     assert result["sound"] is True

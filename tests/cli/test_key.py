@@ -1,4 +1,4 @@
-"""`sigil key`: what the three commands write, print and refuse."""
+"""`sigil key`: what the commands write, print and refuse."""
 
 from __future__ import annotations
 

@@ -329,6 +329,34 @@ def test_people_are_told_what_was_aligned(disguised: Disguised, capsys: pytest.C
     assert "fingerprint " in out
 
 
+def test_the_reference_of_a_proof_must_be_the_published_one(
+    disguised: Disguised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evidence = tmp_path / "case.json"
+    assert disguised.verify("--reference", str(disguised.run), "--evidence", str(evidence)) == 0
+    assert main(["key", "reference", str(disguised.key_file), str(disguised.run)]) == 0
+    published = capsys.readouterr().out.splitlines()[-1]
+    recorded = disguised.run / "reference.safetensors"
+    assert main(["key", "reference", str(disguised.key_file), str(recorded), "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert other["initial_weights"] is None
+    assert published.endswith(f" correlations={other['correlations']}")
+
+    check = ["evidence", "check", str(evidence)]
+    assert main([*check, "--reference", published]) == 0
+    printed = capsys.readouterr().out
+    assert "channels recognised by initial weights, put back in order" in printed
+    assert "reference that was not compared" not in printed
+    assert main(check) == 0
+    assert "Caution: channels were put in order by a reference that was not compared" in (
+        capsys.readouterr().out
+    )
+    assert main([*check, "--reference", other["line"]]) == 1
+    assert "reference that was not published" in capsys.readouterr().err
+    assert main([*check, "--reference", "nonsense"]) == 2
+    assert "not a line of references" in capsys.readouterr().err
+
+
 def test_a_reference_of_a_stranger_is_not_used(
     case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

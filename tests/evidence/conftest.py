@@ -37,6 +37,8 @@ def _make(
     file: str = "model.safetensors",
     description: str = "resnet18",
     command: str = "sigil verify model.safetensors --key owner.key",
+    reference: str | None = None,
+    aligned: bool = False,
 ) -> tuple[Facts, Key]:
     key = Key.generate(owner, shape=(8, 4, 4), bits=bits, seed=SEED)
     target = key.target.numpy().astype(int)
@@ -64,7 +66,11 @@ def _make(
         paper_rule=wsr > PAPER_THRESHOLD,
         commitment=key.commitment,
         owner=key.owner,
-        aligned=False,
+        aligned=aligned,
+        alignment=None if reference is None else "initial weights",
+        reference=reference,
+        sure_channels=None if reference is None else 31,
+        agreement=None if reference is None else 0.75,
     )
     suspect: Any = SimpleNamespace(
         path=Path(file), sha256="0f" * 32, kind="safetensors", description=description

@@ -68,6 +68,17 @@ def test_an_owned_model(make: Callable[..., Any]) -> None:
         assert fact in page.text
 
 
+def test_what_put_the_channels_in_order_is_named(make: Callable[..., Any]) -> None:
+    plain = Reader(render(make()[0])).text
+    assert "Alignment none: the model was examined as it is" in plain
+    used = Reader(render(make(reference="1a" * 32, aligned=True)[0])).text
+    assert "31 of them were recognised by initial weights" in used
+    assert "1a" * 32 in used
+    doubted = Reader(render(make(reference="1a" * 32)[0])).text
+    assert "only 31 channels were recognised by initial weights" in doubted
+    assert ["The reference came first." in text for text in (plain, used, doubted)] == [False, True, False]
+
+
 def test_not_owned_is_not_proven_and_nothing_more(make: Callable[..., Any]) -> None:
     text = Reader(render(make(0.5)[0])).text
     assert "The watermark of ACME is not proven in this model." in text

@@ -27,6 +27,7 @@ from sigil.evidence.signed import (
     sha256_of,
     sign,
 )
+from sigil.evidence.statement import References
 from sigil.key import Key
 
 
@@ -131,6 +132,30 @@ def test_another_suspect_is_refused(make: Callable[..., Any]) -> None:
         check(sign(facts, key.signing_key()), suspect_sha256="00" * 32)
 
 
+def test_a_reference_must_be_one_that_was_published(make: Callable[..., Any]) -> None:
+    facts, key = make(reference="1a" * 32, aligned=True)
+    content = sign(facts, key.signing_key())
+    assert check(content).facts.alignment == facts.alignment
+    for published in (
+        References(key.commitment, initial_weights="1a" * 32, correlations=None),
+        References(key.commitment, initial_weights="2b" * 32, correlations="1a" * 32),
+    ):
+        check(content, references=published.line())
+    later = References(key.commitment, initial_weights="2b" * 32, correlations="3c" * 32)
+    with pytest.raises(EvidenceError, match="was not published"):
+        check(content, references=later.line())
+    others = References("00" * 32, initial_weights="1a" * 32, correlations=None)
+    with pytest.raises(EvidenceError, match="another key"):
+        check(content, references=others.line())
+
+
+def test_a_reference_that_was_not_used_need_not_be_published(make: Callable[..., Any]) -> None:
+    facts, key = make(reference="1a" * 32, aligned=False)
+    published = References(key.commitment, initial_weights="2b" * 32, correlations=None)
+    checked = check(sign(facts, key.signing_key()), references=published.line())
+    assert checked.facts.alignment.used is False
+
+
 @pytest.mark.parametrize(
     ("agreement", "old", "new", "what"),
     [
@@ -143,10 +168,10 @@ def test_another_suspect_is_refused(make: Callable[..., Any]) -> None:
         (0.98, b'"owner":"ACME"', b'"owner":"Eve"', "key statement does not describe"),
         (0.98, b'"shape":[8,4,4]', b'"shape":[8,4,2]', "key statement does not describe"),
         (0.98, b'"version":1', b'"version":2', "not well-formed"),
-        (0.98, b'"aligned":false', b'"aligned":0', "not well-formed"),
-        (0.98, b'"aligned":false', b'"aligned":false,"more":1', "not well-formed"),
-        (0.98, b'"aligned":false', b'"aligned": false', "canonical"),
-        (0.98, b'"aligned":false', b'"aligned":true,"aligned":false', "canonical"),
+        (0.98, b'"exact":true', b'"exact":1', "not well-formed"),
+        (0.98, b'"exact":true', b'"exact":true,"more":1', "not well-formed"),
+        (0.98, b'"exact":true', b'"exact": true', "canonical"),
+        (0.98, b'"exact":true', b'"exact":false,"exact":true', "canonical"),
         (0.98, b'"alpha":3e-07', b'"alpha":3.0e-07', "canonical"),
     ],
 )

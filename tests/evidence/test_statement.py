@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sigil.errors import EvidenceError
-from sigil.evidence.statement import parse
+from sigil.evidence.statement import References, parse, parse_references
 from sigil.key import Key
 
 
@@ -38,3 +38,35 @@ def test_anything_else_is_refused() -> None:
     ):
         with pytest.raises(EvidenceError, match="not the statement of a key"):
             parse(wrong)
+
+
+ONE, TWO, THREE = "1a" * 32, "2b" * 32, "3c" * 32
+
+
+@pytest.mark.parametrize(("initial", "correlations"), [(TWO, THREE), (TWO, None), (None, THREE)])
+def test_references_are_read_back(initial: str | None, correlations: str | None) -> None:
+    references = References(ONE, initial, correlations)
+    assert parse_references(f" {references.line()}\n") == references
+    assert [hash_ in references for hash_ in (ONE, TWO, THREE)] == [
+        False,
+        initial is not None,
+        correlations is not None,
+    ]
+
+
+def test_other_lines_of_references_are_refused() -> None:
+    line = References(ONE, TWO, THREE).line()
+    for wrong in (
+        "",
+        line[:-1],
+        line + "0",
+        line.replace("v1", "v2"),
+        line.upper(),
+        line + " " + line,
+        line + " " * 5_000,
+        f"sigil-reference v1 commitment={ONE}",
+        f"sigil-reference v1 commitment={ONE} correlations={THREE} initial-weights={TWO}",
+        Key.generate("ACME", shape=(4,), bits=50, seed=bytes(32)).statement(),
+    ):
+        with pytest.raises(EvidenceError, match="not a line of references"):
+            parse_references(wrong)

@@ -37,6 +37,10 @@ def check(
         Path | None,
         typer.Option(metavar="FILE", help="The model file that must be the one examined."),
     ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(metavar="LINE", help="The line of references that the owner published."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Check an evidence file: its signature, its numbers, who signed it and for which key.
@@ -49,22 +53,30 @@ def check(
       sigil evidence check case.json --signer auditor.pub.pem \\
         --statement 'sigil-commitment v1 owner="ACME" ...'
 
+    Evidence about a copy whose channels were put back in order first:
+      sigil evidence check case.json --statement 'sigil-commitment ...' \\
+        --reference 'sigil-reference v1 commitment=...'
+
     Without --statement or --signer the file vouches only for itself: anybody
     can make a key and sign with it.
 
     Exit status: 0 sound (whatever its verdict), 1 refused, 2 bad input.
     """
     from sigil.evidence import signed
-    from sigil.evidence.statement import parse
+    from sigil.evidence.statement import parse, parse_references
 
     # What the caller gave is judged first: a typing mistake is not a failed check.
     content = signed.read_file(file)
     expected = None if signer is None else signed.read_public_key(signer)
     if statement is not None:
         parse(statement)
+    if reference is not None:
+        parse_references(reference)
     sha256 = None if suspect is None else signed.sha256_of(suspect)
     try:
-        checked = signed.check(content, signer=expected, statement=statement, suspect_sha256=sha256)
+        checked = signed.check(
+            content, signer=expected, statement=statement, suspect_sha256=sha256, references=reference
+        )
     except EvidenceError as refusal:
         if as_json:
             typer.echo(json.dumps({"sound": False, "reason": str(refusal)}))
@@ -72,24 +84,25 @@ def check(
             typer.echo(f"REFUSED: {printable(str(refusal))}", err=True)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(_describe(checked, suspect=suspect), allow_nan=False))
+        typer.echo(json.dumps(_describe(checked, suspect=suspect, reference=reference), allow_nan=False))
     else:
-        _print(checked, suspect=suspect, statement=statement)
+        _print(checked, suspect=suspect, statement=statement, reference=reference)
 
 
-def _describe(checked: Checked, *, suspect: Path | None) -> dict[str, object]:
+def _describe(checked: Checked, *, suspect: Path | None, reference: str | None) -> dict[str, object]:
     return {
         "sound": True,
         "signer": checked.public_key,
         "signed_by": checked.signed_by,
         "signer_pinned": checked.pinned,
         "suspect_compared": suspect is not None,
+        "reference_compared": reference is not None,
         "facts": checked.facts.model_dump(mode="json"),
     }
 
 
-def _print(checked: Checked, *, suspect: Path | None, statement: str | None) -> None:
-    from sigil.evidence.wording import chance, decimal, success_rate
+def _print(checked: Checked, *, suspect: Path | None, statement: str | None, reference: str | None) -> None:
+    from sigil.evidence.wording import alignment, chance, decimal, success_rate
 
     facts, verdict = checked.facts, checked.facts.verdict
     wsr, _ = success_rate(verdict)
@@ -108,6 +121,7 @@ def _print(checked: Checked, *, suspect: Path | None, statement: str | None) -> 
         ("made on", facts.created),
         ("suspect", f"{facts.suspect.file}, SHA-256 {facts.suspect.sha256} ({same})"),
         ("commitment", facts.key.commitment),
+        *alignment(facts),
         ("signed by", f"{checked.public_key} ({who})"),
     ):
         typer.echo(f"  {name:<12}  {printable(value)}")
@@ -120,4 +134,9 @@ def _print(checked: Checked, *, suspect: Path | None, statement: str | None) -> 
         typer.echo(
             "\nCaution: the signer is the expected one, but the key was not compared with a "
             "published\nline: give --statement."
+        )
+    if facts.alignment is not None and facts.alignment.used and reference is None:
+        typer.echo(
+            "\nCaution: channels were put in order by a reference that was not compared with a published "
+            "one;\nchosen afterwards, it could suit any key. Give --reference with the owner's line."
         )

@@ -1,7 +1,8 @@
-"""`sigil key new|show|commit`: make a secret key, describe it, publish its commitment."""
+"""`sigil key new|show|commit|reference`: make a secret key, describe it, publish its commitments."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -145,6 +146,53 @@ def commit(
         _print_json(_describe(key, file))
     else:
         typer.echo(key.statement())
+
+
+@app.command()
+def reference(
+    file: KeyFile,
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The finished training: its directory, or one reference file."),
+    ],
+    passphrase: AskPassphrase = False,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one line that commits you to a training's references, to publish.
+
+    A copy whose channels were reordered is put back in order by a
+    reference: the training's initial weights, or the correlations that its
+    server recorded. Chosen afterwards, a reference could suit any key, so
+    publish or timestamp this line when the training is done. It reveals
+    nothing of them.
+
+    \b
+    Examples:
+      sigil key reference owner.key runs/a
+      sigil key reference owner.key runs/a/reference.safetensors
+      sigil key reference owner.key runs/a > reference.txt
+    """
+    from sigil.alignment import Reference, fingerprint, open_reference
+    from sigil.evidence.statement import References
+    from sigil.federation.initial import initial_half
+
+    key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
+    if run.is_dir():
+        correlations = fingerprint(Reference.load(run / "reference.safetensors"))
+        references = References(key.commitment, fingerprint(initial_half(run)), correlations)
+    else:
+        shown = open_reference(run)
+        recorded = isinstance(shown, Reference)
+        references = References(
+            key.commitment,
+            initial_weights=None if recorded else fingerprint(shown),
+            correlations=fingerprint(shown) if recorded else None,
+        )
+    if as_json:
+        _print_json(dataclasses.asdict(references) | {"line": references.line()})
+    else:
+        typer.echo(references.line())
 
 
 def load_key(file: Path, *, ask: bool, passphrase_file: Path | None) -> Key:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from sigil.evidence.facts import Facts
     from sigil.models import Model
     from sigil.suspect import Suspect
-    from sigil.verification import Report
 
 _MOST_PROBES = 10**9
 _MOST_IMAGES = 2_000
@@ -233,7 +232,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps(outcome.to_dict() | _json_facts(facts) | written, allow_nan=False))
     else:
-        _print(facts, written, _alignment_row(outcome))
+        _print(facts, written)
     raise typer.Exit(0 if outcome.owned else 1)
 
 
@@ -370,14 +369,6 @@ def _picture_files(folder: Path) -> Iterator[Path]:
         yield from (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
 
 
-def _alignment_row(outcome: Report) -> list[tuple[str, str]]:
-    if outcome.sure_channels is None:
-        return []
-    sure = f"{outcome.sure_channels} channels recognised by {outcome.alignment}"
-    used = f"{sure}, put back in order" if outcome.aligned else f"not used: only {sure}, so examined as it is"
-    return [("alignment", used), ("reference", f"fingerprint {outcome.reference}")]
-
-
 def _json_facts(facts: Facts) -> dict[str, Any]:
     from sigil.evidence.wording import chance
 
@@ -391,7 +382,7 @@ def _json_facts(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _print(facts: Facts, written: dict[str, str], alignment: list[tuple[str, str]]) -> None:
+def _print(facts: Facts, written: dict[str, str]) -> None:
     """Set the verdict: in colour on a terminal, otherwise as plain, aligned lines."""
     from rich.console import Console
     from rich.table import Table
@@ -407,7 +398,7 @@ def _print(facts: Facts, written: dict[str, str], alignment: list[tuple[str, str
             "Not proven is not disproven: the mark may be absent, or weakened, or it may belong\n"
             "to another key or to another cut."
         )
-    rows = _rows(facts) + alignment + [(name, printable(path)) for name, path in written.items()]
+    rows = _rows(facts) + [(name, printable(path)) for name, path in written.items()]
     console = Console(highlight=False)
     if console.is_terminal:
         table = Table.grid(padding=(0, 2))
@@ -425,7 +416,7 @@ def _print(facts: Facts, written: dict[str, str], alignment: list[tuple[str, str
 
 
 def _rows(facts: Facts) -> list[tuple[str, str]]:
-    from sigil.evidence.wording import chance, decimal, percent, success_rate
+    from sigil.evidence.wording import alignment, chance, decimal, percent, success_rate
     from sigil.verification import PAPER_THRESHOLD
 
     verdict, suspect = facts.verdict, facts.suspect
@@ -442,4 +433,5 @@ def _rows(facts: Facts) -> list[tuple[str, str]]:
         ("opened as", printable(f"{suspect.kind}, {suspect.description}")),
         ("SHA-256", suspect.sha256),
         ("commitment", facts.key.commitment),
+        *alignment(facts),
     ]

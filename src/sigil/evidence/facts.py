@@ -54,7 +54,6 @@ class Verdict(_Strict):
     probe_seed: Annotated[int, Field(ge=0, lt=2**63)]
     agreements: Annotated[tuple[int, ...], Field(min_length=1, max_length=MAX_BITS)]
     paper_rule: bool
-    aligned: bool
 
     @property
     def weights(self) -> list[int]:
@@ -70,6 +69,20 @@ class Verdict(_Strict):
     def right_bits(self) -> int:
         """How many bits are read correctly by more than half of the probes."""
         return sum(2 * count > self.probes for count in self.agreements)
+
+
+class AlignmentFacts(_Strict):
+    """What the suspect's channels were compared with, and whether they were put in order by it.
+
+    `reference` is the fingerprint of what the owner showed (`sigil.alignment.fingerprint`). Where `used` is
+    false too few channels were recognised, and the suspect was examined as it is.
+    """
+
+    compared: Name
+    reference: Hash
+    sure_channels: Annotated[int, Field(ge=0, le=2**31)]
+    agreement: Annotated[float, Field(allow_inf_nan=False)]
+    used: bool
 
 
 class KeyFacts(_Strict):
@@ -109,6 +122,7 @@ class Facts(_Strict):
     created: Moment
     command: Annotated[str, StringConstraints(max_length=20_000)]
     verdict: Verdict
+    alignment: AlignmentFacts | None
     key: KeyFacts
     suspect: SuspectFacts
     software: Software
@@ -144,8 +158,8 @@ def gather(
             probe_seed=report.seed,
             agreements=_agreements(report.bit_shares, report.probes),
             paper_rule=report.paper_rule,
-            aligned=report.aligned,
         ),
+        alignment=_alignment(report),
         key=KeyFacts(
             owner=key.owner,
             commitment=key.commitment,
@@ -174,6 +188,20 @@ def software() -> Software:
         numpy=numpy.__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
+    )
+
+
+def _alignment(report: Report) -> AlignmentFacts | None:
+    if report.alignment is None:
+        return None
+    return AlignmentFacts.model_validate(
+        {
+            "compared": report.alignment,
+            "reference": report.reference,
+            "sure_channels": report.sure_channels,
+            "agreement": report.agreement,
+            "used": report.aligned,
+        }
     )
 
 

@@ -78,12 +78,15 @@ def check(
     signer: str | None = None,
     statement: str | None = None,
     suspect_sha256: str | None = None,
+    references: str | None = None,
 ) -> Checked:
     """Check an evidence file and return what it says; raise `EvidenceError` if anything is wrong.
 
     `signer` is the public key (64 hex digits) that must have signed. `statement` is the line that
     the owner published: the key must be that one, and so must the signer unless `signer` names
     another. `suspect_sha256` is the hash of a file that must be the one that was examined.
+    `references` is the line of references that the owner published: if channels were put in order, then
+    by one of those.
     """
     facts, public_key = _open(content)
     _recompute(facts.verdict)
@@ -114,6 +117,8 @@ def check(
             f"The given suspect is not the file that was examined: its SHA-256 is {suspect_sha256} "
             f"and not {facts.suspect.sha256}; compare with the copy that was secured."
         )
+    if references is not None:
+        _compare_references(facts, statements.parse_references(references))
     return Checked(
         facts=facts,
         public_key=public_key,
@@ -264,6 +269,20 @@ def _recompute(verdict: Verdict) -> None:
         _contradiction("its verdict does not follow from its p-value")
     if verdict.paper_rule != (verdict.wsr > PAPER_THRESHOLD):
         _contradiction("the paper's rule does not follow from its success rate")
+
+
+def _compare_references(facts: Facts, published: statements.References) -> None:
+    if published.commitment != facts.key.commitment:
+        raise EvidenceError(
+            "The published references belong to another key than the evidence; give the line that was "
+            "published for this key."
+        )
+    used = facts.alignment
+    if used is not None and used.used and used.reference not in published:
+        raise EvidenceError(
+            "Channels were put in order by a reference that was not published: its fingerprint is "
+            f"{used.reference}; a reference chosen afterwards proves nothing."
+        )
 
 
 def _contradiction(what: str) -> None:

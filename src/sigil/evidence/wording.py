@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sigil import statistics
-from sigil.evidence.facts import Verdict
+from sigil.evidence.facts import Facts, Verdict
 
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
@@ -36,6 +36,16 @@ def percent(share: float, digits: int = 1) -> str:
 def chance(verdict: Verdict) -> str:
     """The p-value in words, and whether it is a bound: "at most one in 3.3 million"."""
     return ("" if verdict.exact else "at most ") + statistics.in_words(verdict.log10_p)
+
+
+def alignment(facts: Facts) -> list[tuple[str, str]]:
+    """Rows about the order of channels: none if no reference was given."""
+    found = facts.alignment
+    if found is None:
+        return []
+    sure = f"{found.sure_channels} channels recognised by {found.compared}"
+    used = f"{sure}, put back in order" if found.used else f"not used: only {sure}, so examined as it is"
+    return [("alignment", used), ("reference", f"fingerprint {found.reference}")]
 
 
 def decimal(log10: float) -> str:
