@@ -122,6 +122,22 @@ def test_averages_over_batches_show_a_push_that_samples_hide(tmp_path: Path) -> 
     assert abs(float(by_sample.directions[0])) < 0.5 < 0.75 < abs(float(by_batch.directions[0]))
 
 
+def test_the_mean_over_a_window_is_one_direction_that_no_outlier_turns(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = 0.1 * torch.randn(1024, 64, generator=generator)
+    rows[:, 0] += 0.3
+    # Two batches that cancel: more energy than the common push, and no mean.
+    rows[:32, 1] += 9.0
+    rows[32:64, 1] -= 9.0
+    made = record(tmp_path, {1: rows, 2: rows})
+    options: dict[str, Any] = {"early_rounds": [1], "late_rounds": [2], "main_components": 0}
+    by_window = attacks.estimate(made, unit="window", **options)
+    assert by_window.directions.shape == (64, 1)
+    assert abs(float(by_window.directions[0])) > 0.99
+    assert by_window.residual_share == pytest.approx(1)
+    assert abs(float(attacks.estimate(made, unit="batch", **options).directions[1, 0])) > 0.9
+
+
 def test_a_window_may_be_shorter_than_a_round(tmp_path: Path) -> None:
     first, later = torch.zeros(96, 64), torch.zeros(160, 64)
     first[:, 3], later[:, 5] = 1.0, 9.0

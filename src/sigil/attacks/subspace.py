@@ -31,7 +31,7 @@ from sigil.federation.precision import Precision, choose
 from sigil.federation.recording import Recording
 from sigil.key import Key
 
-Unit = Literal["sample", "batch"]
+Unit = Literal["sample", "batch", "window"]
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ def estimate(
     ``early_steps`` takes only each client's first so many recorded steps of the early rounds: a window
     shorter than a round, for a training that is shorter than the paper's.
 
-    ``unit`` is what a gradient is: one of each ``"sample"``, or the mean over each ``"batch"``. Samples
-    disagree about the task and agree about the mark, so that means over batches are mostly mark. With
-    ``unit="batch", main_components=0, components=1`` the estimate is one direction, about that of the mean of
-    all gradients: the averaging attack, which the paper does not try, and which clipping does not hinder.
+    ``unit`` is what a gradient is: one of each ``"sample"``, or the mean over each ``"batch"``, or over the
+    whole ``"window"`` of rounds and steps. Samples disagree about the task and agree about the mark, so that
+    means over many are mostly mark. With ``unit="window", main_components=0`` the estimate is one direction,
+    that of the mean: the averaging attack, which the paper does not try, and which clipping does not hinder.
 
     ``centre`` subtracts the mean gradient first, as textbook PCA does. The default does not: the mark pushes
     all samples the same way, so that the mean is where much of it is, and not centred the attack is stronger.
@@ -184,7 +184,7 @@ def estimate(
     """
     check_at_least("main_components", main_components, 0)
     check_at_least("components", components, 1)
-    check_choice("unit", unit, ("sample", "batch"))
+    check_choice("unit", unit, ("sample", "batch", "window"))
     if early_steps is not None:
         check_at_least("early_steps", early_steps, 1)
     early = _rows(recording, early_rounds, "early", unit, early_steps)
@@ -240,14 +240,23 @@ def _rows(
             "choose rounds that were recorded."
         )
 
-    def rows() -> Iterator[npt.NDArray[np.float32]]:
+    def batches() -> Iterator[npt.NDArray[np.float32]]:
         seen: Counter[int] = Counter()
         for step in recording.steps(rounds=chosen):
             seen[step.moment.client] += 1
             if steps is None or seen[step.moment.client] <= steps:
-                yield step.gradients if unit == "sample" else step.gradients.mean(0, keepdims=True)
+                yield step.gradients
 
-    return rows
+    if unit == "sample":
+        return batches
+    if unit == "batch":
+        return lambda: (batch.mean(0, keepdims=True) for batch in batches())
+    number, total = 0, np.zeros((1, recording.gradients.shape[1]))
+    for batch in batches():
+        number += len(batch)
+        total += batch.sum(0, dtype=np.float64)
+    mean = (total / max(1, number)).astype(np.float32)
+    return lambda: [mean]
 
 
 def _ranges(rounds: Sequence[int]) -> str:

@@ -163,7 +163,7 @@ def subspace(
         int | None, typer.Option(metavar="N", help="Only the first N steps of the early rounds.")
     ] = None,
     unit: Annotated[
-        str, typer.Option(metavar="UNIT", help="What a gradient is: one a sample, or the mean of a batch.")
+        str, typer.Option(metavar="UNIT", help="What a gradient is: sample, batch or window (means).")
     ] = "sample",
     main_components: Annotated[int, typer.Option(metavar="N", help="Directions of the task.")] = 64,
     components: Annotated[int, typer.Option(metavar="N", help="Directions of the mark.")] = 64,

@@ -6,7 +6,7 @@ from an early window, and fine-tunes its model out of them on its own share of t
 The paper's windows are the first R_wm of 80 rounds; here they are the same shares of the training, counted in
 steps where they are shorter than a round. Two columns are not in the paper. *Fine-tuning only* is the same
 training without the penalty: what the attack does to the mark beyond that is due to the directions it found.
-*Averaging* uses one direction, about the mean gradient of the first half of the training.
+*Averaging* uses one direction, the mean gradient of the first half of the training.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
     early = math.ceil(rounds * window / PAPER_ROUNDS)
     steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
     epochs, lr = scales.get(store.scale).adaptive
-    averaging: dict[str, Any] = {"unit": "batch", "main_components": 0, "components": 1}
+    averaging: dict[str, Any] = {"unit": "window", "main_components": 0, "components": 1}
     # The paper's 64 and 64, but for the smallest cuts of the smoke scale, which have no more dimensions.
     components = min(64, math.prod(recording.shape) // 2)
     counts: dict[str, Any] = {"main_components": components, "components": components}

@@ -36,6 +36,9 @@ class Scale:
     variations: Sections = field(default_factory=dict)  # on top, where many trainings are needed
     alignment: Sections = field(default_factory=dict)  # on top, where at least 128 channels are wanted
     longer: Mapping[str, Any] = field(default_factory=dict)  # federation, where effects of length are checked
+    wider: Mapping[str, Any] = field(default_factory=dict)  # model, where effects of width are checked
+    patient: Mapping[str, Any] = field(default_factory=dict)  # federation, where many clients take few steps
+    scaled_bits: int = PAPER_BITS  # as many a channel as the paper's
     adaptive: tuple[int, float] = (100, 1e-4)  # epochs and rate of the adaptive attack's fine-tuning
     distillation: int = 50  # epochs of extraction
     proof_bits: tuple[int, ...] = (50, 128, 160, 256)
@@ -83,7 +86,7 @@ CPU = Scale(
         "unbalanced data use 4,000 training images. Alignment uses ResNet-18 at width 16 cut at layer4, "
         "which has 128 channels there. The adaptive attack fine-tunes for 10 epochs at 1e-3 instead of 100 "
         "at 1e-4; extraction takes 10 epochs. `longer` gives the same images to 2 clients instead of 10, so "
-        "that each takes 3,130 steps, as many as the paper's."
+        "that each takes 3,130 steps, as many as the paper's; `scaling` says what it changes."
     ),
     base={
         "federation": {"rounds": 10, "local_epochs": 1, "batch_size": 16},
@@ -94,6 +97,9 @@ CPU = Scale(
     variations={"data": {"train_limit": 4_000}, "run": {"evaluate_every": 5}},
     alignment={"model": {"width": 16, "cut": "layer4"}},
     longer={"clients": 2},
+    wider={"width": 16},
+    patient={"rounds": 50},
+    scaled_bits=6,
     adaptive=(10, 1e-3),
     distillation=10,
     lengths=(50, 500, 1_000, 2_000),
@@ -133,6 +139,7 @@ SMOKE = Scale(
         "mobilenetv2": {"model": {"width": 8}},
         "densenet121": {"model": {"width": 8}},
     },
+    scaled_bits=6,
     adaptive=(1, 1e-3),
     distillation=1,
     proof_bits=(50, 100),

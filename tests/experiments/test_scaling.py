@@ -1,0 +1,73 @@
+"""Checks of the reduced scale: the training of another table beside one that differs in a single thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sigil.experiments import clients, noise, proof, scales, scaling, split_point
+from sigil.experiments.store import Result
+from sigil.federation.settings import Settings
+
+SCALE = scales.get("cpu")
+
+
+def pairs() -> dict[str, tuple[Settings, Settings]]:
+    found: dict[str, list[Settings]] = {}
+    for cell in scaling.cells(SCALE, [0]):
+        found.setdefault(cell.options["check"], []).extend(cell.trainings)
+    return {check: (small, undone) for check, (small, undone) in found.items()}
+
+
+def changed(small: Settings, undone: Settings) -> dict[str, Any]:
+    """What differs, with the dots of `--set`."""
+    before, after = small.model_dump(), undone.model_dump()
+    return {
+        f"{section}.{name}": value
+        for section, values in after.items()
+        for name, value in values.items()
+        if before[section][name] != value
+    }
+
+
+def test_the_small_trainings_are_those_of_the_other_tables() -> None:
+    tables = (split_point, proof, noise, clients.EXPERIMENT)
+    known = [cell.trainings for table in tables for cell in table.cells(SCALE, [0])]
+    assert all((small,) in known for small, _ in pairs().values())
+
+
+def test_one_reduction_is_undone() -> None:
+    size = {"data.train_limit": 10_000, "run.evaluate_every": 2}
+    differences = {check: changed(*pair) for check, pair in pairs().items()}
+    assert differences == {
+        **{cut: {"watermark.bits": 6} for cut in split_point.CUTS},
+        "256 bits": {"model.width": 16},
+        "noise 1/10": {"federation.clients": 2, **size},
+        "noise 1/100": {"federation.clients": 2, **size},
+        "many clients": {"federation.rounds": 50, **size},
+    }
+
+
+def test_the_paper_beside_both() -> None:
+    cells = scaling.cells(SCALE, [0])
+    numbers = {"accuracy": 40.0, "wsr": 99.0, "log10_p": -12.0, scaling.OUTLIERS: 8.0}
+    found = {("layer1 undone", 0): Result("", 0, {}, numbers)}
+    rows = [row.split(" | ") for row in scaling.show(cells, found, Path()).splitlines() if "| layer1" in row]
+    (row,) = rows
+    assert row[1] == "acc 92.4<br>WSR 99.8<br>outliers 16.7"
+    assert row[2] == "acc not run<br>WSR not run"
+    assert row[3].startswith("acc 40.0<br>WSR 99.0<br>p = 10^-12.0<br>outliers 8.0")
+
+
+def test_only_what_was_measured_is_judged() -> None:
+    cells = scaling.cells(SCALE, [0])
+
+    def agrees(**rates: float) -> list[bool | None]:
+        found = {
+            (f"{name} undone".replace("_", " "), 0): Result("", 0, {}, {"wsr": rate})
+            for name, rate in rates.items()
+        }
+        return [finding.agrees for finding in scaling.verdict(cells, found)]
+
+    assert agrees() == [None] * 5
+    assert agrees(layer1=99.0, layer2=80.0, many_clients=96.0) == [False, None, None, None, True]
