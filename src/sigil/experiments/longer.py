@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sigil.experiments import adaptive
-from sigil.experiments.experiment import Experiment, Results
+from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.removal import entry
 from sigil.experiments.scales import STRENGTHS, Scale
 from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import markdown
+from sigil.experiments.tables import markdown, mean
 from sigil.federation.run import Run
 
 ATTACKS = ("none", adaptive.CONTROL, "R_wm 10", adaptive.AVERAGING)
@@ -64,10 +64,30 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     return markdown(["", *ATTACKS], lines)
 
 
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """The paper's claims that the shorter training does not show."""
+
+    def rates(*names: str) -> dict[str, float | None]:
+        return {name: mean(cells, results, name, "wsr") for name in names}
+
+    return [
+        judge(
+            "The weakest mark embeds (WSR of at least 95 %)", rates("strength 0.01 none"), lambda x: x >= 95
+        ),
+        judge(
+            "The adaptive attack leaves the mark of strength 0.1 above 70 %",
+            rates("strength 0.1 R_wm 10"),
+            lambda x: x > 70,
+        ),
+        judge("and brings that of strength 1.0 below it", rates("strength 1 R_wm 10"), lambda x: x < 70),
+    ]
+
+
 EXPERIMENT = Experiment(
     name="longer",
     caption="Accuracy, WSR and p where each client takes as many steps as the paper's.",
     cells=cells,
     measure=measure,
     show=show,
+    verdict=verdict,
 )

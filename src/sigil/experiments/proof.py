@@ -7,20 +7,23 @@ and after the adaptive attack.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sigil import attacks
 from sigil.experiments import adaptive, splitout
-from sigil.experiments.experiment import Experiment, Results
+from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.removal import entry, marks
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
 from sigil.experiments.tables import MISSING, markdown, spread, values
 from sigil.federation.run import Run
+from sigil.verification import ALPHA
 
 PRUNING = "prune 80 %"
+LEVEL = math.log10(ALPHA)
 ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING)
 
 
@@ -91,10 +94,36 @@ def _proving(cells: list[Cell], results: Results, attack: str, lengths: list[int
     return (", ".join(found) or "none of them") if measured else MISSING
 
 
+def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+    """Which lengths are proof to begin with, and after every attack; and that they all embed."""
+
+    def worst(bits: int, *attacks: str) -> float | None:
+        found = [values(cells, results, f"{bits} bits {attack}", "log10_p") for attack in attacks]
+        return max(map(max, found)) if all(found) else None
+
+    lengths = sorted({int(cell.options["bits"]) for cell in cells if "bits" in cell.options})
+    return [
+        judge(
+            "Every length is proof before an attack (log10 p of at most −6.5)",
+            {f"{bits} bits": worst(bits, "none") for bits in lengths},
+            lambda x: x <= LEVEL,
+        ),
+        *(
+            judge(
+                f"{bits} bits are proof after every attack (largest log10 p)",
+                {"worst": worst(bits, *ATTACKS)},
+                lambda x: x <= LEVEL,
+            )
+            for bits in lengths
+        ),
+    ]
+
+
 EXPERIMENT = Experiment(
     name="proof",
     caption="What remains of keys of several lengths after pruning and the adaptive attack, strength 0.1.",
     cells=cells,
     measure=measure,
     show=show,
+    verdict=verdict,
 )
