@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sigil.experiments import clients, noise, proof, scales, scaling, split_point
+from sigil.experiments import clients, noise, proof, scales, scaling, split_point, splitout
 from sigil.experiments.store import Result
 from sigil.federation.settings import Settings
 
@@ -31,7 +31,7 @@ def changed(small: Settings, undone: Settings) -> dict[str, Any]:
 
 
 def test_the_small_trainings_are_those_of_the_other_tables() -> None:
-    tables = (split_point, proof, noise, clients.EXPERIMENT)
+    tables = (split_point, proof, noise, clients.EXPERIMENT, splitout)
     known = [cell.trainings for table in tables for cell in table.cells(SCALE, [0])]
     assert all((small,) in known for small, _ in pairs().values())
 
@@ -45,6 +45,8 @@ def test_one_reduction_is_undone() -> None:
         "noise 1/10": {"federation.clients": 2, **size},
         "noise 1/100": {"federation.clients": 2, **size},
         "many clients": {"federation.rounds": 50, **size},
+        "λ = 0.01": {"federation.clients": 2, "watermark.bits": 6},
+        "R_wm 10": {"watermark.bits": 6},
     }
 
 
@@ -69,5 +71,5 @@ def test_only_what_was_measured_is_judged() -> None:
         }
         return [finding.agrees for finding in scaling.verdict(cells, found)]
 
-    assert agrees() == [None] * 5
-    assert agrees(layer1=99.0, layer2=80.0, many_clients=96.0) == [False, None, None, None, True]
+    assert agrees() == [None] * 7
+    assert agrees(layer1=99.0, layer2=80.0, many_clients=96.0) == [False, None, None, None, True, None, None]
