@@ -47,6 +47,7 @@ def test_one_reduction_is_undone() -> None:
         "many clients": {"federation.rounds": 50, **size},
         "λ = 0.01": {"federation.clients": 2, "watermark.bits": 6},
         "R_wm 10": {"watermark.bits": 6},
+        "averaging, γ = 100": {"model.width": 16, "watermark.bits": 256},
     }
 
 
@@ -71,5 +72,14 @@ def test_only_what_was_measured_is_judged() -> None:
         }
         return [finding.agrees for finding in scaling.verdict(cells, found)]
 
-    assert agrees() == [None] * 7
-    assert agrees(layer1=99.0, layer2=80.0, many_clients=96.0) == [False, None, None, None, True, None, None]
+    assert agrees() == [None] * 8
+    assert agrees(layer1=99.0, layer2=80.0, many_clients=96.0) == [
+        False,
+        None,
+        None,
+        None,
+        True,
+        None,
+        None,
+        None,
+    ]

@@ -33,6 +33,9 @@ from sigil.federation.run import Run
 WINDOWS = (10, 5, 2, 1)
 PAPER_ROUNDS, LATE = 80, 70
 CONTROL, AVERAGING = "fine-tuning only", "averaging"
+# The same with a hundred times the penalty, for tables that look for the strongest attack.
+HARDER = f"{AVERAGING}, γ = 100"
+_GAMMA = {CONTROL: 0.0, HARDER: 100.0}
 ATTACKS = ("none", CONTROL, *(f"R_wm {window}" for window in WINDOWS), AVERAGING)
 
 
@@ -82,6 +85,7 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
     early = math.ceil(rounds * window / PAPER_ROUNDS)
     steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
     epochs, lr = scales.get(store.scale).adaptive
+    averages = attack in (AVERAGING, HARDER)
     averaging: dict[str, Any] = {"unit": "window", "main_components": 0, "components": 1}
     # The paper's 64 and 64, but for the smallest cuts of the smoke scale, which have no more dimensions.
     components = min(64, math.prod(recording.shape) // 2)
@@ -90,16 +94,16 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
         halves,
         recording,
         attackers_share(store.dataset(settings), settings),
-        early_rounds=range(1, (early if attack != AVERAGING else max(1, rounds // 2)) + 1),
-        early_steps=steps if attack != AVERAGING else None,
+        early_rounds=range(1, (max(1, rounds // 2) if averages else early) + 1),
+        early_steps=None if averages else steps,
         late_rounds=range(math.ceil(rounds * LATE / PAPER_ROUNDS), rounds + 1),
-        gamma=0.0 if attack == CONTROL else 1.0,
+        gamma=_GAMMA.get(attack, 1.0),
         epochs=epochs,
         lr=lr,
         batch_size=settings.federation.batch_size,
         seed=settings.run.seed,
         precision=choose(settings.run.device, settings.run.precision),
-        **averaging if attack == AVERAGING else counts,
+        **averaging if averages else counts,
     )
 
 

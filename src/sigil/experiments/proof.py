@@ -24,7 +24,7 @@ from sigil.verification import ALPHA
 
 PRUNING = "prune 80 %"
 LEVEL = math.log10(ALPHA)
-ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING)
+ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING, adaptive.HARDER)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
