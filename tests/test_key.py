@@ -236,7 +236,7 @@ def test_fresh_keys_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "bits"), [((256, 8, 8), 128), ((32, 8, 8), 128), ((2047,), 127), ((16,), 32), ((1,), 32)]
+    ("shape", "bits"), [((256, 8, 8), 512), ((32, 8, 8), 128), ((2047,), 127), ((16,), 32), ((1,), 32)]
 )
 def test_keys_are_as_long_as_their_shape_has_room_for(shape: tuple[int, ...], bits: int) -> None:
     assert default_bits(shape) == bits

@@ -55,8 +55,8 @@ def test_new_writes_a_key_and_prints_its_statement() -> None:
     assert "not encrypted" in output
 
 
-@pytest.mark.parametrize(("shape", "bits"), [("256,8,8", 128), ("256,2,2", 64), ("32,2,2", 32)])
-def test_128_bits_unless_told_or_too_many_for_the_shape(shape: str, bits: int) -> None:
+@pytest.mark.parametrize(("shape", "bits"), [("256,8,8", 512), ("256,2,2", 64), ("32,2,2", 32)])
+def test_512_bits_unless_told_or_too_many_for_the_shape(shape: str, bits: int) -> None:
     succeed("new", "owner.key", "--owner", "ACME", "--shape", shape)
     assert Key.load("owner.key").bits == bits
 
@@ -70,7 +70,7 @@ def test_show_describes_the_key() -> None:
     succeed("new", "owner.key", *NEW)
     key = Key.load("owner.key")
     output = succeed("show", "owner.key")
-    for fact in ("ACME", "256 x 8 x 8", "16,384", "128", key.commitment):
+    for fact in ("ACME", "256 x 8 x 8", "16,384", "512", key.commitment):
         assert fact in output
 
 
@@ -84,7 +84,7 @@ def test_json(command: str) -> None:
     assert facts["owner"] == "ACME"
     assert facts["shape"] == [256, 8, 8]
     assert facts["dimension"] == 16_384
-    assert facts["bits"] == 128
+    assert facts["bits"] == 512
     assert facts["version"] == 1
     assert facts["commitment"] == key.commitment
     assert facts["statement"] == key.statement()

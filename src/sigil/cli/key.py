@@ -50,7 +50,7 @@ def new(
         typer.Option(metavar="C,H,W", help="Shape of one activation at the cut, without batch."),
     ],
     bits: Annotated[
-        int | None, typer.Option(metavar="K", help="Length of the watermark; else 128 where they fit.")
+        int | None, typer.Option(metavar="K", help="Length of the watermark; else 512 where they fit.")
     ] = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
@@ -63,10 +63,10 @@ def new(
 
     The shape is that of one activation at the cut: 256,8,8 for ResNet-18
     cut after layer3 and 32x32 images. More bits prove more: 50 can show
-    one in 10^15, 128 one in 10^38, and what an attack leaves of 128 is
-    still proof where what it leaves of 50 is not. A bit should have 16
-    dimensions of the activation to itself, so below 2,048 dimensions the
-    default is shorter.
+    one in 10^15, 128 one in 10^38, and what an attack leaves of a long
+    key is still proof where what it leaves of a short one is not. A bit
+    should have 16 dimensions of the activation to itself: so many bits are
+    the default, 512 at most and 32 at least.
 
     With a passphrase the file is encrypted. Type it at the terminal, or give
     it in a file or the variable SIGIL_PASSPHRASE; it is never an argument,

@@ -67,7 +67,7 @@ class OptimizerSettings(Section):
 class WatermarkSettings(Section):
     strength: float = Field(0.1, ge=0, description="the paper's λ; 0 trains without a mark")
     bits: int | None = Field(
-        None, ge=1, description="length of a key made for the run; none: 128, or fewer if they do not fit"
+        None, ge=1, description="length of a key made for the run; none: a bit for 16 dimensions, 32 to 512"
     )
     clip: bool = Field(True, description="clip the watermark gradient; false only as a control")
     per_sample: bool = Field(False, description="clip by each sample's norms instead of the batch's")
