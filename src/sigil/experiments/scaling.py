@@ -167,7 +167,9 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
             lambda x: x >= 95,
         ),
         judge(
-            "So do many clients, with steps as many as few have", numbers("wsr", CLIENTS), lambda x: x >= 95
+            "Many clients that take as many steps as few do carry the mark (95 %)",
+            numbers("wsr", CLIENTS),
+            lambda x: x >= 95,
         ),
         judge("λ = 0.01 embeds (WSR of at least 95 %)", numbers("wsr", WEAKEST), lambda x: x >= 95),
         judge("The adaptive attack leaves λ = 0.1 above 70 %", numbers("wsr", ATTACK), lambda x: x > 70),
