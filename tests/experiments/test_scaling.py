@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sigil.experiments import clients, noise, proof, scales, scaling, split_point, splitout
+from sigil.experiments.ablations import OUTLIERS
 from sigil.experiments.store import Result
 from sigil.federation.settings import Settings
 
@@ -53,7 +54,7 @@ def test_one_reduction_is_undone() -> None:
 
 def test_the_paper_beside_both() -> None:
     cells = scaling.cells(SCALE, [0])
-    numbers = {"accuracy": 40.0, "wsr": 99.0, "log10_p": -12.0, scaling.OUTLIERS: 8.0}
+    numbers = {"accuracy": 40.0, "wsr": 99.0, "log10_p": -12.0, OUTLIERS: 8.0}
     found = {("layer1 undone", 0): Result("", 0, {}, numbers)}
     rows = [row.split(" | ") for row in scaling.show(cells, found, Path()).splitlines() if "| layer1" in row]
     (row,) = rows

@@ -57,7 +57,7 @@ def principal_components(
     components than rows or free dimensions.
     """
     known = torch.empty(dimension, 0) if outside is None else outside
-    number, mean = _mean(rows, dimension, centre)
+    number, mean = mean_row(rows, dimension) if centre else (sum(map(len, rows())), None)
     count = min(count, number, dimension - known.shape[1])
     followed = min(count + OVERSAMPLING, number, dimension - known.shape[1])
     start = torch.randn(dimension, followed, generator=generator(seed, "attack", "components"))
@@ -83,10 +83,8 @@ def principal_components(
     )
 
 
-def _mean(rows: Rows, dimension: int, centre: bool) -> tuple[int, Tensor | None]:
-    """The number of rows, and their mean if it is to be subtracted."""
-    if not centre:
-        return sum(len(batch) for batch in rows()), None
+def mean_row(rows: Rows, dimension: int) -> tuple[int, Tensor]:
+    """The number of rows, and their mean (d,)."""
     number, total = 0, torch.zeros(dimension, dtype=torch.float64)
     for batch in _batches(rows, None):
         number += len(batch)

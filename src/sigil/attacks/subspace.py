@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from sigil import models
 from sigil.attacks.checks import check_at_least, check_choice, check_fits, check_not_negative
-from sigil.attacks.principal import Rows, principal_components
+from sigil.attacks.principal import Rows, mean_row, principal_components
 from sigil.attacks.subject import Subject, at_cut, cut_of, same_kind, whole_copy
 from sigil.attacks.training import BATCH_SIZE, Optimizer, Plan, Progress, descend
 from sigil.data import Dataset
@@ -251,12 +251,8 @@ def _rows(
         return batches
     if unit == "batch":
         return lambda: (batch.mean(0, keepdims=True) for batch in batches())
-    number, total = 0, np.zeros((1, recording.gradients.shape[1]))
-    for batch in batches():
-        number += len(batch)
-        total += batch.sum(0, dtype=np.float64)
-    mean = (total / max(1, number)).astype(np.float32)
-    return lambda: [mean]
+    _, mean = mean_row(batches, recording.gradients.shape[1])
+    return lambda: [mean[None].numpy()]
 
 
 def _ranges(rounds: Sequence[int]) -> str:

@@ -77,10 +77,16 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     return {
         NAME: found,
         BY_BATCH: by_batch,
-        "outliers_256": BATCH * found["outliers"] / 100,
+        "outliers_256": in_256(found),
         "lengths": stealth.binned(_lengths(run)),
         "activation_spread": float(activation.std(0).mean()),
     }
+
+
+def in_256(found: dict[str, Any]) -> float:
+    """Outliers in a batch of the paper, from a detector's summary."""
+    share: float = found["outliers"]
+    return BATCH * share / 100
 
 
 def _lengths(run: Run) -> list[float]:
@@ -156,7 +162,7 @@ def _row(result: Result | None) -> list[str]:
     activations = result.numbers.get("activation_spread")
     return [
         f"step {found['first_alarm']}" if found["alarm"] else "no",
-        f"{BATCH * found['outliers'] / 100:.1f}",
+        f"{in_256(found):.1f}",
         f"{BATCH * found['highest']:.0f}",
         f"{found['suspicious']:.1f} %",
         "" if activations is None else f"{activations:.2f}",
