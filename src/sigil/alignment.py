@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sigil import models
-from sigil.errors import AlignmentError, ShapeError
+from sigil.errors import AlignmentError, ShapeError, reason
 from sigil.lineage import trace
 from sigil.matching import FEWEST, Floats, Match, match
 from sigil.models import Model
@@ -118,7 +118,7 @@ class Reference:
                 shape = _recorded_shape(path, (file.metadata() or {}).get("sigil", ""))
                 sums = {name: file.get_tensor(name) for name in list(file.keys())[:8]}
         except (SafetensorError, OSError, ValueError, AttributeError) as error:
-            raise AlignmentError(f"{path} cannot be read as a reference: {_reason(error)}.") from error
+            raise AlignmentError(f"{path} cannot be read as a reference: {reason(error)}.") from error
         return cls.from_sums(shape, sums)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -251,7 +251,7 @@ def open_reference(path: str | os.PathLike[str]) -> Reference | Model:
         with safe_open(path, framework="pt") as file:
             note = (file.metadata() or {}).get("sigil", "")
     except (SafetensorError, OSError, ValueError) as error:
-        raise AlignmentError(f"{path} cannot be read as a reference: {_reason(error)}.") from error
+        raise AlignmentError(f"{path} cannot be read as a reference: {reason(error)}.") from error
     return models.load(path) if '"spec"' in note else Reference.load(path)
 
 
@@ -368,8 +368,3 @@ def _recorded_shape(path: Path, note: str) -> tuple[int, ...]:
             f"{path} is no reference that Sigil recorded: give a run's reference.safetensors."
         )
     return tuple(shape)
-
-
-def _reason(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return (text.strip() or type(error).__name__).splitlines()[0][:200].rstrip(".")

@@ -61,3 +61,10 @@ class ExperimentError(SigilError):
 
 class NetworkError(SigilError):
     """A training across machines cannot go on: no connection, bad certificates, or too few clients."""
+
+
+def reason(error: Exception) -> str:
+    """The first line of a foreign error's text, short and printable: it may quote an adversary's file."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    line = (text.strip() or type(error).__name__).splitlines()[0]
+    return "".join(sign if sign.isprintable() else "?" for sign in line[:300]).rstrip(".")

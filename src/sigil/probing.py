@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sigil.errors import ShapeError, SuspectError
+from sigil.errors import ShapeError, SuspectError, reason
 
 Suspect = Callable[[Tensor], Tensor]
 """A model up to the cut: float batch (n, *input shape) to activations (n, channels, …)."""
@@ -46,9 +46,8 @@ def activations(suspect: Suspect, batch: Tensor) -> Tensor:
     try:
         activation = suspect(batch.to(device, dtype))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SuspectError(
-            f"The suspect does not run on inputs of shape {tuple(batch.shape[1:])} ({reason}): "
+            f"The suspect does not run on inputs of shape {tuple(batch.shape[1:])} ({reason(error)}): "
             "give the input shape that it was trained with."
         ) from error
     if not isinstance(activation, Tensor):

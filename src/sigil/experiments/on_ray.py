@@ -6,6 +6,7 @@ have this software installed. Each task takes one core. Ray comes with Flower's 
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -17,7 +18,8 @@ from typing import Any
 
 import torch
 
-from sigil.errors import ExperimentError
+from sigil import local_ray
+from sigil.errors import ExperimentError, reason
 from sigil.experiments.store import Store
 
 
@@ -64,16 +66,15 @@ def cluster(address: str, store: Store, *, jobs: int = 0) -> Iterator[tuple[RayP
         runs=store.runs.parent.resolve(),
         data_dir=None if store.data_dir is None else store.data_dir.resolve(),
     )
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == "local":
-        options |= {"num_cpus": jobs or len(os.sched_getaffinity(0)), "include_dashboard": False}
     try:
-        ray.init(address=address, **options)
+        if address == "local":
+            local_ray.start(jobs or len(os.sched_getaffinity(0)))
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray itself raises bare exceptions when a node does not start
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ExperimentError(
-            f"Ray cannot be reached at {address!r} ({reason}); start a cluster with `ray start --head`, or "
-            "leave --ray out."
+            f"Ray cannot be reached at {address!r} ({reason(error)}); start a cluster with "
+            "`ray start --head`, or leave --ray out."
         ) from None
     shared.runs.mkdir(parents=True, exist_ok=True)
     sign = shared.runs / f".shared-{secrets.token_hex(8)}"

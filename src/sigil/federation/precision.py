@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, reason
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def choose(device: str = "auto", precision: str = "auto") -> Precision:
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
-            f"The device {device!r} cannot be used here ({str(error).splitlines()[0]}); "
+            f"The device {device!r} cannot be used here ({reason(error)}); "
             'set run.device to "auto", "cpu" or a device that this machine has.'
         ) from None
     return Precision(place, bfloat16=precision == "bfloat16" or (precision == "auto" and _native(place)))

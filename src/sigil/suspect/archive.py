@@ -7,9 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sigil.errors import SuspectError
+from sigil.errors import SuspectError, reason
 from sigil.models.spec import shown
-from sigil.suspect.file import reason
 
 MAX_ENTRIES = 100_000
 # Of an index of tensors: a thousand of them take about 100 KB.

@@ -115,9 +115,3 @@ _WORDS: dict[Format, str] = {
 
 def _signature(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def reason(error: Exception) -> str:
-    """The first line of an error's text, short and printable: it may quote an adversary's file."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return "".join(sign if sign.isprintable() else "?" for sign in line[:300]).rstrip(".")

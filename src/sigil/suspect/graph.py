@@ -24,9 +24,8 @@ import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 from torch import Tensor
 
-from sigil.errors import SuspectError
+from sigil.errors import SuspectError, reason
 from sigil.models.spec import shown
-from sigil.suspect.file import reason
 
 MAX_NODES = 100_000
 MAX_MEMORY_BYTES = 4 * 1024**3

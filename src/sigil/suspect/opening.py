@@ -13,12 +13,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from sigil import models
-from sigil.errors import ModelError, ShapeError, SuspectError
+from sigil.errors import ModelError, ShapeError, SuspectError, reason
 from sigil.models.building import assemble
 from sigil.models.spec import architecture as find_architecture
 from sigil.models.spec import shown
 from sigil.suspect.exported import is_exported, load_exported_state
-from sigil.suspect.file import SuspectFile, reason
+from sigil.suspect.file import SuspectFile
 from sigil.suspect.graph import open_graph
 from sigil.suspect.pickled import load_legacy_state, load_state, refuse_bare_pickle
 

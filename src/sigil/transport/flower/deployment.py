@@ -37,7 +37,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from sigil.errors import ConfigError, NetworkError
+from sigil import local_ray
+from sigil.errors import ConfigError, NetworkError, reason
 from sigil.federation.progress import Silent
 from sigil.federation.settings import Settings, make
 from sigil.key import Key
@@ -184,22 +185,22 @@ class Deployment:
             CLIENTS_VARIABLE: str(self.network.resolve()),
             "OMP_NUM_THREADS": "1",
             "GRPC_VERBOSITY": "ERROR",
-            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-            # There is one node, this machine: while it is busy, it is not dead.
-            "RAY_health_check_timeout_ms": "60000",
-            "RAY_health_check_failure_threshold": "60",
         }
         if self.data_dir is not None:
             os.environ["SIGIL_DATA"] = str(self.data_dir.resolve())
         try:
-            run_simulation(
+            local_ray.start(cores)
+        except Exception as error:
+            raise NetworkError(
+                f"Ray did not start on this machine ({reason(error)}); use `sigil train`, or try again when "
+                "it is less busy."
+            ) from None
+        try:
+            run_simulation(  # on the Ray that runs already
                 server_app=make_app(lambda: assignment),
                 client_app=client_app,
                 num_supernodes=self.clients,
-                backend_config={
-                    "init_args": {"num_cpus": cores, "include_dashboard": False, "log_to_driver": False},
-                    "client_resources": {"num_cpus": 1, "num_gpus": 0},
-                },
+                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}},
             )
         except RuntimeError:
             # Flower's word for a backend that failed; its own log lines say why.

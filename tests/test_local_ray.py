@@ -1,0 +1,53 @@
+"""A Ray that is slow to start, or does not start at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray._private import node
+
+from sigil import local_ray
+
+waiting = node.wait_for_persisted_port
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(local_ray, "PAUSE", 0)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    yield
+    ray.shutdown()
+
+
+def impatient(monkeypatch: pytest.MonkeyPatch, *, times: int) -> list[int]:
+    """Let Ray wait not at all for its first server instead of 15 seconds, so many times."""
+    calls: list[int] = []
+
+    def wait(*arguments: Any, **options: Any) -> Any:
+        calls.append(len(calls))
+        return waiting(*arguments, **(options | ({"timeout_ms": 0} if len(calls) <= times else {})))
+
+    monkeypatch.setattr(node, "wait_for_persisted_port", wait)
+    return calls
+
+
+def test_a_server_that_was_too_slow_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = impatient(monkeypatch, times=1)
+    local_ray.start(1)
+    assert len(calls) == 2
+    assert ray.get(ray.remote(lambda: 7).remote()) == 7
+    assert ray.cluster_resources()["CPU"] == 1
+
+
+def test_a_server_that_never_starts_is_given_up_with_rays_own_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = impatient(monkeypatch, times=local_ray.ATTEMPTS)
+    with pytest.raises(RuntimeError, match="Timed out waiting for file"):
+        local_ray.start(1)
+    assert len(calls) == local_ray.ATTEMPTS
+    assert not ray.is_initialized()
