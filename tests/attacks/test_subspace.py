@@ -98,6 +98,16 @@ def test_overlap_is_1_for_the_key_itself_and_small_by_chance() -> None:
         attacks.overlap(torch.ones(30, 2), key)
 
 
+def test_without_main_components_late_rounds_are_not_looked_at(recording: Recording) -> None:
+    options: dict[str, Any] = {"early_rounds": [1], "unit": "window", "main_components": 0, "components": 1}
+    alone = attacks.estimate(recording, **options)
+    given = attacks.estimate(recording, late_rounds=[99], **options)
+    assert torch.equal(alone.directions, given.directions)
+    assert (alone.early_rows, alone.late_rows, alone.main.shape) == (1, 0, (64, 0))
+    with pytest.raises(AttackError, match="no late round"):
+        attacks.estimate(recording, early_rounds=[1])
+
+
 def test_centring_takes_the_common_push_away(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     push = torch.zeros(64)

@@ -188,6 +188,7 @@ def test_noise_belongs_to_training(files: Files, capsys: pytest.CaptureFixture[s
         ("subspace RUN --early 1 --late 9 --data digits", "rounds 1-3"),
         ("subspace RUN --early one --late 2 --data digits", "--early"),
         ("subspace RUN --early 1 --late 2-999999999999 --data digits", "--late"),
+        ("subspace RUN --early 1 --data digits", "no late round"),
         ("subspace CLIENT --recording . --early 1 --late 2 --data digits", "recording"),
         ("overwrite RUN --second OTHER --data digits", "make a key"),
         ("extract RUN --student STUDENT --data digits", "4 classes"),

@@ -7,9 +7,7 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn import functional as F
 
-from sigil import models
-from sigil.attacks.checks import check_fits
-from sigil.attacks.subject import Subject, at_cut, cut_of, same_kind, whole_copy
+from sigil.attacks.subject import Subject, open_at_cut, same_kind
 from sigil.attacks.training import BATCH_SIZE, Plan, Progress, descend
 from sigil.data import Dataset
 from sigil.errors import AttackError
@@ -51,33 +49,29 @@ def overwrite(
         epochs = EPOCHS
     plan = Plan(lr, steps=steps, epochs=epochs, batch_size=batch_size, seed=seed)
     injector = Injector(key, strength)
-    place_of_mark = cut_of(model, cut)
-    attacked = whole_copy(model)
-    check_fits(attacked, data)
-    front, back = at_cut(attacked, place_of_mark)
-    shape = models.activation_shape(front, data.shape)
-    if key.shape != shape:
+    attacked = open_at_cut(model, data, cut)
+    if key.shape != attacked.shape:
         raise AttackError(
-            f"The second key is for activations of {key.shape}, but the model cut at {place_of_mark!r} gives "
-            f"{shape}; make a key with that shape."
+            f"The second key is for activations of {key.shape}, but the model cut at {attacked.cut!r} gives "
+            f"{attacked.shape}; make a key with that shape."
         )
     place = precision or choose()
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         with place.autocast():
-            activation = front(images)
+            activation = attacked.front(images)
             injector.attach(activation)
-            logits = back(activation)
+            logits = attacked.back(activation)
         return F.cross_entropy(logits.float(), labels)
 
     descend(
-        attacked,
+        attacked.whole,
         data,
         loss,
         plan,
         precision=place,
         progress=progress,
         checkpoint=checkpoint,
-        identity=f"overwrite {key.commitment} {strength} {place_of_mark}",
+        identity=f"overwrite {key.commitment} {strength} {attacked.cut}",
     )
-    return same_kind(attacked, model)
+    return same_kind(attacked.whole, model)

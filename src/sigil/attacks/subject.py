@@ -8,11 +8,14 @@ also take a client half alone.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from torch import nn
 
 from sigil import models
+from sigil.attacks.checks import check_fits
+from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.models import Model
 from sigil.models.spec import check_cut
@@ -66,6 +69,29 @@ def at_cut(model: Model, cut: str) -> tuple[nn.Sequential, nn.Sequential]:
     end = list(rows).index(cut) + 1
     modules = list(rows.values())
     return nn.Sequential(*modules[:end]), nn.Sequential(*modules[end:])
+
+
+@dataclass(frozen=True)
+class OpenedAtCut:
+    """A whole model to attack, with its rows up to the cut and behind it.
+
+    ``shape`` is that of one activation at the cut.
+    """
+
+    whole: Model
+    cut: str
+    front: nn.Sequential
+    back: nn.Sequential
+    shape: tuple[int, ...]
+
+
+def open_at_cut(subject: Model | Halves, data: Dataset, cut: str | None = None) -> OpenedAtCut:
+    """A copy of a model that is attacked with these images at the cut (see :func:`cut_of`)."""
+    place = cut_of(subject, cut)
+    whole = whole_copy(subject)
+    check_fits(whole, data)
+    front, back = at_cut(whole, place)
+    return OpenedAtCut(whole, place, front, back, models.activation_shape(front, data.shape))
 
 
 def _check_model(subject: object) -> None:

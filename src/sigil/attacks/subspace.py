@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sigil import models
-from sigil.attacks.checks import check_at_least, check_choice, check_fits, check_not_negative
+from sigil.attacks.checks import check_at_least, check_choice, check_not_negative
 from sigil.attacks.principal import Rows, mean_row, principal_components
-from sigil.attacks.subject import Subject, at_cut, cut_of, same_kind, whole_copy
+from sigil.attacks.subject import Subject, open_at_cut, same_kind
 from sigil.attacks.training import BATCH_SIZE, Optimizer, Plan, Progress, descend
 from sigil.data import Dataset
 from sigil.errors import AttackError
@@ -64,7 +63,7 @@ def subspace(
     data: Dataset,
     *,
     early_rounds: Sequence[int],
-    late_rounds: Sequence[int],
+    late_rounds: Sequence[int] = (),
     early_steps: int | None = None,
     unit: Unit = "sample",
     main_components: int = 64,
@@ -103,15 +102,11 @@ def subspace(
     """
     plan = Plan(lr, epochs=epochs, batch_size=batch_size, optimizer=optimizer, seed=seed)
     check_not_negative("weight gamma", gamma)
-    place_of_mark = cut_of(model, cut)
-    attacked = whole_copy(model)
-    check_fits(attacked, data)
-    front, back = at_cut(attacked, place_of_mark)
-    shape = models.activation_shape(front, data.shape)
-    if recording.shape != shape:
+    attacked = open_at_cut(model, data, cut)
+    if recording.shape != attacked.shape:
         raise AttackError(
-            f"The recording holds gradients of {recording.shape}, but the model cut at {place_of_mark!r} has "
-            f"activations of {shape}; give the recording of this model's own training."
+            f"The recording holds gradients of {recording.shape}, but the model cut at {attacked.cut!r} has "
+            f"activations of {attacked.shape}; give the recording of this model's own training."
         )
     found = estimate(
         recording,
@@ -131,13 +126,13 @@ def subspace(
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         with place.autocast():
-            activation = front(images)
-            logits = back(activation)
+            activation = attacked.front(images)
+            logits = attacked.back(activation)
         penalty = (activation.float().flatten(1) @ weighted).square().sum(1).mean()
         return F.cross_entropy(logits.float(), labels) + gamma * penalty
 
     descend(
-        attacked,
+        attacked.whole,
         data,
         loss,
         plan,
@@ -146,14 +141,14 @@ def subspace(
         checkpoint=checkpoint,
         identity=f"subspace {gamma} {hashlib.sha256(weighted.cpu().numpy().tobytes()).hexdigest()}",
     )
-    return same_kind(attacked, model), found
+    return same_kind(attacked.whole, model), found
 
 
 def estimate(
     recording: Recording,
     *,
     early_rounds: Sequence[int],
-    late_rounds: Sequence[int],
+    late_rounds: Sequence[int] = (),
     early_steps: int | None = None,
     unit: Unit = "sample",
     main_components: int = 64,
@@ -164,7 +159,8 @@ def estimate(
     """Estimate the span of the secret matrix from the gradients that a client recorded; needs no model.
 
     1. V_main: the first ``main_components`` principal components of the gradients of ``late_rounds``. The
-       paper gives no number; 64 is as many as it takes for the mark. 0 leaves the step out.
+       paper gives no number; 64 is as many as it takes for the mark. 0 leaves the step out, and then late
+       rounds are not looked at.
     2. The gradients of ``early_rounds`` lose what lies in V_main.
     3. V_wm: the first ``components`` principal components of the rest (the paper's k′ = 64).
 
@@ -188,7 +184,7 @@ def estimate(
     if early_steps is not None:
         check_at_least("early_steps", early_steps, 1)
     early = _rows(recording, early_rounds, "early", unit, early_steps)
-    late = _rows(recording, late_rounds, "late", unit)
+    late = _rows(recording, late_rounds, "late", unit) if main_components else list
     dimension = recording.gradients.shape[1]
     if main_components >= dimension:
         raise AttackError(

@@ -155,7 +155,13 @@ def subspace(
     call: Call,
     *,
     early: Annotated[str, typer.Option(metavar="ROUNDS", help="Rounds ruled by the mark, such as 1-2.")],
-    late: Annotated[str, typer.Option(metavar="ROUNDS", help="Rounds ruled by the task, such as 70-80.")],
+    late: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROUNDS",
+            help="Rounds ruled by the task, such as 70-80; needed unless --main-components is 0.",
+        ),
+    ] = None,
     recording: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Recorded gradients; else SUSPECT/recording.")
     ] = None,
@@ -192,7 +198,7 @@ def subspace(
     from sigil import attacks
     from sigil.federation.recording import Recording
 
-    rounds = rounds_of(early, "--early"), rounds_of(late, "--late")
+    rounds = rounds_of(early, "--early"), [] if late is None else rounds_of(late, "--late")
     recorded = Recording(recording or call.folder / "recording")
     with call.progress("subspace removal") as progress:
         attacked, found = attacks.subspace(
