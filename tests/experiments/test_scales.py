@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import math
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 
 from sigil import models
 from sigil.experiments import paper, scales
+from sigil.experiments.registry import EXPERIMENTS
 from sigil.experiments.scales import STRENGTHS, TASKS
 from sigil.federation import Client, Moment, Server, step
 from sigil.federation.precision import choose
@@ -50,6 +54,28 @@ def test_paper_scale_is_the_papers_setting_and_takes_a_step(model: str) -> None:
     step(client, server, torch.randn(2, 3, side, side), torch.tensor([0, 1]), moment=Moment(1, 0, 1))
     assert np.isfinite(client.mean_loss)
     assert any(not torch.equal(value, before[name]) for name, value in client_half.named_parameters())
+
+
+@cache
+def numbers_at(model: str, width: int, cut: str) -> int:
+    client_half, _ = models.split(models.build(model, classes=10, width=width, seed=0), cut)
+    return math.prod(models.activation_shape(client_half, (3, 32, 32)))
+
+
+def test_recordings_at_paper_scale_reach_the_last_round() -> None:
+    scale = scales.get("paper")
+    cells = [cell for experiment in EXPERIMENTS.values() for cell in experiment.cells(scale, [0])]
+    found = {settings for cell in cells for settings in cell.trainings if settings.record.clients}
+    assert len({settings.model.cut for settings in found}) == 4
+    for settings in found:
+        federation, model = settings.federation, settings.model
+        assert settings.data.name == "cifar10"
+        per_epoch = math.ceil(50_000 / federation.clients / federation.batch_size)
+        kept = math.floor(federation.local_epochs * per_epoch * settings.record.share)
+        row = 4 * numbers_at(model.name, model.width, model.cut or models.default_cut(model.name))
+        size = federation.rounds * kept * federation.batch_size * row
+        assert kept >= 2
+        assert size <= settings.record.limit_mb * 2**20
 
 
 @pytest.mark.parametrize("scale", ["smoke", "cpu"])

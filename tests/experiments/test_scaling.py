@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from sigil.experiments import clients, noise, proof, scales, scaling, split_point, splitout
 from sigil.experiments.ablations import OUTLIERS
 from sigil.experiments.store import Result
-from sigil.federation.settings import Settings
+from sigil.federation.settings import FederationSettings, Settings
 
 SCALE = scales.get("cpu")
+LARGER = {"data.train_limit": None, "federation.local_epochs": 2, "federation.batch_size": 32}
 
 
 def pairs() -> dict[str, tuple[Settings, Settings]]:
@@ -49,6 +53,10 @@ def test_one_reduction_is_undone() -> None:
         "λ = 0.01": {"federation.clients": 2, "watermark.bits": 6},
         "R_wm 10": {"watermark.bits": 6},
         "averaging, γ = 100": {"model.width": 16, "watermark.bits": 256},
+        **{f"all images, {check}": LARGER for check in ("clean", "λ = 0.01", "λ = 0.1", "R_wm 10")},
+        "all images, noise 1/100": {**LARGER, "run.evaluate_every": 2},
+        "all images, few bits, noise 1/100": {**LARGER, "watermark.bits": 6, "run.evaluate_every": 2},
+        "all images, few bits, λ = 0.01": {**LARGER, "watermark.bits": 6},
     }
 
 
@@ -73,14 +81,30 @@ def test_only_what_was_measured_is_judged() -> None:
         }
         return [finding.agrees for finding in scaling.verdict(cells, found)]
 
-    assert agrees() == [None] * 8
-    assert agrees(layer1=99.0, layer2=80.0, many_clients=96.0) == [
-        False,
-        None,
-        None,
-        None,
-        True,
-        None,
-        None,
-        None,
-    ]
+    assert agrees() == [None] * 13
+    found = agrees(layer1=99.0, layer2=80.0, many_clients=96.0)
+    assert found == [False, None, None, None, True, *[None] * 8]
+
+
+def test_a_client_has_the_papers_images_and_steps_where_all_are_used() -> None:
+    _, larger = pairs()["all images, λ = 0.1"]
+    published = scales.get("paper").settings(seed=0).federation
+    images = 50_000 // larger.federation.clients
+
+    def steps(federation: FederationSettings) -> int:
+        return federation.rounds * federation.local_epochs * math.ceil(images / federation.batch_size)
+
+    assert larger.federation.clients == published.clients
+    assert steps(larger.federation) == pytest.approx(steps(published), rel=0.03)
+
+
+def test_the_cost_of_a_mark_is_that_beside_its_clean_model() -> None:
+    cells = scaling.cells(SCALE, [0])
+    accuracies = {"clean": 70.0, "λ = 0.1": 69.5, "λ = 0.01": 68.5}
+    found = {
+        (f"all images, {name} undone", 0): Result("", 0, {}, {"accuracy": accuracy})
+        for name, accuracy in accuracies.items()
+    }
+    (cost,) = (finding for finding in scaling.verdict(cells, found) if "costs" in finding.text)
+    assert "-0.5 (all images, λ = 0.1), -1.5 (all images, λ = 0.01)" in cost.text
+    assert cost.agrees is False

@@ -46,7 +46,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             experiment="adaptive",
             name=f"strength {strength:g} {attack}",
             seed=seed,
-            trainings=(scale.settings(seed=seed, watermark={"strength": strength}, record={"clients": [0]}),),
+            trainings=(scale.settings(seed=seed, watermark={"strength": strength}, record=scale.recording),),
             options={"strength": strength, "attack": attack},
         )
         for seed in seeds
@@ -84,6 +84,7 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
     window = int(attack.split()[1]) if attack.startswith("R_wm") else WINDOWS[0]
     early = math.ceil(rounds * window / PAPER_ROUNDS)
     steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
+    late = rounds + 1 - math.ceil(rounds * LATE / PAPER_ROUNDS)  # where it was full before, the last it has
     epochs, lr = scales.get(store.scale).adaptive
     averages = attack in (AVERAGING, HARDER)
     averaging: dict[str, Any] = {"unit": "window", "main_components": 0, "components": 1}
@@ -96,7 +97,7 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
         attackers_share(store.dataset(settings), settings),
         early_rounds=range(1, (max(1, rounds // 2) if averages else early) + 1),
         early_steps=None if averages else steps,
-        late_rounds=range(math.ceil(rounds * LATE / PAPER_ROUNDS), rounds + 1),
+        late_rounds=recording.rounds[-late:],
         gamma=_GAMMA.get(attack, 1.0),
         epochs=epochs,
         lr=lr,

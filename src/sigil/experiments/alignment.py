@@ -88,7 +88,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     for seed in seeds:
         mark = {"strength": 0.1}
         main = scale.settings(
-            seed=seed, variation=False, **scale.alignment, watermark=mark, record={"clients": [0]}
+            seed=seed, variation=False, **scale.alignment, watermark=mark, record=scale.recording
         )
         plan: list[tuple[str, dict[str, Any], tuple[Settings, ...]]] = []
         plan += [(f"attack {name}", {"attack": name}, (main,)) for name in extent.attacks]

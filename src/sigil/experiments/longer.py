@@ -35,7 +35,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
                     seed=seed,
                     federation=scale.longer,
                     watermark={"strength": strength},
-                    record={"clients": [0]},
+                    record=scale.recording,
                 ),
             ),
             options={"strength": strength, "attack": attack},

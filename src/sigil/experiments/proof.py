@@ -39,7 +39,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
                 scale.settings(
                     seed=seed,
                     watermark={"strength": 0.1, "bits": bits},
-                    record={"clients": [0]},
+                    record=scale.recording,
                 ),
             ),
             options={"bits": bits, "attack": attack},

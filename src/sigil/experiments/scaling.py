@@ -9,6 +9,7 @@ Every check trains twice: as the scale has it, and with the one thing changed th
 - *The weakest mark*: both, an eighth of the bits and as many steps as the paper's.
 - *The adaptive attack*: on an eighth of the bits.
 - *Averaging*, the strongest attack: on 128 bits, and on twice as many in a network of twice the width.
+- *All images*: the largest trainings of all. Every client has as many images and steps as the paper's.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ BITS = 256  # too many for ResNet-18 at an eighth of its width
 NOISE = {"noise 1/10": 1 / 10, "noise 1/100": 1 / 100}
 LENGTH, CLIENTS, WEAKEST, ATTACK = f"{BITS} bits", "many clients", "λ = 0.01", "R_wm 10"
 ATTACKS = (ATTACK, adaptive.HARDER)
+CLEAN, MARKED, NOISIEST = "clean", "λ = 0.1", "noise 1/100"
+# Before the name of what is checked with them.
+LARGER = "all images, "
+FEW = LARGER + "few bits, "
 SMALL, UNDONE = "as the scale", "undone"
 
 
@@ -56,7 +61,6 @@ def _trainings(scale: Scale, seed: int) -> dict[str, tuple[Settings, Settings]]:
     """Of every check, the training as at this scale and the one in which a reduction is undone."""
     mark = {"strength": 0.1}
     few, many = {**mark, "bits": scale.scaled_bits}, {**mark, "bits": BITS}
-    record = {"clients": [stealth.CLIENT]}
     clients = {"clients": scale.client_counts[-2]}
     found = {
         cut: (stealth.recorded(scale, seed, cut, mark), stealth.recorded(scale, seed, cut, few))
@@ -64,7 +68,7 @@ def _trainings(scale: Scale, seed: int) -> dict[str, tuple[Settings, Settings]]:
     }
     found[LENGTH] = (
         stealth.recorded(scale, seed, "layer3", many),
-        scale.settings(seed=seed, watermark=many, record=record, model=scale.wider),
+        scale.settings(seed=seed, watermark=many, record=scale.recording, model=scale.wider),
     )
     for check, ratio in NOISE.items():
         noise = {"noise_snr": ratio}
@@ -77,23 +81,45 @@ def _trainings(scale: Scale, seed: int) -> dict[str, tuple[Settings, Settings]]:
         scale.settings(seed=seed, watermark=mark, federation={**clients, **scale.patient}),
     )
     weak = {"strength": 0.01}
+    fewest = {**weak, "bits": scale.scaled_bits}
     found[WEAKEST] = (
         stealth.recorded(scale, seed, "layer3", weak),
-        scale.settings(
-            seed=seed, watermark={**weak, "bits": scale.scaled_bits}, federation=scale.longer, record=record
-        ),
+        scale.settings(seed=seed, watermark=fewest, federation=scale.longer, record=scale.recording),
     )
     found[ATTACK] = found["layer3"]
     half = {**mark, "bits": BITS // 2}
     found[adaptive.HARDER] = (stealth.recorded(scale, seed, "layer3", half), found[LENGTH][1])
+    for check, watermark in {CLEAN: {"strength": 0.0}, WEAKEST: weak, MARKED: mark}.items():
+        found[LARGER + check] = (
+            stealth.recorded(scale, seed, "layer3", watermark),
+            scale.settings(
+                seed=seed, variation=False, watermark=watermark, record=scale.recording, **scale.larger
+            ),
+        )
+    found[LARGER + ATTACK] = found[LARGER + MARKED]
+    noisy = {"noise_snr": NOISE[NOISIEST]}
+    for group, watermark in {LARGER: mark, FEW: few}.items():
+        found[group + NOISIEST] = (
+            found[NOISIEST][0],
+            scale.settings(seed=seed, variation=False, watermark=watermark, behaviour=noisy, **scale.larger),
+        )
+    found[FEW + WEAKEST] = (
+        found[WEAKEST][0],
+        scale.settings(seed=seed, variation=False, watermark=fewest, record=scale.recording, **scale.larger),
+    )
     return found
+
+
+def _plain(check: str) -> str:
+    return check.removeprefix(FEW).removeprefix(LARGER)
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Accuracy and the mark at the end, and SplitOut's outliers where gradients were recorded."""
     (run,) = runs
-    if cell.options["check"] in ATTACKS:
-        return adaptive.after_attack(run, cell.options["check"], store)
+    check = _plain(cell.options["check"])
+    if check in ATTACKS:
+        return adaptive.after_attack(run, check, store)
     numbers = final_numbers(cell, runs, store)
     if cell.trainings[0].record.clients:
         detector = stealth.splitout(run.settings, store.dataset(run.settings))
@@ -105,8 +131,10 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     """A row a check: the paper's numbers, ours at this scale, and ours where the reduction is undone."""
     lines = []
     for check in dict.fromkeys(cell.options["check"] for cell in cells):
-        theirs = "<br>".join(f"{name} {number:.4g}" for name, number in _published(check).items())
-        ours = (_text(cells, results, f"{check} {variant}") for variant in (SMALL, UNDONE))
+        published = _published(_plain(check)).items()
+        theirs = "<br>".join(f"{name} {number:.4g}" for name, number in published)
+        marked = check != LARGER + CLEAN
+        ours = (_text(cells, results, f"{check} {variant}", marked=marked) for variant in (SMALL, UNDONE))
         lines.append([check, theirs, *ours])
     return (
         markdown(["check", "the paper", SMALL, UNDONE], lines)
@@ -115,13 +143,17 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         "width, where they are as 1,000 in the paper's. *Noise*: with the steps of `longer`. *Many clients*: "
         "as many steps a client as ten of them take. *λ = 0.01*: the bits of the cuts and the steps of "
         f"`longer`. *{ATTACK}*: the adaptive attack on the trainings of layer3. *{adaptive.HARDER}*: on 128 "
-        f"bits, and on the training of *{LENGTH}* in twice the width.\n"
+        f"bits, and on the training of *{LENGTH}* in twice the width. *All images*: 50 bits, and a client "
+        "has as many images and takes as many steps as the paper's; the width is still the scale's. *Few "
+        "bits*: as many a channel as the paper's besides.\n"
     )
 
 
-def _text(cells: list[Cell], results: Results, name: str) -> str:
+def _text(cells: list[Cell], results: Results, name: str, *, marked: bool) -> str:
     outliers = values(cells, results, name, OUTLIERS)
-    return entry(cells, results, name) + (f"<br>outliers {spread(outliers)}" if outliers else "")
+    return entry(cells, results, name, marked=marked) + (
+        f"<br>outliers {spread(outliers)}" if outliers else ""
+    )
 
 
 def _published(check: str) -> dict[str, float]:
@@ -131,8 +163,12 @@ def _published(check: str) -> dict[str, float]:
         return {} if known is None else {"WSR": known}
     if check == CLIENTS:
         return dict(zip(("acc", "WSR"), numbers["clients"]["50"]["0.1"], strict=True))
-    if check == WEAKEST:
-        return dict(zip(("acc", "WSR"), numbers["clients"]["10"]["0.01"], strict=True))
+    if check in (CLEAN, WEAKEST, MARKED):
+        (row,) = (row for row in numbers["fidelity"] if row["model"] == "resnet18")
+        if check == CLEAN:
+            return {"acc": row["clean_acc"]}
+        known = row["strength"][check.removeprefix("λ = ")]
+        return {"acc": known["acc"], "WSR": known["wsr"]}
     if check == ATTACK:
         return dict(zip(("acc", "WSR"), numbers["adaptive"]["0.1"]["10"], strict=True))
     if check == adaptive.HARDER:
@@ -147,6 +183,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     def numbers(number: str, *checks: str) -> dict[str, float | None]:
         return {check: mean(cells, results, f"{check} {UNDONE}", number) for check in checks}
 
+    clean = mean(cells, results, f"{LARGER}{CLEAN} {UNDONE}", "accuracy")
     return [
         judge(
             "With as many bits a channel as in the paper the mark embeds at every cut (WSR of at least 95 %)",
@@ -176,6 +213,25 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
             numbers("log10_p", adaptive.HARDER),
             lambda x: x <= LEVEL,
         ),
+        judge(
+            "With all images and the paper's number of steps marking costs at most 1 point of accuracy",
+            {
+                check: None if clean is None or marked is None else marked - clean
+                for check, marked in numbers("accuracy", LARGER + MARKED, LARGER + WEAKEST).items()
+            },
+            lambda x: x >= -1,
+            "+.1f",
+        ),
+        judge("λ = 0.1 embeds (WSR of at least 95 %)", numbers("wsr", LARGER + MARKED), lambda x: x >= 95),
+        judge(
+            "and the adaptive attack leaves it above 70 %", numbers("wsr", LARGER + ATTACK), lambda x: x > 70
+        ),
+        judge(
+            "λ = 0.01 embeds with as many bits a channel as the paper's besides (95 %)",
+            numbers("wsr", FEW + WEAKEST),
+            lambda x: x >= 95,
+        ),
+        judge("and noise of 1/100 leaves λ = 0.1 (95 %)", numbers("wsr", FEW + NOISIEST), lambda x: x >= 95),
     ]
 
 

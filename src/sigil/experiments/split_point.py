@@ -55,7 +55,7 @@ def _settings(scale: Scale, seed: int, cut: str, column: str) -> Settings:
     if column == NOISE:
         snr = {"noise_snr": 1 / 100}
         return scale.settings(seed=seed, variation=True, watermark={"strength": 0.1}, behaviour=snr, **place)
-    return scale.settings(seed=seed, watermark={"strength": 0.1}, record={"clients": [0]}, **place)
+    return scale.settings(seed=seed, watermark={"strength": 0.1}, record=scale.recording, **place)
 
 
 def show(cells: list[Cell], results: Results, folder: Path) -> str:

@@ -95,9 +95,7 @@ def asked(scale: Scale, seeds: Sequence[int]) -> list[tuple[int, str, str]]:
 
 def recorded(scale: Scale, seed: int, setting: str, watermark: Mapping[str, Any]) -> Settings:
     """A training in which client 0 records its gradients."""
-    return scale.settings(
-        seed=seed, watermark=watermark, record={"clients": [CLIENT]}, **changes(scale, setting)
-    )
+    return scale.settings(seed=seed, watermark=watermark, record=scale.recording, **changes(scale, setting))
 
 
 # One colour a server in all figures; strengths as everywhere else.

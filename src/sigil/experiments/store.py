@@ -22,7 +22,7 @@ from typing import Any
 
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
-from sigil.experiments import behaviour
+from sigil.experiments import behaviour, scales
 from sigil.federation.holdings import load_data
 from sigil.federation.run import Run, is_finished, train
 from sigil.federation.settings import RecordSettings, Settings
@@ -84,7 +84,9 @@ class Store:
         One that also recorded the first client's gradients, and is otherwise the same, will do: recording
         looks on and changes nothing.
         """
-        recorded = settings.model_copy(update={"record": RecordSettings(clients=(0,))})
+        recorded = settings.model_copy(
+            update={"record": RecordSettings.model_validate(scales.get(self.scale).recording)}
+        )
         if not settings.record.clients and is_finished(self.folder(recorded)):
             settings = recorded
         return train(
