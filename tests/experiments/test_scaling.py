@@ -55,8 +55,10 @@ def test_one_reduction_is_undone() -> None:
         "averaging, γ = 100": {"model.width": 16, "watermark.bits": 256},
         **{f"all images, {check}": LARGER for check in ("clean", "λ = 0.01", "λ = 0.1", "R_wm 10")},
         "all images, noise 1/100": {**LARGER, "run.evaluate_every": 2},
-        "all images, few bits, noise 1/100": {**LARGER, "watermark.bits": 6, "run.evaluate_every": 2},
-        "all images, few bits, λ = 0.01": {**LARGER, "watermark.bits": 6},
+        **{
+            f"all images, few bits, {check}": {**LARGER, "watermark.bits": 6}
+            for check in ("λ = 0.01", "λ = 0.1", "R_wm 10")
+        },
     }
 
 
@@ -81,9 +83,9 @@ def test_only_what_was_measured_is_judged() -> None:
         }
         return [finding.agrees for finding in scaling.verdict(cells, found)]
 
-    assert agrees() == [None] * 13
+    assert agrees() == [None] * 14
     found = agrees(layer1=99.0, layer2=80.0, many_clients=96.0)
-    assert found == [False, None, None, None, True, *[None] * 8]
+    assert found == [False, None, None, None, True, *[None] * 9]
 
 
 def test_a_client_has_the_papers_images_and_steps_where_all_are_used() -> None:
