@@ -243,7 +243,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
 
 EXPERIMENT = Experiment(
     name="scaling",
-    caption="Differences from the paper, as at this scale and with one reduction undone.",
+    caption="Differences from the paper, as at this scale and with one reduction undone, or several.",
     cells=cells,
     measure=measure,
     show=show,
