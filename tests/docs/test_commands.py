@@ -105,7 +105,8 @@ SMALLER = (
     (r"sigil key new", "sigil key new --force"),
     # the recorded run of three rounds is there already
     (r"-o runs/a --set 'record.clients=\[0\]' …", "-o runs/recorded --set 'record.clients=[0]'"),
-    (r"--early \S+ --late \S+", "--early 1 --late 3"),
+    (r"--early \S+", "--early 1"),
+    (r"--late \S+", "--late 3"),
     (r"early_rounds=\[1, 2\], late_rounds=range\(70, 81\)", "early_rounds=[1], late_rounds=[3], epochs=1"),
     # minutes become seconds
     (r"--epochs \d+", "--epochs 1"),
