@@ -13,7 +13,7 @@ from sigil.experiments import paper
 from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
 from sigil.experiments.scales import STRENGTHS, TASKS, Scale
 from sigil.experiments.store import Cell
-from sigil.experiments.tables import beside, markdown, mean, spread, values
+from sigil.experiments.tables import beside, difference, markdown, mean, spread, values
 
 
 def name_of(model: str, strength: float) -> str:
@@ -76,7 +76,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         for strength in STRENGTHS:
             marked = number(model, strength, "accuracy")
             name = f"{model} λ = {strength:g}"
-            costs[name] = None if clean is None or marked is None else marked - clean
+            costs[name] = difference(marked, clean)
             cosines[name] = number(model, strength, "cosine")
     return [
         judge("Marking costs at most 2 points of accuracy", costs, lambda x: x >= -2, "+.1f"),

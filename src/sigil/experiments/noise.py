@@ -9,7 +9,7 @@ from sigil.experiments import figures
 from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
 from sigil.experiments.scales import STRENGTHS, Scale
 from sigil.experiments.store import Cell
-from sigil.experiments.tables import markdown, mean, spread, values
+from sigil.experiments.tables import difference, markdown, mean, spread, values
 
 RATIOS = {"noise-free": None, "1/10": 1 / 10, "1/30": 1 / 30, "1/50": 1 / 50, "1/100": 1 / 100}
 
@@ -74,7 +74,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     def change(strength: float, number: str, ratio: str) -> float | None:
         before = mean(cells, results, _name("noise-free", strength), number)
         after = mean(cells, results, _name(ratio, strength), number)
-        return None if before is None or after is None else after - before
+        return difference(after, before)
 
     costs = {figures.label(strength): change(strength, "accuracy", "1/100") for strength in (0.0, *STRENGTHS)}
     return [

@@ -17,7 +17,7 @@ from sigil.experiments import behaviour, paper
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import beside, markdown, mean, spread, values
+from sigil.experiments.tables import beside, difference, markdown, mean, spread, values
 from sigil.federation.holdings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
@@ -155,7 +155,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         for target in sigil:
             before, after = number(target, "none"), number(target, attack)
             if before is None or before >= 90:
-                found[target] = None if before is None or after is None else after - before
+                found[target] = difference(after, before)
         return found
 
     sigil = ("λ = 1", "λ = 0.1", "λ = 0.01")

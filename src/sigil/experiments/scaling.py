@@ -26,7 +26,7 @@ from sigil.experiments.removal import entry
 from sigil.experiments.scales import Scale
 from sigil.experiments.split_point import CUTS
 from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import markdown, mean, spread, values
+from sigil.experiments.tables import difference, markdown, mean, spread, values
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 
@@ -166,11 +166,9 @@ def _published(check: str) -> dict[str, float]:
     if check == CLIENTS:
         return dict(zip(("acc", "WSR"), numbers["clients"]["50"]["0.1"], strict=True))
     if check in (CLEAN, WEAKEST, MARKED):
-        (row,) = (row for row in numbers["fidelity"] if row["model"] == "resnet18")
-        if check == CLEAN:
-            return {"acc": row["clean_acc"]}
-        known = row["strength"][check.removeprefix("λ = ")]
-        return {"acc": known["acc"], "WSR": known["wsr"]}
+        strength = 0.0 if check == CLEAN else float(check.removeprefix("λ = "))
+        found = paper.fidelity("resnet18", strength) or {}
+        return {short: found[name] for short, name in (("acc", "accuracy"), ("WSR", "wsr")) if name in found}
     if check == ATTACK:
         return dict(zip(("acc", "WSR"), numbers["adaptive"]["0.1"]["10"], strict=True))
     if check == adaptive.HARDER:
@@ -221,7 +219,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
         judge(
             "With all images and the paper's number of steps marking costs at most 1 point of accuracy",
             {
-                check: None if clean is None or marked is None else marked - clean
+                check: difference(marked, clean)
                 for check, marked in numbers("accuracy", *with_all(MARKED, WEAKEST)).items()
             },
             lambda x: x >= -1,

@@ -15,7 +15,7 @@ from sigil.experiments.ablations import NOISE, OUTLIERS, REMOVAL, SPLITOUT, WIND
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell
-from sigil.experiments.tables import markdown, mean
+from sigil.experiments.tables import difference, markdown, mean
 from sigil.federation.settings import Settings
 
 CUTS = ("layer1", "layer2", "layer3", "layer4")
@@ -77,7 +77,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     def steps(column: str, number: str) -> dict[str, float | None]:
         """The deepest cut's number less the shallowest's."""
         first, last = numbers(column, number, (CUTS[0], CUTS[-1])).values()
-        return {f"{CUTS[-1]} less {CUTS[0]}": None if first is None or last is None else last - first}
+        return {f"{CUTS[-1]} less {CUTS[0]}": difference(last, first)}
 
     lowest: dict[str, float | None] = {}
     for cut in CUTS:

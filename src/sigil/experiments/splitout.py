@@ -17,7 +17,7 @@ from sigil.experiments import figures, paper, splitguard, stealth
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import PAPER_BITS, Scale
 from sigil.experiments.store import Cell, Result, Store
-from sigil.experiments.tables import MISSING, beside, markdown, mean, spread, values
+from sigil.experiments.tables import MISSING, beside, difference, markdown, mean, spread, values
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 
@@ -204,7 +204,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
 
     def more(name: str, other: str) -> dict[str, float | None]:
         one, two = outliers(name, other).values()
-        return {"difference": None if one is None or two is None else one - two}
+        return {"difference": difference(one, two)}
 
     def suspicious(detector: str) -> dict[str, float | None]:
         names = {name: splitguard.name_of("layer3", name) for name in stealth.ATTACKERS}

@@ -46,6 +46,11 @@ def mean(
     return statistics.fmean(numbers) if numbers else None
 
 
+def difference(after: float | None, before: float | None) -> float | None:
+    """How much more it became, if both were measured."""
+    return None if after is None or before is None else after - before
+
+
 def spread(numbers: Sequence[float], form: str = ".1f") -> str:
     """Mean ± standard deviation over seeds, or the one value, or that it was not run."""
     if not numbers:

@@ -10,7 +10,7 @@ from sigil.experiments import paper
 from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
 from sigil.experiments.scales import STRENGTHS, Scale
 from sigil.experiments.store import Cell
-from sigil.experiments.tables import beside, markdown, mean, spread, values
+from sigil.experiments.tables import beside, difference, markdown, mean, spread, values
 
 Rows = Callable[[Scale], Mapping[str, Mapping[str, Any]]]
 
@@ -66,7 +66,7 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str, cos
             first, other = (
                 mean(cells, results, f"{each} strength {strength:g}", number) for each in (names[0], row)
             )
-            return None if first is None or other is None else other - first
+            return difference(other, first)
 
         accuracies = {f"λ = {strength:g}": change(names[-1], strength, "accuracy") for strength in STRENGTHS}
         claim = f"{axis} {names[-1]} instead of {names[0]}"
