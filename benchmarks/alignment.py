@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sigil import attacks, models
+from sigil import attacks, hardware, models
 from sigil.alignment import Alignment, Reference, align
 from sigil.federation.observers import Moment
 from sigil.federation.reference import ReferenceRecorder
@@ -109,7 +108,7 @@ def main() -> None:
             )
     if arguments.json:
         versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-        content = {"cores": len(os.sched_getaffinity(0)), "versions": versions, "rows": rows}
+        content = {"cores": hardware.cores(), "versions": versions, "rows": rows}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -95,7 +95,7 @@ def main() -> None:
         }
         for part, seconds in median.items()
     ]
-    name = "bfloat16" if precision.bfloat16 else "float32"
+    name = precision.number_format
     print(
         f"ResNet-18 width {options.width}, cut {options.cut} (d = {gradient[0].numel():,}), batch "
         f"{options.batch}, channels-last {name}, {torch.get_num_threads()} threads, medians of "

@@ -131,7 +131,7 @@ def main() -> None:
         ("key file, bytes, k=50", float(sizes[50]), "< 1024"),
         ("key file, bytes, k=1000", float(sizes[1000]), "< 1024"),
     ]
-    name = "bfloat16" if precision.bfloat16 else "float32"
+    name = precision.number_format
     print(
         f"ResNet-18 width {options.width}, cut layer3, batch {options.batch}, channels-last {name}, "
         f"{torch.get_num_threads()} threads, medians of {options.repeats}\n"

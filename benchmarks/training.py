@@ -202,7 +202,7 @@ def main() -> None:
         ("peak memory, 1,000 clients / 10 clients", many["peak_mb"] / few["peak_mb"], "<= 1.2"),
         ("time a round, 1,000 clients / 10 clients", many["seconds"] / few["seconds"], "report"),
     ]
-    name = "bfloat16" if precision.bfloat16 else "float32"
+    name = precision.number_format
     print(f"ResNet-18, cut layer3, channels-last {name}, {torch.get_num_threads()} threads\n")
     print("| claim | measured | must reach |\n| --- | --- | --- |")
     for claim, value, target in rows:

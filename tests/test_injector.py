@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -51,6 +51,8 @@ def relative(got: Tensor, want: Tensor) -> float:
     channels_last=st.tuples(st.booleans(), st.booleans()),
     seed=st.integers(0, 2**31),
 )
+# Gradient and mark cancel: the sum is zero in float32, and rounding noise in float64.
+@example(shape=(1, 1), bits=1, batch=1, strength=1.0, magnitude=1e-6, channels_last=(False, False), seed=1)
 def test_equals_autograd_of_the_loss(
     shape: tuple[int, ...],
     bits: int,
@@ -74,7 +76,9 @@ def test_equals_autograd_of_the_loss(
     final = Injector(key, strength)(activation, gradient)
 
     mark, want = by_autograd(key, activation, gradient, strength)
-    assert relative(final, want) < 1e-5
+    # Relative to what is added up and not to the sum, which may vanish.
+    scale = max(float(gradient.double().norm()), float((want - gradient.double()).norm()))
+    assert float((final.double() - want).norm()) < 1e-5 * scale
     # The sum could hide an error in the small part: the added part alone must be right too, as far as
     # float32 can hold it beside the gradient.
     added = final.double() - gradient.double()

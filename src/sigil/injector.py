@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from sigil import hardware
 from sigil.errors import ShapeError, SigilError
 
 EPSILON = 1e-12
@@ -209,16 +210,15 @@ class Injector:
 
 
 def _work_dtype(gradient: Tensor) -> torch.dtype:
-    """The dtype to multiply in: bfloat16 only where the processor does it natively, never float16.
+    """The dtype to multiply in: bfloat16 only where the device has instructions for it, never float16.
 
     The coefficients of a large batch lie below float16's smallest number, and a processor without
-    bfloat16 instructions emulates them at a tenth of float32's speed.
+    bfloat16 instructions emulates them, slower than it multiplies float32.
     """
     if gradient.dtype is torch.float64:
         return torch.float64
     if gradient.dtype is torch.bfloat16:
-        native = gradient.device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return torch.bfloat16 if native else torch.float32
+        return torch.bfloat16 if hardware.prefers_bfloat16(gradient.device) else torch.float32
     return torch.float32
 
 

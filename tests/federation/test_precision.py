@@ -7,12 +7,10 @@ from sigil.errors import ConfigError
 from sigil.federation.precision import choose
 
 
-def test_auto_takes_bfloat16_only_where_the_processor_has_it() -> None:
-    native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    assert choose("cpu", "auto").bfloat16 is native
-    assert choose("cpu", "float32").bfloat16 is False
-    assert choose("cpu", "bfloat16").bfloat16 is True
-    assert choose("auto").device.type in ("cpu", "cuda", "mps")
+def test_auto_takes_a_device_that_is_there() -> None:
+    place = choose("auto").device
+    assert place.type in ("cpu", "cuda", "mps")
+    assert torch.ones(1, device=place).item() == 1
 
 
 def test_autocast_is_bfloat16_and_only_inside() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -103,6 +102,7 @@ def serve(
       sigil serve --clients 9 --minimum 6 --wait 60     go on without the lost
       sigil serve --simulate 200 --set federation.rounds=3
     """
+    from sigil import hardware
     from sigil.federation import progress
     from sigil.federation import run as runs
     from sigil.federation import settings as reader
@@ -139,7 +139,7 @@ def serve(
         return
     assignment = deployment.assignment(key, progress=progress.choose(quiet), simulated=simulate is not None)
     if simulate is not None:
-        deployment.simulate(assignment, cores=len(os.sched_getaffinity(0)))
+        deployment.simulate(assignment, cores=hardware.cores())
     else:
         deployment.serve(assignment, ready=lambda: None if quiet else _invite(deployment))
     if not quiet:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
+from sigil import hardware
 from sigil.errors import DataError
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -103,7 +103,7 @@ def fill(
         for position in range(start, min(start + 64, len(items))):
             images[position] = decode_one(items[position])
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=hardware.cores()) as pool:
         pending = [pool.submit(write, start) for start in range(0, len(items), 64)]
         try:
             for job in pending:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sigil import hardware
 from sigil.evidence.facts import Facts, gather
 from sigil.evidence.page import render
 from sigil.experiments import figures
@@ -50,7 +50,7 @@ def settings(strength: float) -> Settings:
             "federation": {"clients": 10, "rounds": 12, "local_epochs": 2, "batch_size": 16},
             "optimizer": {"lr": 0.1, "warmup_rounds": 2},
             "watermark": {"strength": strength, "bits": 50},
-            "run": {"workers": min(2, len(os.sched_getaffinity(0)))},
+            "run": {"workers": min(2, hardware.cores())},
         }
     )
 

@@ -109,7 +109,7 @@ def _seconds(cell: Cell) -> dict[str, Any]:
         "step_ms": 1000 * median["step"],
         "injector_ms": 1000 * median["injector"],
         "time_of_server": 100 * median["injector"] / median["step"],
-        "precision": "bfloat16" if precision.bfloat16 else "float32",
+        "precision": precision.number_format,
         "threads": torch.get_num_threads(),
     }
 

@@ -7,7 +7,6 @@ have this software installed. Each task takes one core. Ray comes with Flower's 
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import socket
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from sigil import local_ray
+from sigil import hardware, local_ray
 from sigil.errors import ExperimentError, reason
 from sigil.experiments.store import Store
 
@@ -68,7 +67,7 @@ def cluster(address: str, store: Store, *, jobs: int = 0) -> Iterator[tuple[RayP
     )
     try:
         if address == "local":
-            local_ray.start(jobs or len(os.sched_getaffinity(0)))
+            local_ray.start(jobs or hardware.cores())
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray itself raises bare exceptions when a node does not start

@@ -23,7 +23,7 @@ from sigil.errors import ExperimentError
 from sigil.experiments import figures, markup, registry, scales
 from sigil.experiments.experiment import Experiment, Finding, listed
 from sigil.experiments.scales import SCALES
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.store import Cell, Store, computed_on
 from sigil.experiments.tables import Table
 
 NOTHING = Markup("")
@@ -136,7 +136,9 @@ def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section
     with tempfile.TemporaryDirectory() as folder, figures.collected() as pictures:
         text = experiment.show(cells, found, Path(folder))
         body = markup.html(text, lambda words, file: shown(words, Path(folder) / file, pictures))
-    foot = f"{_coverage(cells, store)} `sigil reproduce {experiment.name} --scale {store.scale}`"
+    machines = computed_on(found.values())
+    command = f"`sigil reproduce {experiment.name} --scale {store.scale}`"
+    foot = " ".join(part for part in (_coverage(cells, store), machines, command) if part)
     section = Section(
         experiment.name,
         experiment.caption,

@@ -8,7 +8,6 @@ interruption loses at most a round.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -18,9 +17,10 @@ from typing import Protocol
 
 import torch
 
+from sigil import hardware
 from sigil.experiments import registry, scales
 from sigil.experiments.experiment import listed
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.store import Cell, Store, computed_on
 from sigil.federation.settings import Settings
 
 Say = Callable[[str], None]
@@ -69,7 +69,7 @@ def reproduce(
         with cluster(ray, store, jobs=jobs) as (pool, shared):
             _measure(list(missing.values()), shared, pool, say)
     elif missing:
-        with _processes(jobs or len(os.sched_getaffinity(0))) as pool:
+        with _processes(jobs or hardware.cores()) as pool:
             _measure(list(missing.values()), store, pool, say)
     for name in names:
         say(f"{show(name, store, seeds)}")
@@ -85,12 +85,14 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
     body = experiment.show(cells, results, folder)
     findings = listed(experiment.verdict(cells, results))
     done = sum(store.has(cell) for cell in cells)
+    machines = computed_on(results.values())
     page = folder / "README.md"
     page.write_text(
         f"# {name}\n\n{experiment.caption}\n\n{body}\n"
         + (f"{findings}\n\n" if findings else "")
         + f"{done} of {len(cells)} cells measured. Scale `{store.scale}`: {scales.get(store.scale).note}\n\n"
-        f"Made by `sigil reproduce {name} --scale {store.scale}`.\n"
+        + (f"{machines}\n\n" if machines else "")
+        + f"Made by `sigil reproduce {name} --scale {store.scale}`.\n"
     )
     return page
 

@@ -15,6 +15,7 @@ from sigil.experiments.report import NOTHING, Section, render, shown
 from sigil.experiments.tables import markdown
 from sigil.federation.run import Run, open_run
 from sigil.federation.settings import Settings
+from sigil.hardware import in_words
 
 CURVES = {"loss": "training loss", "accuracy": "accuracy (%)", "wsr": "WSR (%)"}
 
@@ -50,6 +51,7 @@ def _section(run: Run, *, alone: bool) -> Section:
         ["commitment of the key", f"`{described['commitment']}`" if described["commitment"] else "no key"],
         ["owner", str(described["owner"] or "–")],
         ["time (s)", f"{sum(row['seconds'] for row in run.metrics):,.0f}"],
+        ["processor, number format", in_words(run.machine)],
         ["versions", ", ".join(f"{name} {number}" for name, number in described["versions"].items())],
     ]
     changed = _changed(run.settings)

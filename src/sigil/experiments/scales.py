@@ -63,7 +63,8 @@ class Scale:
             self.models.get(model, {}),
             self.variations if variation else {},
             sections,
-            # One thread: trainings run side by side, one a core, and the bits do not depend on the machine.
+            # One thread: trainings run side by side, one per core, and the bits do not depend on how many
+            # cores there are. They do depend on the kind of processor, which each cell names.
             {"run": {"seed": seed, "threads": 1, "workers": 1}},
         ]
         for layer in layers:

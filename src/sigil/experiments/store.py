@@ -2,8 +2,8 @@
 
 A training is done once, whichever tables need it, in a folder named by the hash of its settings; it resumes
 by itself. A cell is one JSON file under ``results/<scale>/<experiment>/``, with everything needed to judge
-it: configuration, seed, versions, time and numbers. A cell that exists is never computed again; one that
-does not is missing, and says so.
+it: configuration, seed, versions, processor, number format, time and numbers. A cell that exists is never
+computed again; one that does not is missing, and says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,8 +25,10 @@ from sigil.data import Dataset
 from sigil.errors import ExperimentError
 from sigil.experiments import behaviour, scales
 from sigil.federation.holdings import load_data
+from sigil.federation.precision import Precision, choose
 from sigil.federation.run import Run, is_finished, train
-from sigil.federation.settings import RecordSettings, Settings
+from sigil.federation.settings import RecordSettings, RunSettings, Settings
+from sigil.hardware import NOT_RECORDED, in_words
 from sigil.key import Key
 
 OWNER = "Sigil experiments"
@@ -57,6 +60,8 @@ class Result:
     seed: int
     options: dict[str, Any]
     numbers: dict[str, Any]
+    # Where it was trained and measured, in words; cells from before this was recorded say so.
+    machines: frozenset[str] = frozenset({NOT_RECORDED})
 
 
 class Store:
@@ -130,6 +135,8 @@ class Store:
             "command": f"sigil reproduce {cell.experiment} --scale {self.scale}",
             "versions": {name: version(name) for name in ("sigil", "torch", "numpy")}
             | {"python": platform.python_version()},
+            "machine": _precision(cell).describe(),
+            "training_machines": [run.machine for run in runs],
             "written": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         path = self._path(cell)
@@ -147,13 +154,30 @@ class Store:
                 try:
                     content = json.loads(path.read_text())
                     numbers = content["numbers"]
+                    machines = [content.get("machine"), *content.get("training_machines", ())]
+                    words = frozenset(map(in_words, machines))
                 except (ValueError, KeyError):
                     raise ExperimentError(f"{path} is not a cell; delete it to measure it again.") from None
-                found[cell.name, cell.seed] = Result(cell.name, cell.seed, cell.options, numbers)
+                found[cell.name, cell.seed] = Result(cell.name, cell.seed, cell.options, numbers, words)
         return found
 
     def _path(self, cell: Cell) -> Path:
         return self.results / cell.experiment / cell.file
+
+
+def computed_on(results: Iterable[Result]) -> str:
+    """On which processors these cells were computed, as a sentence; nothing if none of them says so."""
+    counts = Counter(" and ".join(sorted(result.machines)) for result in results)
+    if set(counts) <= {NOT_RECORDED}:
+        return ""
+    parts = [f"{words} ({count} cell{'s' if count > 1 else ''})" for words, count in counts.most_common()]
+    return f"Computed on: {'; '.join(parts)}."
+
+
+def _precision(cell: Cell) -> Precision:
+    """Where and in which number format a cell is measured: as its first training was done."""
+    run = cell.trainings[0].run if cell.trainings else RunSettings()
+    return choose(run.device, run.precision)
 
 
 def experiment_key(settings: Settings, data_dir: Path | None = None) -> Key:

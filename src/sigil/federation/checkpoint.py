@@ -107,7 +107,12 @@ def _hash(path: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    """Have the content of a file, or the names in a folder, outlive a power cut."""
+    folder = path.is_dir()
+    if folder and not hasattr(os, "O_DIRECTORY"):
+        return  # Windows flushes no folders
+    # Windows flushes only what is open for writing.
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

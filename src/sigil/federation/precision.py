@@ -1,17 +1,18 @@
 """Where and in which number format to compute: the fastest that this machine really has.
 
-bfloat16 autocast doubles the speed of a processor that has instructions for it and divides it by ten on
-one that has not (`benchmarks/training.py` measures both), so `auto` asks the processor.
+bfloat16 autocast doubles the speed of a processor that has instructions for it and takes two to ten times as
+long as float32 on one that has not, so `auto` asks the processor (:mod:`sigil.hardware`).
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 
-from sigil.errors import ConfigError, reason
+from sigil import hardware
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,15 @@ class Precision:
     def layout(self) -> torch.memory_format:
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
+    @property
+    def number_format(self) -> Literal["float32", "bfloat16"]:
+        """The number format by its name."""
+        return "bfloat16" if self.bfloat16 else "float32"
+
+    def describe(self) -> dict[str, Any]:
+        """What to write beside a result: the processor, the device, the number format and the threads."""
+        return hardware.describe(self.device, bfloat16=self.bfloat16)
+
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which the halves run forward."""
         if not self.bfloat16:
@@ -35,28 +45,6 @@ class Precision:
 
 def choose(device: str = "auto", precision: str = "auto") -> Precision:
     """Turn the settings `device` (auto, cpu, cuda, mps, cuda:1) and `precision` into a :class:`Precision`."""
-    if device == "auto":
-        if torch.cuda.is_available():
-            device = "cuda"
-        elif torch.backends.mps.is_available():
-            device = "mps"
-        else:
-            device = "cpu"
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(
-            f"The device {device!r} cannot be used here ({reason(error)}); "
-            'set run.device to "auto", "cpu" or a device that this machine has.'
-        ) from None
-    return Precision(place, bfloat16=precision == "bfloat16" or (precision == "auto" and _native(place)))
-
-
-def _native(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 numbers in hardware."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu":
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return False
+    place = hardware.device(device)
+    automatic = precision == "auto" and hardware.prefers_bfloat16(place)
+    return Precision(place, bfloat16=precision == "bfloat16" or automatic)

@@ -3,7 +3,7 @@
 ======================  =============================================================================
 file                    content
 ======================  =============================================================================
-run.json                settings, versions, seed, the key's public commitment, state
+run.json                settings, versions, processor, number format, seed, the key's public commitment
 metrics.jsonl           one line a round
 client.safetensors      the global client half at the end
 server.safetensors      the global server half at the end
@@ -18,12 +18,11 @@ No pickle, and no secret: the key is never in it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +37,9 @@ from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
 from sigil.federation.holdings import load_data
+from sigil.federation.lock import locked
 from sigil.federation.observers import ClientObserver, ServerObserver
+from sigil.federation.precision import Precision
 from sigil.federation.progress import Silent
 from sigil.federation.recording import GradientRecorder
 from sigil.federation.reference import ReferenceRecorder
@@ -53,6 +54,8 @@ class Run:
     folder: Path
     settings: Settings
     metrics: list[dict[str, Any]]
+    # Processor, device, number format and threads; older runs have less of it.
+    machine: dict[str, Any] = field(default_factory=dict)
 
     @property
     def final(self) -> dict[str, Any]:
@@ -85,7 +88,7 @@ def train(
     `make_federation`, called like :class:`Federation`, may make one whose clients are elsewhere.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, wait), _threads(settings.run.threads):
+    with locked(folder, wait=wait), _threads(settings.run.threads):
         if _finished(folder, settings, key):
             return open_run(folder)
         return _train(
@@ -111,7 +114,12 @@ def open_run(folder: Path) -> Run:
             f"The run in {folder} is not finished; give the same `sigil train` command again to go on."
         )
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return Run(folder, make(description["settings"]), [json.loads(line) for line in lines])
+    return Run(
+        folder,
+        make(description["settings"]),
+        [json.loads(line) for line in lines],
+        description.get("machine", {}),
+    )
 
 
 def is_finished(folder: Path) -> bool:
@@ -148,7 +156,7 @@ def _train(
     writer: SummaryWriter | None = None
     try:
         metrics = _resume(folder, federation, reference)
-        _describe(folder, settings, key, finished=False)
+        _describe(folder, settings, key, federation.precision, finished=False)
         _write_metrics(folder, metrics)
         writer = SummaryWriter(str(folder), purge_step=federation.round + 1)
         rounds = settings.federation.rounds
@@ -177,8 +185,8 @@ def _train(
             _log(writer, row)
             progress.round_end(row)
         _save_halves(folder, federation, reference)
-        _describe(folder, settings, key, finished=True)
-        return Run(folder, settings, metrics)
+        _describe(folder, settings, key, federation.precision, finished=True)
+        return Run(folder, settings, metrics, federation.precision.describe())
     finally:
         progress.close()
         federation.close()
@@ -246,10 +254,10 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
     # Checked anew, so that a run from before a setting existed has its default.
     was, now = (some.model_dump(mode="json") for some in (make(description["settings"]), settings))
     for section, values in now.items():
-        for field, value in values.items():
-            if was[section][field] != value:
+        for name, value in values.items():
+            if was[section][name] != value:
                 raise TrainingError(
-                    f"The run in {folder} has {section}.{field} = {was[section][field]!r}, not "
+                    f"The run in {folder} has {section}.{name} = {was[section][name]!r}, not "
                     f"{value!r}; give the same settings to go on, or another --out."
                 )
     commitment = None if key is None else key.commitment
@@ -260,7 +268,9 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
     return bool(description["finished"])
 
 
-def _describe(folder: Path, settings: Settings, key: Key | None, *, finished: bool) -> None:
+def _describe(
+    folder: Path, settings: Settings, key: Key | None, precision: Precision, *, finished: bool
+) -> None:
     packages = ("sigil", "torch", "numpy", "safetensors")
     description = {
         "settings": settings.model_dump(mode="json"),
@@ -268,7 +278,7 @@ def _describe(folder: Path, settings: Settings, key: Key | None, *, finished: bo
         "commitment": None if key is None else key.commitment,
         "owner": None if key is None else key.owner,
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
-        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
+        "machine": precision.describe(),
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "finished": finished,
     }
@@ -297,19 +307,6 @@ def _log(writer: SummaryWriter, row: dict[str, Any]) -> None:
     for name, value in row.items():
         if name != "round" and isinstance(value, int | float) and np.isfinite(value):
             writer.add_scalar(name, value, row["round"])
-
-
-@contextmanager
-def _locked(folder: Path, wait: bool) -> Iterator[None]:
-    """Two processes must not train the same run; the lock ends with the process, however it ends."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TrainingError(
-                f"Another process is training the run in {folder}; wait for it or choose another --out."
-            ) from None
-        yield
 
 
 @contextmanager

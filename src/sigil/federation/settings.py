@@ -98,7 +98,7 @@ class RunSettings(Section):
     seed: int = Field(0, ge=0, description="seed of everything random but the key")
     device: str = Field("auto", description="auto, cpu, cuda, mps")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 where the hardware has it"
+        "auto", description="auto: bfloat16 where the hardware has instructions for it"
     )
     threads: int = Field(0, ge=0, description="threads a process; 0: all cores, shared among the workers")
     workers: int = Field(0, ge=0, description="processes that train clients side by side; 0: what is fastest")

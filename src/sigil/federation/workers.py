@@ -8,7 +8,6 @@ with the same number of workers and threads repeats bit for bit.
 from __future__ import annotations
 
 import copy
-import os
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import torch
 import torch.multiprocessing as processes
 from torch import Tensor
 
+from sigil import hardware
 from sigil.data import Split
 from sigil.errors import SigilError, TrainingError
 from sigil.federation.aggregation import State
@@ -44,7 +44,7 @@ def fastest_workers(federation: Federation) -> int:
         or processes.current_process().daemon
     ):
         return 1
-    cores = settings.run.threads or len(os.sched_getaffinity(0))
+    cores = settings.run.threads or hardware.cores()
     return max(1, min(cores, len(federation.parts)))
 
 
@@ -62,7 +62,7 @@ class Workers:
 
     def __init__(self, count: int, federation: Federation) -> None:
         context = processes.get_context("spawn")
-        cores = federation.settings.run.threads or len(os.sched_getaffinity(0))
+        cores = federation.settings.run.threads or hardware.cores()
         threads = max(1, cores // count)
         self._observers = federation.server_observers
         self._pipes: list[Connection] = []

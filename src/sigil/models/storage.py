@@ -259,7 +259,7 @@ def _write_whole(target: Path, write: Callable[[Path], None]) -> None:
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         write(draft)
-        with draft.open("rb") as file:
+        with draft.open("r+b") as file:  # Windows flushes only what is open for writing
             os.fsync(file.fileno())
         draft.replace(target)
     finally:
