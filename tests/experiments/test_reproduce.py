@@ -11,7 +11,9 @@ import pytest
 from sigil.cli.main import main
 from sigil.errors import ExperimentError
 from sigil.experiments import registry, reproduce, scales
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.store import Cell, Store, computed_on
+from sigil.federation.precision import choose
+from sigil.hardware import in_words
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +58,31 @@ def test_a_cell_says_how_it_was_made(everything: Path) -> None:
         assert path.stat().st_size < 20_000
         assert content["settings"][0]["run"]["seed"] == content["seed"] == 0
         assert {"torch", "numpy", "python", "sigil"} <= set(content["versions"])
+        assert content["machine"] == choose("auto", "float32").describe() | {"threads": 1}
+        assert content["training_machines"] == [content["machine"]]
         assert 0 <= content["numbers"]["accuracy"] <= 100
         marked = content["settings"][0]["watermark"]["strength"] > 0
         assert marked == ("wsr" in content["numbers"])
+
+
+def test_a_page_names_the_processors_of_its_cells(everything: Path) -> None:
+    page = (everything / "results/smoke/fidelity/README.md").read_text()
+    assert f"Computed on: {in_words(choose('auto', 'float32').describe())} (16 cells)." in page
+
+
+def test_cells_of_before_processors_were_recorded_are_read_and_say_so(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    old, new = Cell("fidelity", "old", 0, ()), Cell("fidelity", "new", 0, ())
+    store.measure(new, lambda cell, runs, store: {"accuracy": 1.0})
+    folder = store.results / "fidelity"
+    content = json.loads((folder / "new.seed0.json").read_text())
+    here = in_words(content["machine"])
+    del content["machine"], content["training_machines"]
+    (folder / "old.seed0.json").write_text(json.dumps(content))
+    assert store.results_of([old])["old", 0].numbers == {"accuracy": 1.0}
+    assert computed_on(store.results_of([old]).values()) == ""
+    both = computed_on(store.results_of([old, new]).values())
+    assert both == f"Computed on: processor not recorded (1 cell); {here} (1 cell)."
 
 
 def test_tables_share_trainings(everything: Path) -> None:

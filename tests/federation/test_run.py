@@ -18,6 +18,7 @@ from sigil import models
 from sigil.errors import ConfigError, TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation
+from sigil.federation.precision import choose
 from sigil.federation.run import open_run, train
 from sigil.federation.settings import Settings, make
 from sigil.key import Key
@@ -68,6 +69,9 @@ def test_the_run_directory_holds_what_it_should_and_no_secret(finished: Path) ->
     described = json.loads((finished / "run.json").read_text())
     assert described["commitment"] == small_key().commitment
     assert described["finished"] is True
+    chosen = choose(settings().run.device, settings().run.precision)
+    assert described["machine"] == chosen.describe() | {"threads": 1}
+    assert described["machine"] == open_run(finished).machine
     for path in finished.rglob("*"):
         if path.is_file():
             content = path.read_bytes()
