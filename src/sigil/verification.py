@@ -25,17 +25,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigil import statistics
+from sigil import statistics, wording
 from sigil.alignment import Alignment, Probes, Reference, align, check_channels, open_reference
 from sigil.errors import AlignmentError, ConfigError, ShapeError
 from sigil.key import Key
 from sigil.models import Model
-from sigil.probing import Suspect, activations, check_finite, input_shape_of, noise, undisturbed
+from sigil.probing import Suspect, activations, check_finite, input_shape_of, module_of, noise, undisturbed
 
 ALPHA = 3e-7
 """The paper's five-sigma level: the default p-value below which ownership is proven."""
 
-PAPER_THRESHOLD = 0.70
+PAPER_THRESHOLD = statistics.PAPER_THRESHOLD
 """The paper's fixed rule, ``WSR > 0.70``: reported beside the verdict, never instead of it."""
 
 # Floats held at once: activations waiting for their projection, or one block of rows of M (128 MB).
@@ -55,12 +55,10 @@ class Report:
     that the target asks for, so +1 is a constant projection on the right side of zero and -1 one
     on the wrong side. ``bit_error`` is the share of bits whose majority over the probes is wrong.
 
-    ``aligned`` says whether the suspect's channels were put back in order before it was asked. If a
-    reference was given, ``alignment`` says what was compared, ``reference`` is its fingerprint, and
-    ``sure_channels`` and ``agreement`` say how sure the order was (see
-    :class:`sigil.alignment.Alignment`); where it was not sure enough, the suspect was examined as it is.
-    The p-value is exact for an alignment by initial weights, and for one by correlations as far as
-    docs/alignment.md says.
+    If a reference was given, ``alignment`` says what was compared and how sure the order of the channels was
+    (see :class:`sigil.alignment.Alignment`); where it was not sure enough, the suspect was examined as it is,
+    and ``aligned`` is false. The p-value is exact for an alignment by initial weights, and for one by
+    correlations as far as docs/alignment.md says.
     """
 
     owned: bool
@@ -80,11 +78,12 @@ class Report:
     paper_rule: bool
     commitment: str
     owner: str
-    aligned: bool
-    alignment: str | None = None
-    reference: str | None = None
-    sure_channels: int | None = None
-    agreement: float | None = None
+    alignment: Alignment | None = None
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the suspect's channels were put back in order before it was asked."""
+        return self.alignment is not None and self.alignment.believed
 
     @property
     def weights(self) -> tuple[int, ...]:
@@ -93,7 +92,15 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values; an infinite threshold becomes ``None``."""
-        values = dataclasses.asdict(self)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        order = values.pop("alignment")
+        values |= {
+            "aligned": self.aligned,
+            "alignment": None if order is None else order.source,
+            "reference": None if order is None else order.fingerprint,
+            "sure_channels": None if order is None else order.sure,
+            "agreement": None if order is None else order.agreement,
+        }
         for name, value in values.items():
             if isinstance(value, tuple):
                 values[name] = list(value)
@@ -103,24 +110,7 @@ class Report:
 
     def sentence(self) -> str:
         """The verdict in one sentence for people."""
-        chance = statistics.in_words(self.log10_p)
-        bound = "" if self.exact else "at most "
-        found = f"its bits agree with the key of {self.owner} in {self.wsr:.1%} of cases"
-        if self.aligned:
-            found += " once its channels are back in order"
-        if self.owned:
-            return (
-                f"The suspect carries the mark: {found}, which chance alone would reach with a "
-                f"probability of {bound}{chance}."
-            )
-        if math.isinf(self.threshold):
-            needed = f"no agreement on its {self.bits} bits would be proof (p <= {self.alpha:.1g})"
-        else:
-            needed = f"proof (p <= {self.alpha:.1g}) takes {self.threshold:.1%}"
-        return (
-            f"The suspect is not shown to carry the mark: {found}, which chance alone would reach "
-            f"with a probability of {bound}{chance}, and {needed}."
-        )
+        return wording.sentence(self, owner=self.owner, aligned=self.aligned)
 
 
 def verify(
@@ -149,8 +139,11 @@ def verify(
     all: the p-value is multiplied by it. ``input_shape`` may be left out when the suspect knows it.
 
     ``reference`` undoes a permutation and scaling of channels first: what the server recorded, or
-    the model at the start of the training, or a file of either; ``probe_data`` are images for the
-    former (see :func:`sigil.alignment.align`). The test itself asks with random inputs as ever.
+    the model at the start of the training, or a file of either, or the directory of a finished run,
+    which has both. Of a run the initial weights are taken where the suspect's weights can be
+    compared with them, and what the server recorded where they cannot or ``probe_data`` is given.
+    ``probe_data`` are images (see :func:`sigil.alignment.align` and
+    :func:`sigil.data.load_images`). The test itself asks with random inputs as ever.
     """
     _check_settings(probes=probes, seed=seed, alpha=alpha, tries=tries, batch_size=batch_size)
     shape = input_shape_of(suspect, input_shape)
@@ -192,11 +185,7 @@ def verify(
         paper_rule=wsr > PAPER_THRESHOLD,
         commitment=key.commitment,
         owner=key.owner,
-        aligned=used is not None,
-        alignment=None if alignment is None else alignment.source,
-        reference=None if alignment is None else alignment.fingerprint,
-        sure_channels=None if alignment is None else alignment.sure,
-        agreement=None if alignment is None else alignment.agreement,
+        alignment=alignment,
     )
 
 
@@ -220,7 +209,12 @@ def _align(
     batch_size: int,
 ) -> Alignment:
     check_channels(key.shape)
-    known = open_reference(reference) if isinstance(reference, str | os.PathLike) else reference
+    known = reference
+    if isinstance(known, str | os.PathLike):
+        # Only weights of a known architecture can be compared with initial ones, and images only serve to
+        # compare activations.
+        weights = probe_data is None and isinstance(module_of(suspect), Model)
+        known = open_reference(known, kind="initial weights" if weights else "correlations")
     if isinstance(known, Reference) and known.shape != key.shape:
         raise ShapeError(
             f"The reference was recorded at activations of shape {known.shape}, but the key was made for "

@@ -192,16 +192,15 @@ def software() -> Software:
 
 
 def _alignment(report: Report) -> AlignmentFacts | None:
-    if report.alignment is None:
+    found = report.alignment
+    if found is None:
         return None
-    return AlignmentFacts.model_validate(
-        {
-            "compared": report.alignment,
-            "reference": report.reference,
-            "sure_channels": report.sure_channels,
-            "agreement": report.agreement,
-            "used": report.aligned,
-        }
+    return AlignmentFacts(
+        compared=found.source,
+        reference=found.fingerprint,
+        sure_channels=found.sure,
+        agreement=found.agreement,
+        used=found.believed,
     )
 
 
