@@ -1,7 +1,8 @@
 """Verification: ask a suspect model for the bits of a key and say how surprising the answer is.
 
-The paper's verification algorithm (Algorithm 2) followed by the exact test. ``N`` random inputs go
-through the suspect up to the cut; their activations, flattened, are projected by the key,
+The paper's verification algorithm (Algorithm 2), whose lines are numbered below, followed by the exact
+test. ``N`` random inputs go through the suspect up to the cut; their activations, flattened, are projected
+by the key,
 
     P = A M,        B'_ij = 1[P_ij >= 0],        WSR = share of B'_ij that equal b_j,
 
@@ -153,10 +154,17 @@ def verify(
     elif probe_data is not None:
         raise AlignmentError("Probe images serve to put channels in order: give the reference as well.")
     used = alignment if alignment is not None and alignment.believed else None
+    # Verifier executes:
+    #   1  X_rand ← N random inputs from N(0, 1)
+    #   2  A' ← f_c(X_rand, θ'_c)
+    #   3  A'_flat ← flatten(A')
+    #   4  b̂ ← sigmoid(A'_flat M)
+    #   5  B' ← round(b̂)                                        kept as the number of ones of each bit
     ones, sums, squares = _project(
         suspect, key, shape=shape, probes=probes, seed=seed, batch_size=batch_size, alignment=used
     )
 
+    #   6  WSR ← share of B'_ij that equal b_j
     target = key.target.to(torch.int64)
     signs = 2 * target - 1
     matches = torch.where(target == 1, ones, probes - ones)
@@ -164,6 +172,11 @@ def verify(
     margins = torch.where(rms > 0, signs * (sums / probes) / rms, 0.0)
     majority = (2 * ones >= probes).to(torch.int64)
 
+    #   7  if WSR > τ                                           here: if p, corrected for tries, is at most α
+    #   8      return true
+    #   9  else
+    #  10      return false
+    #  11  end if
     tail = statistics.p_value(ones.numpy(), target.numpy(), probes)
     log10_p = statistics.correct(tail.log10_p, tries)
     wsr = int(matches.sum()) / (probes * key.bits)
@@ -247,13 +260,14 @@ def _project(
             last = min(first + wave, probes)
             waiting = []
             for start in range(first, last, batch_size):
-                batch = noise(shape, min(batch_size, last - start), generator=generator)
-                activation = activations(suspect, batch)
+                batch = noise(shape, min(batch_size, last - start), generator=generator)  # line 1
+                activation = activations(suspect, batch)  # line 2
                 if alignment is not None:
                     activation = alignment(activation)
-                waiting.append(_flat(activation, key))
-            projection = _times_matrix(torch.cat(waiting), key)
+                waiting.append(_flat(activation, key))  # line 3
+            projection = _times_matrix(torch.cat(waiting), key)  # line 4
             check_finite(projection)
+            # Line 5: the sigmoid is at least 1/2 where the projection is at least 0.
             ones += (projection >= 0).sum(dim=0)
             sums += projection.sum(dim=0, dtype=torch.float64)
             squares += projection.double().square_().sum(dim=0)
