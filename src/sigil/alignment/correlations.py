@@ -37,7 +37,7 @@ average for hardly trained ones of 32, for which CHANCE is therefore too hopeful
 """
 
 CHANCE = 1e-5
-"""A match is believed if so many sure channels would be found by chance with at most this probability."""
+"""A match is believed if chance finds as many sure channels with at most this probability."""
 
 FEWEST = 0.25
 """The share of channels that must have a partner at all."""

@@ -37,7 +37,7 @@ def finetune(
 ) -> ModelOrHalves:
     """Train a copy of the model further on ``data.train``, with cross-entropy and nothing else.
 
-    For so many ``steps`` or ``epochs``, one of them; 100 steps, the longer of the paper's two, if neither is
+    For a number of ``steps`` or of ``epochs``; 100 steps, the longer of the paper's two, if neither is
     given. The four classic kinds:
 
     - ``all``: all layers,

@@ -164,8 +164,8 @@ def estimate(
     2. The gradients of ``early_rounds`` lose what lies in V_main.
     3. V_wm: the first ``components`` principal components of the rest (the paper's k′ = 64).
 
-    ``early_steps`` takes only each client's first so many recorded steps of the early rounds: a window
-    shorter than a round, for a training that is shorter than the paper's.
+    ``early_steps`` limits the early rounds to the first recorded steps of each client: a window shorter than
+    a round, for a training that is shorter than the paper's.
 
     ``unit`` is what a gradient is: one of each ``"sample"``, or the mean over each ``"batch"``, or over the
     whole ``"window"`` of rounds and steps. Samples disagree about the task and agree about the mark, so that

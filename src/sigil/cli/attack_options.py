@@ -51,8 +51,8 @@ Cut = Annotated[
     str | None, typer.Option(metavar="NAME", help="Where a whole model's mark is; else the paper's cut.")
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of everything random.")]
-Steps = Annotated[int | None, typer.Option(metavar="N", help="Train for so many batches.")]
-Epochs = Annotated[int | None, typer.Option(metavar="N", help="Train for so many epochs.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Number of batches to train for.")]
+Epochs = Annotated[int | None, typer.Option(metavar="N", help="Number of epochs to train for.")]
 Rate = Annotated[float, typer.Option("--lr", metavar="R", help="Learning rate.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in a batch.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]

@@ -2,7 +2,7 @@
 
 None of it is secret. What is left out on purpose: the seed, the matrix M, the bits b, and the order
 of the bits. A list of agreements in the key's order would answer, for every column of M, a question
-that whoever made the suspect has chosen; sorted, it says no more than the test needs.
+that the maker of the suspect has chosen; sorted, it says no more than the test needs.
 """
 
 from __future__ import annotations
