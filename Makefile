@@ -26,6 +26,7 @@ check: setup  ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 test: check  ## checks, then every test
 	$(BIN)/python -m pytest -n 2 --dist loadfile

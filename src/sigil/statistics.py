@@ -50,6 +50,9 @@ from scipy.special import erfcx, expit
 
 from sigil.errors import ShapeError, SigilError
 
+PAPER_THRESHOLD = 0.70
+"""The paper's fixed rule, ``WSR > 0.70``: reported beside a verdict, never instead of it."""
+
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 

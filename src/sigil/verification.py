@@ -1,7 +1,8 @@
 """Verification: ask a suspect model for the bits of a key and say how surprising the answer is.
 
-The paper's verification algorithm (Algorithm 2) followed by the exact test. ``N`` random inputs go
-through the suspect up to the cut; their activations, flattened, are projected by the key,
+The paper's verification algorithm (Algorithm 2), whose lines are numbered below, followed by the exact
+test. ``N`` random inputs go through the suspect up to the cut; their activations, flattened, are projected
+by the key,
 
     P = A M,        B'_ij = 1[P_ij >= 0],        WSR = share of B'_ij that equal b_j,
 
@@ -25,17 +26,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sigil import statistics
+from sigil import statistics, wording
 from sigil.alignment import Alignment, Probes, Reference, align, check_channels, open_reference
 from sigil.errors import AlignmentError, ConfigError, ShapeError
 from sigil.key import Key
 from sigil.models import Model
-from sigil.probing import Suspect, activations, check_finite, input_shape_of, noise, undisturbed
+from sigil.probing import Suspect, activations, check_finite, input_shape_of, module_of, noise, undisturbed
 
 ALPHA = 3e-7
 """The paper's five-sigma level: the default p-value below which ownership is proven."""
 
-PAPER_THRESHOLD = 0.70
+PAPER_THRESHOLD = statistics.PAPER_THRESHOLD
 """The paper's fixed rule, ``WSR > 0.70``: reported beside the verdict, never instead of it."""
 
 # Floats held at once: activations waiting for their projection, or one block of rows of M (128 MB).
@@ -55,12 +56,10 @@ class Report:
     that the target asks for, so +1 is a constant projection on the right side of zero and -1 one
     on the wrong side. ``bit_error`` is the share of bits whose majority over the probes is wrong.
 
-    ``aligned`` says whether the suspect's channels were put back in order before it was asked. If a
-    reference was given, ``alignment`` says what was compared, ``reference`` is its fingerprint, and
-    ``sure_channels`` and ``agreement`` say how sure the order was (see
-    :class:`sigil.alignment.Alignment`); where it was not sure enough, the suspect was examined as it is.
-    The p-value is exact for an alignment by initial weights, and for one by correlations as far as
-    docs/alignment.md says.
+    If a reference was given, ``alignment`` says what was compared and how sure the order of the channels was
+    (see :class:`sigil.alignment.Alignment`); where it was not sure enough, the suspect was examined as it is,
+    and ``aligned`` is false. The p-value is exact for an alignment by initial weights, and for one by
+    correlations as far as docs/alignment.md says.
     """
 
     owned: bool
@@ -80,11 +79,12 @@ class Report:
     paper_rule: bool
     commitment: str
     owner: str
-    aligned: bool
-    alignment: str | None = None
-    reference: str | None = None
-    sure_channels: int | None = None
-    agreement: float | None = None
+    alignment: Alignment | None = None
+
+    @property
+    def aligned(self) -> bool:
+        """Whether the suspect's channels were put back in order before it was asked."""
+        return self.alignment is not None and self.alignment.believed
 
     @property
     def weights(self) -> tuple[int, ...]:
@@ -93,7 +93,15 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values; an infinite threshold becomes ``None``."""
-        values = dataclasses.asdict(self)
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        order = values.pop("alignment")
+        values |= {
+            "aligned": self.aligned,
+            "alignment": None if order is None else order.source,
+            "reference": None if order is None else order.fingerprint,
+            "sure_channels": None if order is None else order.sure,
+            "agreement": None if order is None else order.agreement,
+        }
         for name, value in values.items():
             if isinstance(value, tuple):
                 values[name] = list(value)
@@ -103,24 +111,7 @@ class Report:
 
     def sentence(self) -> str:
         """The verdict in one sentence for people."""
-        chance = statistics.in_words(self.log10_p)
-        bound = "" if self.exact else "at most "
-        found = f"its bits agree with the key of {self.owner} in {self.wsr:.1%} of cases"
-        if self.aligned:
-            found += " once its channels are back in order"
-        if self.owned:
-            return (
-                f"The suspect carries the mark: {found}, which chance alone would reach with a "
-                f"probability of {bound}{chance}."
-            )
-        if math.isinf(self.threshold):
-            needed = f"no agreement on its {self.bits} bits would be proof (p <= {self.alpha:.1g})"
-        else:
-            needed = f"proof (p <= {self.alpha:.1g}) takes {self.threshold:.1%}"
-        return (
-            f"The suspect is not shown to carry the mark: {found}, which chance alone would reach "
-            f"with a probability of {bound}{chance}, and {needed}."
-        )
+        return wording.sentence(self, owner=self.owner, aligned=self.aligned)
 
 
 def verify(
@@ -149,8 +140,11 @@ def verify(
     all: the p-value is multiplied by it. ``input_shape`` may be left out when the suspect knows it.
 
     ``reference`` undoes a permutation and scaling of channels first: what the server recorded, or
-    the model at the start of the training, or a file of either; ``probe_data`` are images for the
-    former (see :func:`sigil.alignment.align`). The test itself asks with random inputs as ever.
+    the model at the start of the training, or a file of either, or the directory of a finished run,
+    which has both. Of a run the initial weights are taken where the suspect's weights can be
+    compared with them, and what the server recorded where they cannot or ``probe_data`` is given.
+    ``probe_data`` are images (see :func:`sigil.alignment.align` and
+    :func:`sigil.data.load_images`). The test itself asks with random inputs as ever.
     """
     _check_settings(probes=probes, seed=seed, alpha=alpha, tries=tries, batch_size=batch_size)
     shape = input_shape_of(suspect, input_shape)
@@ -160,10 +154,17 @@ def verify(
     elif probe_data is not None:
         raise AlignmentError("Probe images serve to put channels in order: give the reference as well.")
     used = alignment if alignment is not None and alignment.believed else None
+    # Verifier executes:
+    #   1  X_rand ← N random inputs from N(0, 1)
+    #   2  A' ← f_c(X_rand, θ'_c)
+    #   3  A'_flat ← flatten(A')
+    #   4  b̂ ← sigmoid(A'_flat M)
+    #   5  B' ← round(b̂)                                        kept as the number of ones of each bit
     ones, sums, squares = _project(
         suspect, key, shape=shape, probes=probes, seed=seed, batch_size=batch_size, alignment=used
     )
 
+    #   6  WSR ← share of B'_ij that equal b_j
     target = key.target.to(torch.int64)
     signs = 2 * target - 1
     matches = torch.where(target == 1, ones, probes - ones)
@@ -171,6 +172,11 @@ def verify(
     margins = torch.where(rms > 0, signs * (sums / probes) / rms, 0.0)
     majority = (2 * ones >= probes).to(torch.int64)
 
+    #   7  if WSR > τ                                           here: if p, corrected for tries, is at most α
+    #   8      return true
+    #   9  else
+    #  10      return false
+    #  11  end if
     tail = statistics.p_value(ones.numpy(), target.numpy(), probes)
     log10_p = statistics.correct(tail.log10_p, tries)
     wsr = int(matches.sum()) / (probes * key.bits)
@@ -192,11 +198,7 @@ def verify(
         paper_rule=wsr > PAPER_THRESHOLD,
         commitment=key.commitment,
         owner=key.owner,
-        aligned=used is not None,
-        alignment=None if alignment is None else alignment.source,
-        reference=None if alignment is None else alignment.fingerprint,
-        sure_channels=None if alignment is None else alignment.sure,
-        agreement=None if alignment is None else alignment.agreement,
+        alignment=alignment,
     )
 
 
@@ -220,7 +222,12 @@ def _align(
     batch_size: int,
 ) -> Alignment:
     check_channels(key.shape)
-    known = open_reference(reference) if isinstance(reference, str | os.PathLike) else reference
+    known = reference
+    if isinstance(known, str | os.PathLike):
+        # Only weights of a known architecture can be compared with initial ones, and images only serve to
+        # compare activations.
+        weights = probe_data is None and isinstance(module_of(suspect), Model)
+        known = open_reference(known, kind="initial weights" if weights else "correlations")
     if isinstance(known, Reference) and known.shape != key.shape:
         raise ShapeError(
             f"The reference was recorded at activations of shape {known.shape}, but the key was made for "
@@ -253,13 +260,14 @@ def _project(
             last = min(first + wave, probes)
             waiting = []
             for start in range(first, last, batch_size):
-                batch = noise(shape, min(batch_size, last - start), generator=generator)
-                activation = activations(suspect, batch)
+                batch = noise(shape, min(batch_size, last - start), generator=generator)  # line 1
+                activation = activations(suspect, batch)  # line 2
                 if alignment is not None:
                     activation = alignment(activation)
-                waiting.append(_flat(activation, key))
-            projection = _times_matrix(torch.cat(waiting), key)
+                waiting.append(_flat(activation, key))  # line 3
+            projection = _times_matrix(torch.cat(waiting), key)  # line 4
             check_finite(projection)
+            # Line 5: the sigmoid is at least 1/2 where the projection is at least 0.
             ones += (projection >= 0).sum(dim=0)
             sums += projection.sum(dim=0, dtype=torch.float64)
             squares += projection.double().square_().sum(dim=0)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from sigil import statistics
+from sigil.alignment import Alignment
 from sigil.evidence.facts import Facts, gather
 from sigil.key import Key
 from sigil.verification import PAPER_THRESHOLD, Report
@@ -66,11 +67,17 @@ def _make(
         paper_rule=wsr > PAPER_THRESHOLD,
         commitment=key.commitment,
         owner=key.owner,
-        aligned=aligned,
-        alignment=None if reference is None else "initial weights",
-        reference=reference,
-        sure_channels=None if reference is None else 31,
-        agreement=None if reference is None else 0.75,
+        alignment=None
+        if reference is None
+        else Alignment(
+            order=(),
+            scale=(),
+            agreement=0.75,
+            sure=31,
+            believed=aligned,
+            source="initial weights",
+            fingerprint=reference,
+        ),
     )
     suspect: Any = SimpleNamespace(
         path=Path(file), sha256="0f" * 32, kind="safetensors", description=description

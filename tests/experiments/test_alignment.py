@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sigil import models
-from sigil.attacks.subject import Halves
+from sigil.attacks.halves import Halves
 from sigil.experiments import alignment, alignment_null, scales
 from sigil.experiments.alignment import cells, same_channels
 from sigil.experiments.alignment_page import show, verdict

@@ -40,7 +40,7 @@ class Checkpoint:
             raise AttackError(f"The checkpoint {path} cannot be written: {self.path.parent} is no directory.")
 
     def write(self, model: nn.Module, optimizer: torch.optim.Optimizer, done: int) -> None:
-        """Replace the file; whoever looks at it sees the old one or the new one."""
+        """Replace the file; a reader sees the old one or the new one."""
         tensors = {f"model/{name}": value.contiguous() for name, value in model.state_dict().items()}
         for index, values in optimizer.state_dict()["state"].items():
             for name, value in values.items():

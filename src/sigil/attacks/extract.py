@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from sigil.attacks.checkpoint import digest
 from sigil.attacks.checks import check_positive
-from sigil.attacks.subject import Halves, Subject, same_kind, whole_copy
+from sigil.attacks.halves import Halves, ModelOrHalves, same_kind, whole_copy
 from sigil.attacks.training import BATCH_SIZE, Plan, Progress, descend
 from sigil.data import Dataset
 from sigil.errors import AttackError
@@ -20,7 +20,7 @@ from sigil.models import Model
 
 def extract(
     teacher: Model | Halves,
-    student: Subject,
+    student: ModelOrHalves,
     data: Dataset,
     *,
     epochs: int = 50,
@@ -31,7 +31,7 @@ def extract(
     precision: Precision | None = None,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
-) -> Subject:
+) -> ModelOrHalves:
     """Distil the teacher into a copy of ``student``, which it returns; both that are given stay as they are.
 
     The student is a fresh model: ``sigil.models.build(…, seed=1)``, of the same architecture or another. It

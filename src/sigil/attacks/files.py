@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from sigil import models
-from sigil.attacks.subject import Halves
+from sigil.attacks.halves import Halves
 from sigil.errors import AttackError
 from sigil.models import Model
 
 CLIENT, SERVER = "client.safetensors", "server.safetensors"
 
 
-def open_subject(path: Path, *, server: Path | None = None) -> Model | Halves:
+def open_model(path: Path, *, server: Path | None = None) -> Model | Halves:
     """Read what is to be attacked.
 
     ``path`` is a directory with ``client.safetensors`` and ``server.safetensors`` (a run's, for example), the
@@ -34,7 +34,7 @@ def open_subject(path: Path, *, server: Path | None = None) -> Model | Halves:
 
 
 def check_target(path: Path, *, directory: bool) -> None:
-    """Raise unless :func:`save_subject` could write there without replacing anything.
+    """Raise unless :func:`save_model` could write there without replacing anything.
 
     A pair of halves needs a directory, which may exist; one model needs a file, which may not.
     """
@@ -48,14 +48,14 @@ def check_target(path: Path, *, directory: bool) -> None:
             raise AttackError(f"{file} exists, and a model is never overwritten; choose another name.")
 
 
-def save_subject(path: Path, subject: Model | Halves) -> list[Path]:
+def save_model(path: Path, model: Model | Halves) -> list[Path]:
     """Write a model to a file, or a pair of halves to a directory; returns the files."""
-    if not isinstance(subject, tuple):
-        models.save(path, subject)
+    if not isinstance(model, tuple):
+        models.save(path, model)
         return [path]
     path.mkdir(exist_ok=True)
     files = [path / CLIENT, path / SERVER]
-    for file, half in zip(files, subject, strict=True):
+    for file, half in zip(files, model, strict=True):
         models.save(file, half)
     return files
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sigil.attacks.checks import check_choice, check_fits
-from sigil.attacks.subject import Subject, same_kind, whole_copy
+from sigil.attacks.halves import ModelOrHalves, same_kind, whole_copy
 from sigil.attacks.training import BATCH_SIZE, Plan, Progress, descend
 from sigil.data import Dataset
 from sigil.federation.precision import Precision, choose
@@ -22,7 +22,7 @@ STEPS = 100
 
 
 def finetune(
-    model: Subject,
+    model: ModelOrHalves,
     data: Dataset,
     *,
     steps: int | None = None,
@@ -34,10 +34,10 @@ def finetune(
     precision: Precision | None = None,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
-) -> Subject:
+) -> ModelOrHalves:
     """Train a copy of the model further on ``data.train``, with cross-entropy and nothing else.
 
-    For so many ``steps`` or ``epochs``, one of them; 100 steps, the longer of the paper's two, if neither is
+    For a number of ``steps`` or of ``epochs``; 100 steps, the longer of the paper's two, if neither is
     given. The four classic kinds:
 
     - ``all``: all layers,

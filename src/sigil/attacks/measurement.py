@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sigil.attacks.checks import check_fits
-from sigil.attacks.subject import Halves, at_cut, cut_of, whole_or_half_copy
+from sigil.attacks.halves import Halves, at_cut, cut_of, whole_or_half_copy
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.evaluation import accuracy

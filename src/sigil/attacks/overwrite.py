@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 from torch.nn import functional as F
 
-from sigil.attacks.subject import Subject, open_at_cut, same_kind
+from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
 from sigil.attacks.training import BATCH_SIZE, Plan, Progress, descend
 from sigil.data import Dataset
 from sigil.errors import AttackError
@@ -19,7 +19,7 @@ EPOCHS = 10
 
 
 def overwrite(
-    model: Subject,
+    model: ModelOrHalves,
     data: Dataset,
     key: Key,
     *,
@@ -33,7 +33,7 @@ def overwrite(
     precision: Precision | None = None,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
-) -> Subject:
+) -> ModelOrHalves:
     """Fine-tune a copy of the model on ``data.train`` while an injector embeds the attacker's ``key``.
 
     This is the paper's ambiguity attack: the attacker wants the owner's mark gone, or at least a second one

@@ -5,20 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sigil.attacks.channels import disguise, spaces_at
 from sigil.attacks.checks import check_not_negative
-from sigil.attacks.streams import Stream, disguise, stream_at
-from sigil.attacks.subject import Subject, cut_of, same_kind, whole_copy
-from sigil.federation.seeds import generator
+from sigil.attacks.halves import ModelOrHalves, cut_of, same_kind, whole_copy
+from sigil.models import Model
+from sigil.models.spec import channel_topology
+from sigil.seeds import generator
 
 
 def permute(
-    model: Subject,
+    model: ModelOrHalves,
     *,
     cut: str | None = None,
     seed: int = 0,
     permutation: bool = True,
     scale: float = 0.5,
-) -> Subject:
+) -> ModelOrHalves:
     """Reorder the channels at the cut at random and scale each by a random positive number.
 
     Every layer that writes to these channels or reads from them changes with them (all blocks of a residual
@@ -38,24 +40,20 @@ def permute(
     check_not_negative("deviation of the scales", scale)
     place = cut_of(model, cut)
     attacked = whole_copy(model)
-    stream = stream_at(attacked, place)
-    order, factors = _draw(stream, stream.cuts[place].slices, seed, permutation, scale)
-    disguise(attacked, stream, place, order=order, scale=factors)
+    order, factors = _draw(attacked, place, seed, permutation, scale)
+    disguise(attacked, place, order=order, scale=factors)
     return same_kind(attacked, model)
 
 
-def _draw(stream: Stream, slices: int, seed: int, permutation: bool, sigma: float) -> tuple[Tensor, Tensor]:
-    """An order and scales for the first so many slices of the stream; later channels stay as they are."""
+def _draw(model: Model, cut: str, seed: int, permutation: bool, sigma: float) -> tuple[Tensor, Tensor]:
+    """An order and scales for the channels at a cut, (C,) each, as far as their spaces allow."""
+    bounded = channel_topology(model.spec).bounded
     random = generator(seed, "attack", "permute")
-    order = torch.arange(sum(stream.slices))
-    factors = torch.ones(len(order), dtype=torch.float64)
-    start = 0
-    for size in stream.slices[:slices]:
+    orders, factors, start = [], [], 0
+    for space, size in spaces_at(model, cut).items():
         shuffled = torch.randperm(size, generator=random)
         normal = torch.randn(size, generator=random, dtype=torch.float64)
-        if permutation:
-            order[start : start + size] = start + shuffled
-        if not stream.bounded:
-            factors[start : start + size] = torch.exp(sigma * normal)
+        orders.append(start + (shuffled if permutation else torch.arange(size)))
+        factors.append(torch.ones_like(normal) if space in bounded else torch.exp(sigma * normal))
         start += size
-    return order, factors
+    return torch.cat(orders), torch.cat(factors)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sigil.attacks.checks import check_choice, check_share
-from sigil.attacks.subject import Subject, same_kind, whole_or_half_copy
+from sigil.attacks.halves import ModelOrHalves, same_kind, whole_or_half_copy
 from sigil.errors import AttackError
 
 Scope = Literal["layer", "global", "tensor"]
@@ -17,13 +17,13 @@ Part = Literal["whole", "client"]
 
 @torch.no_grad()
 def prune(
-    model: Subject,
+    model: ModelOrHalves,
     ratio: float,
     *,
     scope: Scope = "layer",
     norms: bool = False,
     part: Part = "whole",
-) -> Subject:
+) -> ModelOrHalves:
     """Set a share ``ratio`` of the weights of a copy to zero, those of the smallest magnitude.
 
     Weights and biases of convolutions and linear layers are pruned; with ``norms`` also the scales and

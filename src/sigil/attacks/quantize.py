@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sigil.attacks.checks import check_choice
-from sigil.attacks.subject import Subject, same_kind, whole_or_half_copy
+from sigil.attacks.halves import ModelOrHalves, same_kind, whole_or_half_copy
 
 Format = Literal["fp16", "int8", "int4"]
 Per = Literal["channel", "tensor"]
@@ -17,7 +17,7 @@ _LEVELS = {"int8": 127, "int4": 7}
 
 
 @torch.no_grad()
-def quantize(model: Subject, format: Format, *, per: Per = "channel") -> Subject:
+def quantize(model: ModelOrHalves, format: Format, *, per: Per = "channel") -> ModelOrHalves:
     """Round the weights of a copy to ``format`` and back to float32, so that it still runs everywhere.
 
     ``int8`` and ``int4`` round the weights w of convolutions and linear layers to the nearest of the levels

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sigil.attacks.checks import check_at_least, check_choice, check_not_negative
+from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
 from sigil.attacks.principal import Rows, mean_row, principal_components
-from sigil.attacks.subject import Subject, open_at_cut, same_kind
 from sigil.attacks.training import BATCH_SIZE, Optimizer, Plan, Progress, descend
 from sigil.data import Dataset
 from sigil.errors import AttackError
@@ -58,7 +58,7 @@ class Subspace:
 
 
 def subspace(
-    model: Subject,
+    model: ModelOrHalves,
     recording: Recording,
     data: Dataset,
     *,
@@ -80,7 +80,7 @@ def subspace(
     precision: Precision | None = None,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
-) -> tuple[Subject, Subspace]:
+) -> tuple[ModelOrHalves, Subspace]:
     """Estimate the mark's subspace from a recording and fine-tune a copy of the model out of it.
 
     Returns the attacked model and the estimate (see :func:`estimate`, which takes the arguments from
@@ -164,8 +164,8 @@ def estimate(
     2. The gradients of ``early_rounds`` lose what lies in V_main.
     3. V_wm: the first ``components`` principal components of the rest (the paper's k′ = 64).
 
-    ``early_steps`` takes only each client's first so many recorded steps of the early rounds: a window
-    shorter than a round, for a training that is shorter than the paper's.
+    ``early_steps`` limits the early rounds to the first recorded steps of each client: a window shorter than
+    a round, for a training that is shorter than the paper's.
 
     ``unit`` is what a gradient is: one of each ``"sample"``, or the mean over each ``"batch"``, or over the
     whole ``"window"`` of rounds and steps. Samples disagree about the task and agree about the mark, so that

@@ -58,11 +58,11 @@ class Plan:
         check_choice("optimizer", self.optimizer, ("sgd", "adam"))
 
     def total(self, batches: int) -> int:
-        """Steps in all, if an epoch has so many batches."""
+        """Steps in all, if an epoch has this number of batches."""
         return self.steps if self.steps is not None else (self.epochs or 0) * batches
 
     def rate(self, done: int, total: int) -> float:
-        """The learning rate after so many steps."""
+        """The learning rate after ``done`` of ``total`` steps."""
         return 0.5 * self.lr * (1 + math.cos(math.pi * done / total)) if self.decay else self.lr
 
     def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:

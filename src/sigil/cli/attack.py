@@ -80,8 +80,8 @@ def finetune(
 
     with call.progress("fine-tuning") as progress:
         attacked = attacks.finetune(
-            call.case.subject,
-            call.case.attackers_data(share, seed=seed),
+            call.target.model,
+            call.target.attackers_data(share, seed=seed),
             steps=steps,
             epochs=epochs,
             lr=lr,
@@ -89,7 +89,7 @@ def finetune(
             batch_size=batch_size,
             seed=seed,
             progress=progress,
-            checkpoint=call.case.checkpoint,
+            checkpoint=call.target.checkpoint,
         )
     call.finish(attacked)
 
@@ -116,7 +116,7 @@ def prune(
     from sigil import attacks
 
     attacked = attacks.prune(
-        call.case.subject,
+        call.target.model,
         ratio,
         scope=scope,  # type: ignore[arg-type]
         norms=norms,
@@ -143,7 +143,7 @@ def quantize(
     from sigil import attacks
 
     attacked = attacks.quantize(
-        call.case.subject,
+        call.target.model,
         format,  # type: ignore[arg-type]
         per=per,  # type: ignore[arg-type]
     )
@@ -202,9 +202,9 @@ def subspace(
     recorded = Recording(recording or call.folder / "recording")
     with call.progress("subspace removal") as progress:
         attacked, found = attacks.subspace(
-            call.case.subject,
+            call.target.model,
             recorded,
-            call.case.attackers_data(share, seed=seed),
+            call.target.attackers_data(share, seed=seed),
             early_rounds=rounds[0],
             late_rounds=rounds[1],
             early_steps=early_steps,
@@ -221,11 +221,11 @@ def subspace(
             batch_size=batch_size,
             seed=seed,
             progress=progress,
-            checkpoint=call.case.checkpoint,
+            checkpoint=call.target.checkpoint,
         )
     call.finish(attacked)
-    if call.case.key is not None and not call.quiet:
-        part = attacks.overlap(found.directions, call.case.key)
+    if call.target.key is not None and not call.quiet:
+        part = attacks.overlap(found.directions, call.target.key)
         typer.echo(f"The attack found {100 * part:.1f} % of the span of the key's matrix.")
 
 
@@ -258,8 +258,8 @@ def overwrite(
     mallory = Key.load(second)
     with call.progress("overwriting") as progress:
         attacked = attacks.overwrite(
-            call.case.subject,
-            call.case.attackers_data(share, seed=seed),
+            call.target.model,
+            call.target.attackers_data(share, seed=seed),
             mallory,
             strength=strength,
             steps=steps,
@@ -269,12 +269,12 @@ def overwrite(
             batch_size=batch_size,
             seed=seed,
             progress=progress,
-            checkpoint=call.case.checkpoint,
+            checkpoint=call.target.checkpoint,
         )
     call.finish(attacked)
     if not call.quiet:
         typer.echo(
-            line("second", attacks.measure(attacked, data=call.case.data, key=mallory, cut=call.case.cut))
+            line("second", attacks.measure(attacked, data=call.target.data, key=mallory, cut=call.target.cut))
         )
 
 
@@ -301,7 +301,7 @@ def permute(
     from sigil import attacks
 
     attacked = attacks.permute(
-        call.case.subject, cut=call.cut, seed=seed, permutation=permutation, scale=scale
+        call.target.model, cut=call.cut, seed=seed, permutation=permutation, scale=scale
     )
     call.finish(attacked)
 
@@ -332,7 +332,7 @@ def extract(
     """
     from sigil import attacks, models
 
-    given = call.case.subject
+    given = call.target.model
     spec = given[0].spec if isinstance(given, tuple) else given.spec
     if student is not None and Path(student).suffix == ".safetensors":
         fresh = models.load(student)
@@ -349,16 +349,16 @@ def extract(
         pupil = attacks.extract(
             given,
             fresh,
-            call.case.attackers_data(share, seed=seed),
+            call.target.attackers_data(share, seed=seed),
             epochs=epochs,
             lr=lr,
             temperature=temperature,
             batch_size=batch_size,
             seed=seed,
             progress=progress,
-            checkpoint=call.case.checkpoint,
+            checkpoint=call.target.checkpoint,
         )
-    place = call.case.cut if pupil.spec.name == spec.name else models.default_cut(pupil.spec.name)
+    place = call.target.cut if pupil.spec.name == spec.name else models.default_cut(pupil.spec.name)
     call.finish(models.split(pupil, place) if isinstance(given, tuple) else pupil, cut=place)
 
 

@@ -16,9 +16,9 @@ from sigil.cli.terminal import printable
 from sigil.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sigil.attacks.case import Case
+    from sigil.attacks.halves import Halves
     from sigil.attacks.measurement import Measurement
-    from sigil.attacks.subject import Halves
+    from sigil.attacks.model_under_attack import ModelUnderAttack
     from sigil.attacks.training import Progress
     from sigil.models import Model
 
@@ -51,8 +51,8 @@ Cut = Annotated[
     str | None, typer.Option(metavar="NAME", help="Where a whole model's mark is; else the paper's cut.")
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of everything random.")]
-Steps = Annotated[int | None, typer.Option(metavar="N", help="Train for so many batches.")]
-Epochs = Annotated[int | None, typer.Option(metavar="N", help="Train for so many epochs.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Number of batches to train for.")]
+Epochs = Annotated[int | None, typer.Option(metavar="N", help="Number of epochs to train for.")]
 Rate = Annotated[float, typer.Option("--lr", metavar="R", help="Learning rate.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in a batch.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
@@ -62,22 +62,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 class Call:
     """One call of an attack: what it works on, the folder where that lies, and how it talks."""
 
-    case: Case
+    target: ModelUnderAttack
     folder: Path
     cut: str | None
     quiet: bool
 
     def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> None:
         """Write the attacked model and print what it is worth."""
-        outcome = self.case.finish(attacked, cut=cut)
+        outcome = self.target.finish(attacked, cut=cut)
         if self.quiet:
             return
-        if self.case.key is None and outcome.before.accuracy is None:
+        if self.target.key is None and outcome.before.accuracy is None:
             typer.echo("Give --key for the mark, and --data for the accuracy, before and after.")
         else:
             typer.echo(line("before", outcome.before))
             typer.echo(line("after", outcome.after))
-            if self.case.key is not None and outcome.after.report is None:
+            if self.target.key is not None and outcome.after.report is None:
                 typer.echo("The new model's activation at the cut has another shape than the key.")
         typer.echo(f"Wrote {' and '.join(printable(str(file)) for file in outcome.files)}.")
 
@@ -134,9 +134,9 @@ def open_call(
 ) -> Call:
     """Open everything that the command line names."""
     from sigil import data as datasets
-    from sigil.attacks.case import Case
+    from sigil.attacks.model_under_attack import ModelUnderAttack
 
-    case = Case.open(
+    target = ModelUnderAttack.open(
         suspect,
         out,
         server=server,
@@ -144,21 +144,19 @@ def open_call(
         data=None if data is None else datasets.load(data, data_dir=data_dir),
         cut=cut,
     )
-    return Call(case, suspect if suspect.is_dir() else suspect.parent, cut, quiet)
+    return Call(target, suspect if suspect.is_dir() else suspect.parent, cut, quiet)
 
 
 def line(when: str, measured: Measurement) -> str:
     """One line of numbers: accuracy, WSR, p-value, verdict."""
-    from sigil.evidence.wording import decimal, percent
+    from sigil.wording import p_value, percent, word
 
     parts = [f"{when:<6}"]
     if measured.accuracy is not None:
         parts.append(f"accuracy {percent(measured.accuracy):<6}")
     if measured.report is not None:
         report = measured.report
-        sign = "=" if report.exact else "<="
-        verdict = "owned" if report.owned else "not proven"
-        parts += [f"WSR {percent(report.wsr):<6}", f"p {sign} {decimal(report.log10_p)}", verdict]
+        parts += [f"WSR {percent(report.wsr):<6}", p_value(report), word(report.owned)]
     return "  ".join(parts)
 
 

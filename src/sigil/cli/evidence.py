@@ -102,26 +102,25 @@ def _describe(checked: Checked, *, suspect: Path | None, reference: str | None) 
 
 
 def _print(checked: Checked, *, suspect: Path | None, statement: str | None, reference: str | None) -> None:
-    from sigil.evidence.wording import alignment, chance, decimal, success_rate
+    from sigil import wording
 
     facts, verdict = checked.facts, checked.facts.verdict
-    wsr, _ = success_rate(verdict)
+    wsr, _ = wording.success_rate(verdict)
     who = "the owner's key" if checked.signed_by == "owner" else "another key than the owner's"
     same = "the given file" if suspect is not None else "not compared, --suspect was not given"
     typer.echo("SOUND: the signature is right and the numbers follow from each other.\n")
     for name, value in (
-        ("verdict", "owned" if verdict.owned else "not proven"),
+        ("verdict", wording.word(verdict.owned)),
         ("owner", facts.key.owner),
         ("success rate", wsr),
         (
             "by chance",
-            f"{chance(verdict)} (p {'=' if verdict.exact else '<='} "
-            f"{decimal(verdict.log10_p)}, level {verdict.alpha:g})",
+            f"{wording.chance(verdict)} ({wording.p_value(verdict)}, level {verdict.alpha:g})",
         ),
         ("made on", facts.created),
         ("suspect", f"{facts.suspect.file}, SHA-256 {facts.suspect.sha256} ({same})"),
         ("commitment", facts.key.commitment),
-        *alignment(facts),
+        *wording.channel_order(facts.alignment),
         ("signed by", f"{checked.public_key} ({who})"),
     ):
         typer.echo(f"  {name:<12}  {printable(value)}")

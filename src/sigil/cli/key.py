@@ -173,9 +173,8 @@ def reference(
       sigil key reference owner.key runs/a/reference.safetensors
       sigil key reference owner.key runs/a > reference.txt
     """
-    from sigil.alignment import Reference, fingerprint, open_reference
+    from sigil.alignment import Reference, fingerprint, initial_half, open_reference
     from sigil.evidence.statement import References
-    from sigil.federation.initial import initial_half
 
     key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
     if run.is_dir():

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,23 +14,15 @@ import typer
 
 from sigil.cli import key as key_commands
 from sigil.cli.terminal import printable
-from sigil.errors import ConfigError, DataError, EvidenceError
+from sigil.errors import ConfigError, EvidenceError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from torch import Tensor
 
-    from sigil.alignment import Reference
     from sigil.evidence.facts import Facts
-    from sigil.models import Model
-    from sigil.suspect import Suspect
 
 _MOST_PROBES = 10**9
-_MOST_IMAGES = 2_000
-_MOST_FILES = 1_000_000
-_PICTURES = (".png", ".jpg", ".jpeg")
 _MOST_TRIES = 10**15
 
 _MODEL = "The suspect (only what its file does not say)"
@@ -218,7 +208,7 @@ def verify(
         seed=seed,
         alpha=alpha,
         tries=tries,
-        reference=None if reference is None else _reference(reference, opened, images=pictures is not None),
+        reference=reference,
         probe_data=None if pictures is None else _images(pictures, shape or opened.input_shape, data_dir),
     )
     facts = gather(
@@ -319,58 +309,17 @@ def _parse_probes(given: list[str]) -> tuple[int, str | None]:
     return count, pictures
 
 
-def _reference(path: Path, suspect: Suspect, *, images: bool) -> Path | Reference | Model:
-    """What a run's directory knows: its initial weights, unless only activations can be compared."""
-    if not path.is_dir():
-        return path
-    if images or suspect.module is None:
-        from sigil.alignment import Reference
+def _images(name: str, shape: tuple[int, ...] | None, data_dir: Path | None) -> Tensor:
+    """Images to tell channels apart by, from a folder of pictures or a data set."""
+    from sigil.data import load_images
 
-        return Reference.load(path / "reference.safetensors")
-    from sigil.federation.initial import initial_half
-
-    return initial_half(path)
-
-
-def _images(
-    name: str, shape: tuple[int, ...] | None, data_dir: Path | None
-) -> Tensor | npt.NDArray[np.uint8]:
-    """Images from a folder of pictures, or the test images of a data set: at most 2,000, evenly chosen."""
-    import numpy as np
-
-    from sigil import data
-    from sigil.data import images as pictures
-
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        test = data.load(name, data_dir=data_dir)
-        chosen = np.linspace(0, len(test.test) - 1, min(_MOST_IMAGES, len(test.test))).astype(int)
-        ((found, _),) = data.evaluate_batches(
-            np.asarray(test.test.images)[chosen],
-            test.test.labels[chosen],
-            batch_size=_MOST_IMAGES,
-            mean=test.mean,
-            std=test.std,
-        )
-        return found
-    if shape is None or len(shape) != 3:
+    if Path(name).expanduser().is_dir() and (shape is None or len(shape) != 3):
         raise ConfigError("The suspect does not say what images it takes: give --input-shape C,H,W.")
-    files = sorted(itertools.islice(_picture_files(folder), _MOST_FILES))
-    if not files:
-        raise DataError(f"There are no PNG or JPEG pictures in {folder}: name a folder that holds some.")
-    chosen = np.linspace(0, len(files) - 1, min(_MOST_IMAGES, len(files))).astype(int)
-    table = np.empty((len(chosen), *shape), np.uint8)
-    pictures.fill(table, [files[i] for i in chosen], lambda file: pictures.decode(file, shape))
-    return table
-
-
-def _picture_files(folder: Path) -> Iterator[Path]:
-    for place, _, names in os.walk(folder):
-        yield from (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
+    return load_images(name, shape=shape, data_dir=data_dir)
 
 
 def _json_facts(facts: Facts) -> dict[str, Any]:
-    from sigil.evidence.wording import chance
+    from sigil.wording import chance
 
     return {
         "suspect": facts.suspect.model_dump(mode="json"),
@@ -388,16 +337,10 @@ def _print(facts: Facts, written: dict[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    owner = printable(facts.key.owner)
-    if facts.verdict.owned:
-        headline, colour = f"OWNED: this model carries the mark of {owner}.", "green"
-        ending = ""
-    else:
-        headline, colour = f"NOT PROVEN: the mark of {owner} is not proven in this model.", "yellow"
-        ending = (
-            "Not proven is not disproven: the mark may be absent, or weakened, or it may belong\n"
-            "to another key or to another cut."
-        )
+    from sigil import wording
+
+    owned = facts.verdict.owned
+    headline, colour = wording.headline(owned, printable(facts.key.owner)), "green" if owned else "yellow"
     rows = _rows(facts) + [(name, printable(path)) for name, path in written.items()]
     console = Console(highlight=False)
     if console.is_terminal:
@@ -411,27 +354,21 @@ def _print(facts: Facts, written: dict[str, str]) -> None:
         label = max(len(name) for name, _ in rows)
         lines = [f"  {name:<{label}}  {value}" for name, value in rows]
         typer.echo("\n".join([headline, "", *lines]))
-    if ending:
-        typer.echo("\n" + ending)
+    if not owned:
+        typer.echo("\n" + wording.NOT_DISPROVEN)
 
 
 def _rows(facts: Facts) -> list[tuple[str, str]]:
-    from sigil.evidence.wording import alignment, chance, decimal, percent, success_rate
-    from sigil.verification import PAPER_THRESHOLD
+    from sigil import wording
 
     verdict, suspect = facts.verdict, facts.suspect
-    wsr, needed = success_rate(verdict)
-    proof = f"proof begins at {needed}" if needed else "no rate is proof here, the key is too short"
-    p = f"p {'=' if verdict.exact else '<='} {decimal(verdict.log10_p)}"
-    tries = f", {verdict.tries:,} tries counted in" if verdict.tries > 1 else ""
-    rule = "met" if verdict.paper_rule else "not met"
     return [
-        ("success rate", f"{wsr} ({proof})"),
-        ("by chance", f"{chance(verdict)} ({p}{tries}; proof asks for {verdict.alpha:g})"),
-        ("paper's rule", f"{rule} (success rate above {percent(PAPER_THRESHOLD, 0)})"),
+        ("success rate", wording.rate_and_proof(verdict)),
+        ("by chance", wording.by_chance(verdict)),
+        ("paper's rule", wording.paper_rule(verdict)),
         ("suspect", printable(suspect.file)),
         ("opened as", printable(f"{suspect.kind}, {suspect.description}")),
         ("SHA-256", suspect.sha256),
         ("commitment", facts.key.commitment),
-        *alignment(facts),
+        *wording.channel_order(facts.alignment),
     ]

@@ -5,6 +5,7 @@ from sigil.data.datasets import Dataset, Split, load, names
 from sigil.data.downloads import fetch
 from sigil.data.partitions import partition
 from sigil.data.pictures import draw_partition
+from sigil.data.unlabelled import load_images
 
 __all__ = [
     "Batches",
@@ -14,6 +15,7 @@ __all__ = [
     "evaluate_batches",
     "fetch",
     "load",
+    "load_images",
     "names",
     "partition",
 ]

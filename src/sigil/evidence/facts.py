@@ -2,7 +2,7 @@
 
 None of it is secret. What is left out on purpose: the seed, the matrix M, the bits b, and the order
 of the bits. A list of agreements in the key's order would answer, for every column of M, a question
-that whoever made the suspect has chosen; sorted, it says no more than the test needs.
+that the maker of the suspect has chosen; sorted, it says no more than the test needs.
 """
 
 from __future__ import annotations
@@ -192,16 +192,15 @@ def software() -> Software:
 
 
 def _alignment(report: Report) -> AlignmentFacts | None:
-    if report.alignment is None:
+    found = report.alignment
+    if found is None:
         return None
-    return AlignmentFacts.model_validate(
-        {
-            "compared": report.alignment,
-            "reference": report.reference,
-            "sure_channels": report.sure_channels,
-            "agreement": report.agreement,
-            "used": report.aligned,
-        }
+    return AlignmentFacts(
+        compared=found.source,
+        reference=found.fingerprint,
+        sure_channels=found.sure,
+        agreement=found.agreement,
+        used=found.believed,
     )
 
 

@@ -16,11 +16,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 from scipy.interpolate import PchipInterpolator
 
-from sigil import statistics
+from sigil import statistics, wording
 from sigil.evidence.facts import Facts, Verdict
 from sigil.evidence.figures import Marker, Null, bits_figure, null_figure
-from sigil.evidence.wording import chance, percent, scientific, success_rate
-from sigil.verification import PAPER_THRESHOLD
+from sigil.statistics import PAPER_THRESHOLD
+from sigil.wording import chance, percent, scientific, success_rate, unbroken
 
 WIDE, NARROW = 704, 326
 """Widths in CSS pixels of the two drawings of every figure: for paper and for a phone."""
@@ -40,17 +40,29 @@ def render(facts: Facts, *, record: SignedRecord | None = None) -> str:
     verdict = facts.verdict
     wsr, needed = success_rate(verdict)
     wsr, needed = unbroken(wsr), None if needed is None else unbroken(needed)
+    level = superscripts(statistics.in_words(math.log10(verdict.alpha)))
     raw = statistics.tail(verdict.weights, verdict.statistic).log10_p
     return _template().render(
         facts=facts,
         verdict=verdict,
         record=record,
+        title=wording.title(verdict.owned),
+        stamp=wording.stamp(verdict.owned),
+        heading=Markup(escape(wording.heading(verdict.owned))).format(
+            owner=Markup("<bdi>{}</bdi>").format(facts.key.owner)
+        ),
+        explanation=Markup(escape(wording.explanation(verdict.owned))).format(
+            chance=Markup("<strong>{}</strong>").format(superscripts(chance(verdict))), level=level
+        ),
+        meaning=wording.meaning(verdict),
+        met=wording.met(verdict),
+        alignment=wording.channel_order_at_length(facts.alignment),
         wsr=wsr,
         needed=needed,
         chance=superscripts(chance(verdict)),
         p=unbroken(scientific(verdict.log10_p)),
         raw_p=unbroken(scientific(raw)),
-        level=superscripts(statistics.in_words(math.log10(verdict.alpha))),
+        level=level,
         alpha=unbroken(scientific(math.log10(verdict.alpha))),
         one_try_level=superscripts(statistics.in_words(math.log10(verdict.alpha / verdict.tries))),
         paper=unbroken(percent(PAPER_THRESHOLD, 0)),
@@ -64,11 +76,6 @@ def superscripts(words: str) -> Markup:
     """Write a power such as 10^300 with a raised exponent."""
     base, hat, exponent = words.partition("^")
     return escape(base) + Markup("<sup>{}</sup>").format(exponent) if hat else escape(base)
-
-
-def unbroken(text: str) -> str:
-    """Keep a number and what belongs to it on one line."""
-    return text.replace(" ", "\u00a0")
 
 
 def _date(created: str) -> str:

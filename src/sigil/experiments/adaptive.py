@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks
-from sigil.attacks.subject import Halves
+from sigil.attacks.halves import Halves
 from sigil.attacks.subspace import Subspace
 from sigil.experiments import paper, scales
 from sigil.experiments.experiment import Experiment, Finding, Results

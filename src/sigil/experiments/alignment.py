@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from sigil import attacks, data
-from sigil.alignment import Alignment, Reference, align
-from sigil.attacks.subject import Halves
+from sigil.alignment import Alignment, Reference, align, initial_half
+from sigil.attacks.halves import Halves
 from sigil.data import Dataset, Split
 from sigil.errors import SigilError
 from sigil.experiments import alignment_null as null
@@ -29,7 +29,6 @@ from sigil.experiments.experiment import Experiment
 from sigil.experiments.scales import TASKS, Scale, Sections
 from sigil.experiments.store import Cell, Store
 from sigil.federation.evaluation import accuracy
-from sigil.federation.initial import initial_half
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run

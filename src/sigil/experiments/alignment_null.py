@@ -22,9 +22,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from sigil import statistics
-from sigil.alignment import Alignment, Reference, align
+from sigil.alignment import Alignment, Reference, align, initial_half
 from sigil.experiments.store import OWNER, Store
-from sigil.federation.initial import initial_half
 from sigil.federation.run import Run
 from sigil.key import Key
 from sigil.models import Model

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sigil import attacks, models
-from sigil.attacks.streams import Place, Stream, Touch, disguise, stream_at
-from sigil.attacks.subject import Halves
+from sigil.attacks.channels import disguise, disguise_spaces, spaces_at
+from sigil.attacks.halves import Halves
 from sigil.federation.seeds import generator
+from sigil.models.spec import channel_topology
+from sigil.models.topology import weight_of
 
 
 @dataclass(frozen=True)
@@ -52,17 +54,12 @@ def everywhere(halves: Halves, *, seed: int) -> Disguised:
     whole = models.join(*changed)
     random = generator(seed, "inside blocks")
     for block in (f"layer{stage}.{index}" for stage in (1, 2, 3, 4) for index in (0, 1)):
-        touches = (
-            Touch(f"{block}.conv1", "write"),
-            Touch(f"{block}.bn1", "norm", after=0),
-            Touch(f"{block}.conv2", "read", before=0),
-        )
         norm = whole.get_submodule(f"{block}.bn1")
         assert isinstance(norm, nn.BatchNorm2d)
         size = norm.num_features
         order = torch.randperm(size, generator=random)
         scale = torch.exp(0.5 * torch.randn(size, generator=random, dtype=torch.float64))
-        disguise(whole, Stream((size,), touches, {block: Place(0)}), block, order=order, scale=scale)
+        disguise_spaces(whole, [block], order=order, scale=scale)
         negated = torch.rand(size, generator=random) < 0.5
         for values in (whole.get_submodule(f"{block}.conv1").weight, norm.weight, norm.running_mean):
             assert isinstance(values, Tensor)
@@ -76,11 +73,10 @@ def half_permuted(halves: Halves, *, seed: int) -> Disguised:
     client_half = halves[0]
     assert client_half.spec.cut is not None
     whole = models.join(*halves)
-    stream = stream_at(whole, client_half.spec.cut)
-    order = torch.arange(sum(stream.slices))
+    order = torch.arange(sum(spaces_at(whole, client_half.spec.cut).values()))
     moved = order[::2]
     order[::2] = moved[torch.randperm(len(moved), generator=generator(seed, "half permuted"))]
-    disguise(whole, stream, client_half.spec.cut, order=order, scale=torch.ones(len(order)).double())
+    disguise(whole, client_half.spec.cut, order=order, scale=torch.ones(len(order)).double())
     return Disguised(*models.split(whole, client_half.spec.cut))
 
 
@@ -93,14 +89,9 @@ def copied(halves: Halves, *, share: float, seed: int) -> Disguised:
     cut = halves[0].spec.cut
     assert cut is not None
     whole = models.join(*halves)
-    stream = stream_at(whole, cut)
-    segment = stream.cuts[cut].segment
-    readers = [
-        whole.get_submodule(touch.layer)
-        for touch in stream.touches
-        if touch.role == "read" and touch.before == segment
-    ]
-    weights = [layer.weight for layer in readers if isinstance(layer.weight, Tensor)]
+    spaces = spaces_at(whole, cut)
+    links = channel_topology(whole.spec).links
+    weights = [weight_of(whole, link.layer) for link in links if spaces.keys() & link.reads]
     importance = sum((weight.transpose(0, 1).flatten(1).norm(dim=1) for weight in weights), torch.zeros(()))
     ranked = importance.argsort()
     count = round(share * len(ranked))
@@ -108,7 +99,7 @@ def copied(halves: Halves, *, share: float, seed: int) -> Disguised:
     kept = ranked[count:]
     chosen = torch.randperm(len(kept), generator=generator(seed, "copied"))[:count]
     order[ranked[:count]] = kept[chosen]
-    disguise(whole, stream, cut, order=order, scale=torch.ones(len(order)).double())
+    disguise(whole, cut, order=order, scale=torch.ones(len(order)).double())
     copies = torch.bincount(order, minlength=len(order))[order]
     for weight in weights:
         weight /= copies.view(1, -1, *[1] * (weight.ndim - 2))

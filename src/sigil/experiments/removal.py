@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks
-from sigil.attacks.subject import Halves
+from sigil.attacks.halves import Halves
 from sigil.data import Dataset
 from sigil.experiments import behaviour, paper
 from sigil.experiments.experiment import Experiment, Finding, Results, judge

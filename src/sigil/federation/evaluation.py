@@ -1,4 +1,4 @@
-"""How good a pair of halves is: accuracy on the test images and strength of the mark."""
+"""How good a pair of halves is: the share of the test images that they classify rightly."""
 
 from __future__ import annotations
 

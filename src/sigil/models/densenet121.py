@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sigil.models.normalization import BatchNormReLU
+from sigil.models.topology import IMAGE, LOGITS, Link, Topology
 
 STANDARD_WIDTH = 64
 DEFAULT_CUT = "trans3"
@@ -67,3 +68,29 @@ def rows(width: int, channels: int, classes: int) -> dict[str, nn.Module]:
     table["flatten"] = nn.Flatten()
     table["fc"] = nn.Linear(size, classes)
     return table
+
+
+def topology(width: int) -> Topology:
+    """Each layer reads all spaces of its block so far, through a norm, and appends a linear one."""
+    links = [Link("conv_initial.conv", (IMAGE,), "conv_initial", after="conv_initial.norm")]
+    spaces: tuple[str, ...] = ("conv_initial",)
+    cuts = dict.fromkeys(("conv_initial", "pool0"), spaces)
+    for number, layers in enumerate(BLOCKS, start=1):
+        for index in range(layers):
+            layer = f"block{number}.{index}"
+            inside = f"{layer} inside"
+            links.append(
+                Link(f"{layer}.conv1", spaces, inside, before=f"{layer}.norm1", after=f"{layer}.norm2")
+            )
+            links.append(Link(f"{layer}.conv2", (inside,), layer))
+            spaces = (*spaces, layer)
+        cuts[f"block{number}"] = spaces
+        if number < len(BLOCKS):
+            row = f"trans{number}"
+            links.append(Link(f"{row}.conv", spaces, row, before=f"{row}.norm"))
+            spaces = (row,)
+            cuts[row] = spaces
+    links.append(Link("fc", spaces, LOGITS, before="norm_final"))
+    cuts |= dict.fromkeys(("norm_final", "avgpool", "flatten"), spaces)
+    linear = frozenset(link.writes for link in links if link.after is None)
+    return Topology(tuple(links), cuts, linear - {LOGITS})

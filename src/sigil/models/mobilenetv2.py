@@ -6,6 +6,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
+from sigil.models.topology import IMAGE, LOGITS, Link, Topology
+
 STANDARD_WIDTH = 32
 DEFAULT_CUT = "group6"
 
@@ -34,13 +36,18 @@ class InvertedResidual(nn.Module):
         self.expand: nn.Module = nn.Identity() if expansion == 1 else _convolution(inputs, hidden, kernel=1)
         self.depthwise = _convolution(hidden, hidden, kernel=3, stride=stride, groups=hidden)
         self.project = _convolution(hidden, outputs, kernel=1, relu=False)
-        self.residual = stride == 1 and inputs == outputs
+        self.residual = _residual(inputs, outputs, stride)
 
     def forward(self, input: Tensor) -> Tensor:
         output: Tensor = self.project(self.depthwise(self.expand(input)))
         if self.residual:
             output += input
         return output
+
+
+def _residual(inputs: int, outputs: int, stride: int) -> bool:
+    """Whether a block can add its input to its output."""
+    return stride == 1 and inputs == outputs
 
 
 def _convolution(
@@ -78,3 +85,37 @@ def rows(width: int, channels: int, classes: int) -> dict[str, nn.Module]:
     table["flatten"] = nn.Flatten()
     table["fc"] = nn.Linear(last, classes)
     return table
+
+
+def topology(width: int) -> Topology:
+    """Blocks add to one linear space as long as shapes allow; the widened channels inside are another.
+
+    Spaces that pass ReLU6, those of the stem, of ``conv2`` and inside blocks, are bounded.
+    """
+
+    def link(name: str, reads: tuple[str, ...], writes: str) -> Link:
+        return Link(f"{name}.conv", reads, writes, after=f"{name}.norm")
+
+    links, space = [link("conv1", (IMAGE,), "conv1")], "conv1"
+    linear, bounded = set(), {"conv1", "conv2"}
+    cuts: dict[str, tuple[str, ...]] = {"conv1": ("conv1",)}
+    inputs = width
+    for number, (expansion, standard, repetitions, stride) in enumerate(GROUPS, start=1):
+        outputs = scaled(standard, width)
+        for index in range(repetitions):
+            block = f"group{number}.{index}"
+            inside = space
+            if expansion > 1:
+                inside = f"{block} inside"
+                bounded.add(inside)
+                links.append(link(f"{block}.expand", (space,), inside))
+            links.append(link(f"{block}.depthwise", (), inside))
+            if not _residual(inputs, outputs, stride if index == 0 else 1):
+                space = block
+                linear.add(space)
+            links.append(link(f"{block}.project", (inside,), space))
+            inputs = outputs
+        cuts[f"group{number}"] = (space,)
+    links += [link("conv2", (space,), "conv2"), Link("fc", ("conv2",), LOGITS)]
+    cuts |= dict.fromkeys(("conv2", "avgpool", "flatten"), ("conv2",))
+    return Topology(tuple(links), cuts, frozenset(linear), frozenset(bounded))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sigil.models.normalization import BatchNormReLU
+from sigil.models.topology import IMAGE, LOGITS, Link, Topology
 
 STANDARD_WIDTH = 64
 DEFAULT_CUT = "layer3"
@@ -68,3 +69,21 @@ def rows(width: int, channels: int, classes: int) -> dict[str, nn.Module]:
         "flatten": nn.Flatten(),
         "fc": nn.Linear(8 * width, classes),
     }
+
+
+def topology(width: int) -> Topology:
+    """The stem and layer1 share one space, then one per stage; each block has one inside."""
+    links, space = [Link("conv1", (IMAGE,), "layer1", after="bn1")], "layer1"
+    for stage in ("layer1", "layer2", "layer3", "layer4"):
+        for block in (f"{stage}.0", f"{stage}.1"):
+            links.append(Link(f"{block}.conv1", (space,), block, after=f"{block}.bn1"))
+            links.append(Link(f"{block}.conv2", (block,), stage, after=f"{block}.bn2"))
+            if space != stage:
+                shortcut = f"{block}.downsample"
+                links.append(Link(f"{shortcut}.0", (space,), stage, after=f"{shortcut}.1"))
+            space = stage
+    links.append(Link("fc", (space,), LOGITS))
+    cuts: dict[str, tuple[str, ...]] = dict.fromkeys(("conv1", "bn1", "maxpool"), ("layer1",))
+    cuts |= {stage: (stage,) for stage in ("layer1", "layer2", "layer3", "layer4")}
+    cuts |= dict.fromkeys(("avgpool", "flatten"), ("layer4",))
+    return Topology(tuple(links), cuts)

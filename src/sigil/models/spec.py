@@ -13,6 +13,7 @@ from torch import nn
 
 from sigil.errors import ModelError
 from sigil.models import densenet121, mobilenetv2, resnet18, vgg11
+from sigil.models.topology import Topology
 
 Part = Literal["whole", "client", "server"]
 PARTS = ("whole", "client", "server")
@@ -25,18 +26,26 @@ MAX_CHANNELS = 64
 
 @dataclass(frozen=True)
 class Architecture:
-    """One table of the paper: ``rows(width, channels, classes)`` makes its rows in order."""
+    """One table of the paper: ``rows(width, channels, classes)`` makes its rows in order.
+
+    ``topology(width)`` says which of its layers share channels.
+    """
 
     standard_width: int
     default_cut: str
     rows: Callable[[int, int, int], dict[str, nn.Module]]
+    topology: Callable[[int], Topology]
 
 
 ARCHITECTURES = {
-    "resnet18": Architecture(resnet18.STANDARD_WIDTH, resnet18.DEFAULT_CUT, resnet18.rows),
-    "vgg11": Architecture(vgg11.STANDARD_WIDTH, vgg11.DEFAULT_CUT, vgg11.rows),
-    "mobilenetv2": Architecture(mobilenetv2.STANDARD_WIDTH, mobilenetv2.DEFAULT_CUT, mobilenetv2.rows),
-    "densenet121": Architecture(densenet121.STANDARD_WIDTH, densenet121.DEFAULT_CUT, densenet121.rows),
+    "resnet18": Architecture(resnet18.STANDARD_WIDTH, resnet18.DEFAULT_CUT, resnet18.rows, resnet18.topology),
+    "vgg11": Architecture(vgg11.STANDARD_WIDTH, vgg11.DEFAULT_CUT, vgg11.rows, vgg11.topology),
+    "mobilenetv2": Architecture(
+        mobilenetv2.STANDARD_WIDTH, mobilenetv2.DEFAULT_CUT, mobilenetv2.rows, mobilenetv2.topology
+    ),
+    "densenet121": Architecture(
+        densenet121.STANDARD_WIDTH, densenet121.DEFAULT_CUT, densenet121.rows, densenet121.topology
+    ),
 }
 
 
@@ -96,6 +105,11 @@ def architecture(name: str) -> Architecture:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise unknown("architecture", name, ARCHITECTURES)
     return ARCHITECTURES[name]
+
+
+def channel_topology(spec: ModelSpec) -> Topology:
+    """Which layers of the whole model share channels, a half's too (see :mod:`sigil.models.topology`)."""
+    return architecture(spec.name).topology(spec.width)
 
 
 def row_names(name: str) -> tuple[str, ...]:

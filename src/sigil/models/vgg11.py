@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from torch import nn
 
+from sigil.models.topology import IMAGE, LOGITS, Link, Topology
+
 STANDARD_WIDTH = 64
 DEFAULT_CUT = "pool4"
+
+# Channels as a multiple of the width, and convolutions, of each stage.
+STAGES = ((1, 1), (2, 1), (4, 2), (8, 2), (8, 2))
 
 
 def _stage(inputs: int, outputs: int, *, convolutions: int) -> nn.Sequential:
@@ -32,23 +37,34 @@ def _pool() -> nn.MaxPool2d:
 
 def rows(width: int, channels: int, classes: int) -> dict[str, nn.Module]:
     """The rows of the table in order, for images with ``channels`` planes."""
-    return {
-        "stage1": _stage(channels, width, convolutions=1),
-        "pool1": _pool(),
-        "stage2": _stage(width, 2 * width, convolutions=1),
-        "pool2": _pool(),
-        "stage3": _stage(2 * width, 4 * width, convolutions=2),
-        "pool3": _pool(),
-        "stage4": _stage(4 * width, 8 * width, convolutions=2),
-        "pool4": _pool(),
-        "stage5": _stage(8 * width, 8 * width, convolutions=2),
-        "pool5": _pool(),
-        # The identity on the table's 1×1 maps; larger images are averaged down to that.
-        "avgpool": nn.AdaptiveAvgPool2d(1),
-        "flatten": nn.Flatten(),
-        "fc": nn.Sequential(
-            nn.Linear(8 * width, 8 * width),
-            nn.ReLU(inplace=True),
-            nn.Linear(8 * width, classes),
-        ),
-    }
+    table: dict[str, nn.Module] = {}
+    inputs = channels
+    for number, (factor, convolutions) in enumerate(STAGES, start=1):
+        table[f"stage{number}"] = _stage(inputs, factor * width, convolutions=convolutions)
+        table[f"pool{number}"] = _pool()
+        inputs = factor * width
+    # The identity on the table's 1×1 maps; larger images are averaged down to that.
+    table["avgpool"] = nn.AdaptiveAvgPool2d(1)
+    table["flatten"] = nn.Flatten()
+    table["fc"] = nn.Sequential(
+        nn.Linear(inputs, inputs),
+        nn.ReLU(inplace=True),
+        nn.Linear(inputs, classes),
+    )
+    return table
+
+
+def topology(width: int) -> Topology:
+    """Every convolution reads what the one before it wrote, through batch norm and rectifier."""
+    links: list[Link] = []
+    cuts: dict[str, tuple[str, ...]] = {}
+    space = IMAGE
+    for number, (_, convolutions) in enumerate(STAGES, start=1):
+        for place in range(0, 3 * convolutions, 3):
+            layer = f"stage{number}.{place}"
+            links.append(Link(layer, (space,), layer, after=f"stage{number}.{place + 1}"))
+            space = layer
+        cuts |= dict.fromkeys((f"stage{number}", f"pool{number}"), (space,))
+    links += [Link("fc.0", (space,), "fc"), Link("fc.2", ("fc",), LOGITS)]
+    cuts |= dict.fromkeys(("avgpool", "flatten"), (space,))
+    return Topology(tuple(links), cuts)

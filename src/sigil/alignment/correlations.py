@@ -26,6 +26,9 @@ Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Order = npt.NDArray[np.int64]
 
+# A channel whose deviation is below this share of its size is constant but for rounding.
+CONSTANT = 1e-6
+
 STRANGERS = 0.6
 """The share of channels that are sure by chance, as assumed of unrelated models.
 
@@ -34,7 +37,7 @@ average for hardly trained ones of 32, for which CHANCE is therefore too hopeful
 """
 
 CHANCE = 1e-5
-"""A match is believed if so many sure channels would be found by chance with at most this probability."""
+"""A match is believed if chance finds as many sure channels with at most this probability."""
 
 FEWEST = 0.25
 """The share of channels that must have a partner at all."""
@@ -66,7 +69,7 @@ class Match:
     signs: Order | None = None
 
 
-def match(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:
+def match_by_correlations(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:
     """Find the order in which ``suspect`` (C′, C′) looks like ``reference`` (C, C).
 
     Both are correlation matrices. With C′ > C some channels of the suspect stay unused; with C′ < C some of
@@ -90,6 +93,15 @@ def match(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:
             found = _judge(*partial, order[: len(reference)])
             if found.believed:
                 break
+    return found
+
+
+def correlation_matrix(covariance: Floats, mean: Floats) -> Floats:
+    """Correlations from covariances (C, C) and means (C,); those of a channel that never varied are 0."""
+    variance = covariance.diagonal()
+    deviation = np.where(variance > CONSTANT**2 * (mean**2 + variance), np.sqrt(variance.clip(0)), np.inf)
+    found = covariance / np.outer(deviation, deviation)
+    np.fill_diagonal(found, np.where(np.isfinite(deviation), 1.0, 0.0))
     return found
 
 

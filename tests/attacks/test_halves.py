@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sigil import attacks, models
-from sigil.attacks.subject import at_cut, cut_of
+from sigil.attacks.halves import at_cut, cut_of
 from sigil.errors import AttackError, ModelError
 
 

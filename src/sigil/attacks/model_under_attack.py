@@ -7,9 +7,9 @@ from pathlib import Path
 
 from sigil import models
 from sigil.attacks.checks import check_fits, check_positive, check_share
-from sigil.attacks.files import check_target, open_subject, save_subject
+from sigil.attacks.files import check_target, open_model, save_model
+from sigil.attacks.halves import Halves, cut_of
 from sigil.attacks.measurement import Measurement, client_part, measure
-from sigil.attacks.subject import Halves, cut_of
 from sigil.attacks.training import share
 from sigil.data import Dataset
 from sigil.data.subsets import stratified
@@ -28,10 +28,10 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Case:
+class ModelUnderAttack:
     """A suspect opened for an attack; everything that can be wrong with the input was checked by then."""
 
-    subject: Model | Halves
+    model: Model | Halves
     out: Path
     key: Key | None
     data: Dataset | None
@@ -47,26 +47,26 @@ class Case:
         key: Key | None = None,
         data: Dataset | None = None,
         cut: str | None = None,
-    ) -> Case:
+    ) -> ModelUnderAttack:
         """Read the suspect and check that key, data and target fit it; nothing is written."""
-        subject = open_subject(suspect, server=server)
-        check_target(out, directory=isinstance(subject, tuple))
-        first = subject[0] if isinstance(subject, tuple) else subject
+        model = open_model(suspect, server=server)
+        check_target(out, directory=isinstance(model, tuple))
+        first = model[0] if isinstance(model, tuple) else model
         if first.spec.part == "client" and cut not in (None, first.spec.cut):
             raise AttackError(
                 f"The halves were cut at {first.spec.cut!r}, not at {cut!r}; leave the cut out."
             )
-        case = cls(subject, out, key, data, cut_of(subject, cut))
+        opened = cls(model, out, key, data, cut_of(model, cut))
         if data is not None:
             check_fits(first, data)
         if key is not None:
-            shape = case.activation_shape(subject, case.cut)
+            shape = opened.activation_shape(model, opened.cut)
             if shape != key.shape:
                 raise AttackError(
-                    f"The key is for activations of {key.shape}, but the suspect cut at {case.cut!r} gives "
+                    f"The key is for activations of {key.shape}, but the suspect cut at {opened.cut!r} gives "
                     f"{shape}; give the key of this cut."
                 )
-        return case
+        return opened
 
     @property
     def checkpoint(self) -> Path:
@@ -74,7 +74,7 @@ class Case:
         return self.out.with_name(f".{self.out.name}.attack")
 
     def activation_shape(self, model: Model | Halves, cut: str) -> tuple[int, ...]:
-        """The shape of one sample's activation at a cut of a model, for the images of this case."""
+        """The shape of one sample's activation at a cut of a model, for the images of this data set."""
         first = model[0] if isinstance(model, tuple) else model
         shape = self.data.shape if self.data is not None else first.input_shape
         if shape is None:
@@ -96,11 +96,11 @@ class Case:
         A new model whose activation has another shape than the key cannot carry the mark, and no report is
         made of it.
         """
-        files = save_subject(self.out, attacked)
+        files = save_model(self.out, attacked)
         place = cut or self.cut
         fits = self.key is not None and self.activation_shape(attacked, place) == self.key.shape
         return Outcome(
             files,
-            before=measure(self.subject, data=self.data, key=self.key, cut=self.cut),
+            before=measure(self.model, data=self.data, key=self.key, cut=self.cut),
             after=measure(attacked, data=self.data, key=self.key if fits else None, cut=place),
         )

@@ -21,42 +21,42 @@ from sigil.models import Model
 from sigil.models.spec import check_cut
 
 Halves = tuple[Model, Model]
-Subject = TypeVar("Subject", bound=Model | Halves)
+ModelOrHalves = TypeVar("ModelOrHalves", bound=Model | Halves)
 
 
-def whole_copy(subject: Model | Halves) -> Model:
+def whole_copy(model: Model | Halves) -> Model:
     """A whole model that shares no memory with what was given."""
-    if isinstance(subject, tuple):
-        client_half, server_half = subject
+    if isinstance(model, tuple):
+        client_half, server_half = model
         return models.join(client_half, server_half)
-    _check_model(subject)
-    if subject.spec.part != "whole":
+    _check_model(model)
+    if model.spec.part != "whole":
         raise AttackError(
-            f"This attack needs a whole model or both halves, but was given only the {subject.spec}; "
+            f"This attack needs a whole model or both halves, but was given only the {model.spec}; "
             "give the other half too."
         )
-    return copy.deepcopy(subject)
+    return copy.deepcopy(model)
 
 
-def whole_or_half_copy(subject: Model | Halves) -> Model:
+def whole_or_half_copy(model: Model | Halves) -> Model:
     """The same, but a half alone stays a half."""
-    if isinstance(subject, tuple):
-        return whole_copy(subject)
-    _check_model(subject)
-    return copy.deepcopy(subject)
+    if isinstance(model, tuple):
+        return whole_copy(model)
+    _check_model(model)
+    return copy.deepcopy(model)
 
 
-def same_kind(model: Model, given: Subject) -> Subject:
+def same_kind(model: Model, given: ModelOrHalves) -> ModelOrHalves:
     """An attacked whole model in the form in which the attack was given its original."""
-    return cast(Subject, models.split(model, cut_of(given)) if isinstance(given, tuple) else model)
+    return cast(ModelOrHalves, models.split(model, cut_of(given)) if isinstance(given, tuple) else model)
 
 
-def cut_of(subject: Model | Halves, cut: str | None = None) -> str:
+def cut_of(model: Model | Halves, cut: str | None = None) -> str:
     """The row that an attack at the cut looks at.
 
     That is ``cut`` if it is given; otherwise where the halves meet, or for a whole model the paper's cut.
     """
-    spec = subject[0].spec if isinstance(subject, tuple) else subject.spec
+    spec = model[0].spec if isinstance(model, tuple) else model.spec
     if cut is None:
         return spec.cut or models.default_cut(spec.name)
     check_cut(spec.name, cut)
@@ -85,18 +85,18 @@ class OpenedAtCut:
     shape: tuple[int, ...]
 
 
-def open_at_cut(subject: Model | Halves, data: Dataset, cut: str | None = None) -> OpenedAtCut:
+def open_at_cut(model: Model | Halves, data: Dataset, cut: str | None = None) -> OpenedAtCut:
     """A copy of a model that is attacked with these images at the cut (see :func:`cut_of`)."""
-    place = cut_of(subject, cut)
-    whole = whole_copy(subject)
+    place = cut_of(model, cut)
+    whole = whole_copy(model)
     check_fits(whole, data)
     front, back = at_cut(whole, place)
     return OpenedAtCut(whole, place, front, back, models.activation_shape(front, data.shape))
 
 
-def _check_model(subject: object) -> None:
-    if not isinstance(subject, Model):
+def _check_model(model: object) -> None:
+    if not isinstance(model, Model):
         raise AttackError(
             f"An attack takes a model of sigil.models or a pair of its halves, not a "
-            f"{type(subject).__name__}; build or load one with sigil.models."
+            f"{type(model).__name__}; build or load one with sigil.models."
         )

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from sigil import attacks, models
-from sigil.attacks.streams import HIDDEN, Place, Stream, Touch, disguise, stream_at
+from sigil.alignment.initial_weights import match_by_initial_weights
+from sigil.attacks.channels import disguise, disguise_spaces, spaces_at
 from sigil.errors import AlignmentError
-from sigil.lineage import trace
 from sigil.models import Model
 
 CONVOLUTIONAL = [
@@ -55,7 +55,7 @@ def images() -> torch.Tensor:
 @torch.no_grad()
 def puts_back(suspect: Model, original: Model, initial: Model) -> float:
     """The share of channels that, traced back, are the original's up to a positive scale."""
-    match = trace(suspect, initial)
+    match = match_by_initial_weights(suspect, initial)
     assert match.believed
     assert match.signs is not None
     signs = torch.from_numpy(match.signs).view(-1, 1, 1)
@@ -95,15 +95,9 @@ def test_channels_inside_a_block_may_be_reordered_too() -> None:
     for block in ("layer1.0", "layer2.1", "layer3.0", "layer3.1"):
         size = disguised.get_submodule(f"{block}.conv1").out_channels
         assert isinstance(size, int)
-        touches = (
-            Touch(f"{block}.conv1", "write"),
-            Touch(f"{block}.bn1", "norm", before=HIDDEN, after=0),
-            Touch(f"{block}.conv2", "read", before=0),
-        )
         order = torch.randperm(size, generator=random)
-        stream = Stream((size,), touches, {"layer3": Place(0)})
         scale = torch.rand(size, generator=random).double() + 0.5
-        disguise(disguised, stream, "layer3", order=order, scale=scale)
+        disguise_spaces(disguised, [block], order=order, scale=scale)
     disguised = attacks.permute(disguised, cut="layer3", seed=3)
     torch.testing.assert_close(disguised(images()), model(images()), rtol=1e-3, atol=1e-3)
     suspect, original = models.split(disguised, "layer3")[0], models.split(model, "layer3")[0]
@@ -115,16 +109,16 @@ def test_channels_without_a_rectifier_may_change_sign(name: str, cut: str) -> No
     initial = build(name)
     model = trained(initial, change=0.5)
     disguised = copy.deepcopy(model)
-    stream = stream_at(disguised, cut)
-    signs = torch.ones(sum(stream.slices), dtype=torch.float64)
+    sizes = list(spaces_at(disguised, cut).values())
+    signs = torch.ones(sum(sizes), dtype=torch.float64)
     # What enters a dense block has been rectified, at least in the first one.
-    signs[stream.slices[0] if name == "densenet121" and cut == "block2" else 0 :: 2] = -1
-    disguise(disguised, stream, cut, order=torch.arange(len(signs)), scale=signs)
+    signs[sizes[0] if name == "densenet121" and cut == "block2" else 0 :: 2] = -1
+    disguise(disguised, cut, order=torch.arange(len(signs)), scale=signs)
     torch.testing.assert_close(disguised(images()), model(images()), rtol=1e-3, atol=1e-3)
     disguised = attacks.permute(disguised, cut=cut, seed=3)
     suspect, original = models.split(disguised, cut)[0], models.split(model, cut)[0]
     assert puts_back(suspect, original, initial) == 1.0
-    signs_found = trace(suspect, initial).signs
+    signs_found = match_by_initial_weights(suspect, initial).signs
     assert signs_found is not None
     assert (signs_found < 0).any()
 
@@ -149,7 +143,7 @@ def test_filters_may_change_sign_with_their_batch_norm() -> None:
     disguised = attacks.permute(disguised, cut="layer3", seed=3)
     suspect, original = models.split(disguised, "layer3")[0], models.split(model, "layer3")[0]
     assert puts_back(suspect, original, initial) == 1.0
-    signs = trace(suspect, initial).signs
+    signs = match_by_initial_weights(suspect, initial).signs
     assert signs is not None
     assert (signs > 0).all()
 
@@ -157,7 +151,7 @@ def test_filters_may_change_sign_with_their_batch_norm() -> None:
 @pytest.mark.parametrize("name", models.names())
 def test_a_model_of_other_origin_is_not_believed(name: str) -> None:
     stranger = models.split(trained(build(name, seed=9)), models.default_cut(name))[0]
-    found = trace(stranger, build(name))
+    found = match_by_initial_weights(stranger, build(name))
     assert not found.believed
     assert found.agreement < 0.3
     assert found.sure < len(found.order) / 2
@@ -166,7 +160,7 @@ def test_a_model_of_other_origin_is_not_believed(name: str) -> None:
 def test_an_undisguised_model_keeps_its_order() -> None:
     initial = build("vgg11")
     half = models.split(trained(initial), "stage4")[0]
-    found = trace(half, initial)
+    found = match_by_initial_weights(half, initial)
     np.testing.assert_array_equal(found.order, np.arange(64))
     assert found.sure == 64
     assert 0.6 < found.agreement < 0.8  # noise as large as the weights: 1/√2
@@ -179,7 +173,7 @@ def test_copies_of_channels_find_no_place() -> None:
         layer = half.get_submodule("stage4.3")
         assert isinstance(layer.weight, torch.Tensor)
         layer.weight[:8] = layer.weight[8:16].clone()
-    found = trace(half, initial)
+    found = match_by_initial_weights(half, initial)
     assert (found.order < 0).sum() >= 8
     kept = np.arange(16, 64)
     np.testing.assert_array_equal(found.order[kept], kept)
@@ -194,4 +188,4 @@ def test_initial_weights_of_another_model_are_one_sentence(other: tuple[str, int
     if cut is not None:
         initial = models.split(initial, cut)[0]
     with pytest.raises(AlignmentError, match=r"^The initial weights are those of the .*\.$"):
-        trace(half, initial)
+        match_by_initial_weights(half, initial)

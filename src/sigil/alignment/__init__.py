@@ -1,0 +1,37 @@
+"""Alignment: put the channels of a disguised copy back in order before its mark is read.
+
+An attacker who permutes the channels at the cut, scales each of them, and changes the layers behind to match,
+has a model that computes the same and whose mark cannot be read. Both can be undone:
+
+- the **order** is found by comparing the suspect with what the owner knows of the training: the correlations
+  between channels that the server recorded (:mod:`sigil.alignment.correlations`), or the initial weights
+  (:mod:`sigil.alignment.initial_weights`);
+- the **scale** is not restored but removed: each channel is divided by its own standard deviation over random
+  inputs. Recorded scales would carry the mark and move the null hypothesis (docs/alignment.md).
+"""
+
+from __future__ import annotations
+
+from sigil.alignment.aligning import Alignment, Probes, align
+from sigil.alignment.references import (
+    Reference,
+    ReferenceKind,
+    check_channels,
+    fingerprint,
+    initial_half,
+    open_reference,
+    save_sums,
+)
+
+__all__ = [
+    "Alignment",
+    "Probes",
+    "Reference",
+    "ReferenceKind",
+    "align",
+    "check_channels",
+    "fingerprint",
+    "initial_half",
+    "open_reference",
+    "save_sums",
+]

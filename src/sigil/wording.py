@@ -1,0 +1,268 @@
+"""The wording of a verdict: all that a report, the command line and the evidence page say of one.
+
+Numbers are rounded so that no claim becomes stronger than it is. Texts with a name or a number that a page
+sets in its own way are given with a placeholder, such as ``{owner}``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from sigil import statistics
+from sigil.statistics import PAPER_THRESHOLD
+
+NOT_DISPROVEN = (
+    "Not proven is not disproven: the mark may be absent, or weakened, or it may belong\n"
+    "to another key or to another cut."
+)
+
+_SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+class Verdict(Protocol):
+    """The numbers of a verdict: a :class:`sigil.Report`, or what an evidence file holds of one."""
+
+    @property
+    def owned(self) -> bool: ...
+    @property
+    def wsr(self) -> float: ...
+    @property
+    def log10_p(self) -> float: ...
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def threshold(self) -> float | None: ...
+    @property
+    def tries(self) -> int: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def probes(self) -> int: ...
+    @property
+    def paper_rule(self) -> bool: ...
+
+
+class ChannelOrder(Protocol):
+    """What the evidence holds of an alignment."""
+
+    @property
+    def compared(self) -> str: ...
+    @property
+    def reference(self) -> str: ...
+    @property
+    def sure_channels(self) -> int: ...
+    @property
+    def used(self) -> bool: ...
+
+
+def word(owned: bool) -> str:
+    """The verdict in a list of results."""
+    return "owned" if owned else "not proven"
+
+
+def stamp(owned: bool) -> str:
+    """The verdict on a page, by itself."""
+    return "Proven" if owned else "Not proven"
+
+
+def title(owned: bool) -> str:
+    """The verdict as the title of a page."""
+    return f"Ownership {stamp(owned).lower()}"
+
+
+def heading(owned: bool) -> str:
+    """The verdict as the heading of a page, with the place of the ``{owner}``."""
+    if owned:
+        return "This model carries the watermark of {owner}."
+    return "The watermark of {owner} is not proven in this model."
+
+
+def headline(owned: bool, owner: str) -> str:
+    """The verdict as the first line in a terminal."""
+    if owned:
+        return f"OWNED: this model carries the mark of {owner}."
+    return f"NOT PROVEN: the mark of {owner} is not proven in this model."
+
+
+def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
+    """The verdict in one sentence for people."""
+    wsr, needed = success_rate(verdict)
+    found = f"its bits agree with the key of {owner} in {_closed(wsr)} of cases"
+    if aligned:
+        found += " once its channels are back in order"
+    if verdict.owned:
+        return (
+            f"The suspect carries the mark: {found}, which chance alone would reach with a "
+            f"probability of {chance(verdict)}."
+        )
+    level = f"(p <= {verdict.alpha:.1g})"
+    if needed is None:
+        proof = f"no agreement on its {verdict.bits} bits would be proof {level}"
+    else:
+        proof = f"proof {level} takes {_closed(needed)}"
+    return (
+        f"The suspect is not shown to carry the mark: {found}, which chance alone would reach "
+        f"with a probability of {chance(verdict)}, and {proof}."
+    )
+
+
+def explanation(owned: bool) -> str:
+    """What the probability says, with the places of the ``{chance}`` and the ``{level}`` of proof."""
+    if owned:
+        return (
+            "By chance alone, a model that has nothing to do with this key would agree with it this well "
+            "with a probability of {chance}."
+        )
+    return (
+        "Agreement with the key at least as good as this has a probability of {chance} by chance alone; "
+        "proof here asks for {level} or less."
+    )
+
+
+def meaning(verdict: Verdict) -> list[str]:
+    """What the verdict means and what it does not, in paragraphs."""
+    wsr, needed = success_rate(verdict)
+    if verdict.owned:
+        return [
+            "A model that was never trained with this key answers its secret questions like a tossed coin, "
+            "right about half of the time; this one gave the owner’s answer in "
+            f"{unbroken(wsr)} of {verdict.bits * verdict.probes:,} answers. Provided that the key was fixed "
+            "before the model existed, coincidence is not a reasonable explanation: the mark was put there "
+            "in training, with this key, into this model or into one that it was made from."
+        ]
+    paragraphs = [
+        "The agreement found is not rare enough to rule out coincidence at the level that was set, so this "
+        "test gives no verdict for the owner. It does not show that the model is independent of the owner’s: "
+        "a mark can be absent, but it can also have been weakened or removed, belong to another key, or lie "
+        "at another place in the network than the one examined."
+    ]
+    if needed is None:
+        paragraphs.append(
+            "With this key and this model no agreement, however good, could have reached the level: "
+            f"{verdict.bits} bits are too few, or the model answers too many of them at random. A longer key "
+            "is needed for proof at this level."
+        )
+    elif verdict.paper_rule:
+        paragraphs.append(
+            f"The fixed rule of the original paper, more than {unbroken(percent(PAPER_THRESHOLD, 0))} "
+            "agreement, is met. It is not relied on here because it does not say how often chance meets it."
+        )
+    return paragraphs
+
+
+def rate_and_proof(verdict: Verdict) -> str:
+    """The success rate, and the one at which proof begins."""
+    wsr, needed = success_rate(verdict)
+    proof = f"proof begins at {needed}" if needed else "no rate is proof here, the key is too short"
+    return f"{wsr} ({proof})"
+
+
+def p_value(verdict: Verdict) -> str:
+    """The p-value as a number: "p = 8.9e-16", or "p <= …" for a bound."""
+    return f"p {'=' if verdict.exact else '<='} {decimal(verdict.log10_p)}"
+
+
+def by_chance(verdict: Verdict) -> str:
+    """The p-value in words and as a number, and what proof asks for."""
+    tries = f", {verdict.tries:,} tries counted in" if verdict.tries > 1 else ""
+    return f"{chance(verdict)} ({p_value(verdict)}{tries}; proof asks for {verdict.alpha:g})"
+
+
+def paper_rule(verdict: Verdict) -> str:
+    """Whether the paper's fixed rule is met."""
+    return f"{met(verdict)} (success rate above {percent(PAPER_THRESHOLD, 0)})"
+
+
+def met(verdict: Verdict) -> str:
+    """Whether the paper's fixed rule is met, by itself."""
+    return "met" if verdict.paper_rule else "not met"
+
+
+def chance(verdict: Verdict) -> str:
+    """The p-value in words, and whether it is a bound: "at most one in 3.3 million"."""
+    return ("" if verdict.exact else "at most ") + statistics.in_words(verdict.log10_p)
+
+
+def channel_order(found: ChannelOrder | None) -> list[tuple[str, str]]:
+    """Rows about the order of channels: none if no reference was given."""
+    if found is None:
+        return []
+    sure = f"{found.sure_channels} channels recognised by {found.compared}"
+    used = f"{sure}, put back in order" if found.used else f"not used: only {sure}, so examined as it is"
+    return [("alignment", used), ("reference", f"fingerprint {found.reference}")]
+
+
+def channel_order_at_length(found: ChannelOrder | None) -> str:
+    """The same as a clause on a page."""
+    if found is None:
+        return "none: the model was examined as it is"
+    if found.used:
+        return (
+            f"channels were first put back in the owner’s order; {found.sure_channels} of them were "
+            f"recognised by {found.compared}"
+        )
+    return (
+        f"tried and not used, since only {found.sure_channels} channels were recognised by "
+        f"{found.compared}: the model was examined as it is"
+    )
+
+
+def success_rate(verdict: Verdict) -> tuple[str, str | None]:
+    """The WSR and the WSR at which proof begins (None if out of reach), as percentages.
+
+    They have one decimal, or as many as tell them from each other and from 100 %.
+    """
+    threshold = verdict.threshold if verdict.threshold is not None and verdict.threshold <= 1 else None
+    for digits in (1, 2, 3, 4):
+        wsr = percent(verdict.wsr, digits)
+        needed = None if threshold is None else percent(threshold, digits)
+        if (wsr != needed or verdict.wsr == threshold) and "than" not in wsr:
+            break
+    return wsr, needed
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage; what is less than all never reads as 100 %."""
+    if share >= 1.0:
+        return "100 %"
+    text = f"{100 * share:.{digits}f}"
+    if float(text) >= 100.0:
+        return f"more than {100 - 10.0**-digits:.{digits}f} %"
+    return f"{text} %"
+
+
+def decimal(log10: float) -> str:
+    """A probability in the form 8.9e-16, which is never smaller than the true one."""
+    mantissa, exponent = _round_up(log10)
+    return f"{mantissa:g}e{exponent}" if log10 < -2 else f"{_hundredths(log10):g}"
+
+
+def scientific(log10: float) -> str:
+    """A probability in the form 8.9 × 10⁻¹⁶, which is never smaller than the true one."""
+    mantissa, exponent = _round_up(log10)
+    if log10 >= -2:
+        return f"{_hundredths(log10):g}"
+    return f"{mantissa:g} × 10{str(exponent).translate(_SUPERSCRIPT)}"
+
+
+def _round_up(log10: float) -> tuple[float, int]:
+    exponent = math.floor(log10)
+    # A logarithm carries rounding: without the slack 3e-7 could read 3.1e-7.
+    mantissa = math.ceil(10 ** (log10 - exponent) * 10 - 1e-9) / 10
+    return (1.0, exponent + 1) if mantissa >= 10 else (mantissa, exponent)
+
+
+def _hundredths(log10: float) -> float:
+    return math.ceil(10 ** (log10 + 2) - 1e-9) / 100
+
+
+def unbroken(text: str) -> str:
+    """Keep a number and what belongs to it on one line."""
+    return text.replace(" ", "\u00a0")
+
+
+def _closed(percentage: str) -> str:
+    return percentage.replace(" %", "%")

@@ -1,0 +1,110 @@
+"""Numbers in words never claim more than the numbers do."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigil import wording
+from sigil.wording import chance, decimal, percent, scientific, success_rate
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.5, "50.0 %"), (1.0, "100 %"), (0.9994, "99.9 %"), (0.99999, "more than 99.9 %")],
+)
+def test_percent(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("p", "plain", "raised"),
+    [
+        (2**-50, "8.9e-16", "8.9 × 10⁻¹⁶"),
+        (3e-7, "3e-7", "3 × 10⁻⁷"),
+        (9.99e-8, "1e-7", "1 × 10⁻⁷"),
+        (0.2069, "0.21", "0.21"),
+        (1.0, "1", "1"),
+    ],
+)
+def test_probabilities_are_rounded_up(p: float, plain: str, raised: str) -> None:
+    assert decimal(math.log10(p)) == plain
+    assert scientific(math.log10(p)) == raised
+
+
+@given(st.floats(min_value=-300, max_value=0))
+def test_a_written_probability_is_never_smaller_than_the_true_one(log10: float) -> None:
+    assert math.log10(float(decimal(log10))) >= log10 - 1e-9
+
+
+def test_far_below_the_smallest_float() -> None:
+    assert decimal(-903.09) == "8.2e-904"
+
+
+def verdict(**changes: Any) -> Any:
+    numbers = {
+        "owned": True,
+        "wsr": 0.98,
+        "log10_p": math.log10(2**-50),
+        "exact": True,
+        "alpha": 3e-7,
+        "threshold": 0.83,
+        "tries": 1,
+        "bits": 50,
+        "probes": 512,
+        "paper_rule": True,
+    }
+    return SimpleNamespace(**numbers | changes)
+
+
+def test_rate_and_threshold_can_be_told_apart() -> None:
+    assert success_rate(verdict(wsr=0.82984, threshold=0.83016)) == ("82.98 %", "83.02 %")
+    assert success_rate(verdict(wsr=0.99996))[0] == "99.996 %"
+    assert success_rate(verdict(threshold=None))[1] is None
+    assert success_rate(verdict(threshold=math.inf))[1] is None
+
+
+def test_a_bound_is_called_one() -> None:
+    assert chance(verdict()) == "one in 1.1 quadrillion"
+    assert chance(verdict(exact=False)).startswith("at most one in")
+    assert wording.p_value(verdict()) == "p = 8.9e-16"
+    assert wording.p_value(verdict(exact=False)) == "p <= 8.9e-16"
+
+
+def test_the_sentence_claims_no_more_than_the_other_texts() -> None:
+    """It once rounded 99.96 % to 100.0%, and a rate just short of proof to the rate of proof."""
+    nearly = wording.sentence(verdict(wsr=0.9996), owner="ACME", aligned=False)
+    assert "in 99.96% of cases" in nearly
+    short = verdict(owned=False, wsr=0.82984, threshold=0.83016)
+    assert "in 82.98% of cases" in wording.sentence(short, owner="ACME", aligned=False)
+    assert "takes 83.02%." in wording.sentence(short, owner="ACME", aligned=False)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_all_texts_give_the_same_verdict(owned: bool) -> None:
+    found = verdict(owned=owned)
+    texts = [
+        wording.word(owned),
+        wording.stamp(owned),
+        wording.title(owned),
+        wording.heading(owned),
+        wording.headline(owned, "ACME"),
+        wording.sentence(found, owner="ACME", aligned=False),
+        " ".join(wording.meaning(found)),
+    ]
+    for text in texts:
+        negative = any(part in text.lower() for part in ("not proven", "not shown", "no verdict"))
+        assert negative is not owned, text
+
+
+def test_an_order_that_was_not_used_is_said_to_be_so() -> None:
+    found: Any = SimpleNamespace(compared="initial weights", reference="1a" * 32, sure_channels=3, used=False)
+    assert "not used: only 3 channels" in dict(wording.channel_order(found))["alignment"]
+    assert wording.channel_order_at_length(found).startswith("tried and not used, since only 3 channels")
+    assert wording.channel_order(None) == []
+    assert wording.channel_order_at_length(None).startswith("none")
