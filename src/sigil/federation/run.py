@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from sigil import models
+from sigil import files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
@@ -272,9 +272,8 @@ def _describe(folder: Path, settings: Settings, key: Key | None, *, finished: bo
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "finished": finished,
     }
-    partial = folder / ".run.json.partial"
-    partial.write_text(json.dumps(description, indent=1) + "\n")
-    partial.replace(folder / "run.json")
+    text = json.dumps(description, indent=1) + "\n"
+    files.write(folder / "run.json", text, replace=True, raises=TrainingError)
 
 
 def _read_description(folder: Path) -> dict[str, Any] | None:
@@ -288,9 +287,8 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_metrics(folder: Path, metrics: list[dict[str, Any]]) -> None:
-    partial = folder / ".metrics.partial"
-    partial.write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    partial.replace(folder / "metrics.jsonl")
+    text = "".join(json.dumps(row) + "\n" for row in metrics)
+    files.write(folder / "metrics.jsonl", text, replace=True, raises=TrainingError)
 
 
 def _log(writer: SummaryWriter, row: dict[str, Any]) -> None:
