@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,16 @@ from sigil.federation.recording import GradientRecorder
 from sigil.federation.reference import ReferenceRecorder
 from sigil.federation.settings import Settings, make
 from sigil.key import Key
+
+NAMES = (
+    "metrics.jsonl",
+    "client.safetensors",
+    "server.safetensors",
+    "reference.safetensors",
+    "recording",
+    "checkpoint",
+)
+"""What is in a run's directory beside ``run.json``, which makes it one."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,7 @@ def train(
     If another process is at it, `wait` waits for that one's result instead of raising an error.
     `make_federation`, called like :class:`Federation`, may make one whose clients are elsewhere.
     """
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, wait), _threads(settings.run.threads):
         if _finished(folder, settings, key):
@@ -99,6 +111,18 @@ def train(
             name=name or folder.name,
             make_federation=make_federation,
         )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise unless a run can be made in `folder` or gone on with there, without harm to other files."""
+    files.check_folder(folder, raises=TrainingError)
+    if _read_description(folder) is None:
+        for name in NAMES:
+            if os.path.lexists(folder / name):
+                raise TrainingError(
+                    f"{folder / name} is there, but {folder} is not a run of Sigil's, and only a run is "
+                    "written over; choose another --out."
+                )
 
 
 def open_run(folder: Path) -> Run:
@@ -279,10 +303,14 @@ def _describe(folder: Path, settings: Settings, key: Key | None, *, finished: bo
 def _read_description(folder: Path) -> dict[str, Any] | None:
     try:
         description: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        if not {"settings", "commitment", "finished"} <= description.keys():
+            raise ValueError("the description of something else")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
-        raise TrainingError(f"{folder / 'run.json'} cannot be read; choose another --out.") from None
+    except (OSError, ValueError, AttributeError):
+        raise TrainingError(
+            f"{folder / 'run.json'} cannot be read as a run of Sigil's; choose another --out."
+        ) from None
     return description
 
 
@@ -300,7 +328,7 @@ def _log(writer: SummaryWriter, row: dict[str, Any]) -> None:
 @contextmanager
 def _locked(folder: Path, wait: bool) -> Iterator[None]:
     """Two processes must not train the same run; the lock ends with the process, however it ends."""
-    with (folder / ".lock").open("w") as file:
+    with (folder / ".lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
