@@ -72,14 +72,21 @@ def check(*outputs: File | Folder | None, inputs: Mapping[str, Path | None] | No
     wanted = [output for output in outputs if output is not None]
     check_apart(wanted, inputs or {})
     for output in wanted:
-        if isinstance(output, Folder):
-            files.check_folder(output.path)
-        elif output.mark is not None and not output.force and output.mark.on(output.path):
-            raise OutputError(
-                f"{output.path} exists; choose another name, or give --force to replace this {output.kind}."
-            )
-        else:
-            files.check(output.path, replace=output.mark or False, kind=output.kind)
+        try:
+            _check_place(output)
+        except OutputError as error:
+            raise OutputError(f"{output.option}: {error}") from None
+
+
+def _check_place(output: File | Folder) -> None:
+    if isinstance(output, Folder):
+        files.check_folder(output.path)
+    elif output.mark is not None and not output.force and output.mark.on(output.path):
+        raise OutputError(
+            f"{output.path} exists; choose another name, or give --force to replace this {output.kind}."
+        )
+    else:
+        files.check(output.path, replace=output.mark or False, kind=output.kind)
 
 
 def check_apart(outputs: Sequence[File | Folder], inputs: Mapping[str, Path | None]) -> None:
