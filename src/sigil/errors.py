@@ -59,6 +59,10 @@ class ExperimentError(SigilError):
     """An experiment or its stored results cannot be run or read."""
 
 
+class OutputError(SigilError):
+    """A result cannot be written where it was asked for, or would take the place of something else."""
+
+
 class NetworkError(SigilError):
     """A training across machines cannot go on: no connection, bad certificates, or too few clients."""
 

@@ -12,7 +12,6 @@ so every changed byte is an error.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from sigil import files
 from sigil.errors import KeyFileError
 
 FORMAT: Final = 1
@@ -232,17 +232,9 @@ def _fetch(path: Path) -> bytes:
 
 def _store(path: Path, data: bytes, *, overwrite: bool) -> None:
     """Write a file that appears at `path` whole or not at all, and that nobody else can read."""
-    temporary = path.parent / f".sigil-{secrets.token_hex(8)}.tmp"
     try:
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            _move(temporary, path, overwrite=overwrite)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with files.draft(path, replace=overwrite, mode=0o600) as place, place.open("r+b") as file:
+            file.write(data)
         return
     except FileExistsError:
         reason = "it exists already; choose another name, or overwrite it with --force"
@@ -253,26 +245,6 @@ def _store(path: Path, data: bytes, *, overwrite: bool) -> None:
     except (OSError, ValueError) as error:
         reason = f"{_reason(error)}; choose another path"
     raise KeyFileError(f"The key file {path} cannot be written: {reason}.")
-
-
-def _move(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    if overwrite:
-        temporary.replace(path)
-    else:
-        try:
-            os.link(temporary, path)  # fails if `path` exists, which a rename would not
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links: claim the name, then replace it
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            temporary.replace(path)
-    # The name must outlive a power cut as the content does; not every system can promise that.
-    with contextlib.suppress(OSError):
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
 
 
 def _reason(error: OSError | ValueError) -> str:

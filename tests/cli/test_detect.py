@@ -59,7 +59,7 @@ def test_json_holds_everything(run: Path, tmp_path: Path, capsys: pytest.Capture
     picture = tmp_path / "curves.svg"
     command = ["detect", str(run), "--detector", "gradient-scrutinizer", "--out", str(picture), "--json"]
     reports = []
-    for extra in ([], ["--compat"]):
+    for extra in ([], ["--compat", "--force"]):
         assert main([*command, *extra]) == 0
         reports.append(json.loads(capsys.readouterr().out))
     assert picture.exists()

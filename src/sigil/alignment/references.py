@@ -6,7 +6,6 @@ the training began, which follow from its seed. A finished run's directory holds
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sigil import models
+from sigil import files, models
 from sigil.alignment.correlations import Floats, correlation_matrix
 from sigil.errors import AlignmentError, reason
 from sigil.models import Model
@@ -127,18 +126,19 @@ def fingerprint(reference: Reference | Model) -> str:
     A reference that is chosen afterwards can be chosen to put channels into the order that suits the key.
     """
     tensors = reference.sums() if isinstance(reference, Reference) else reference.state_dict()
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return files.digest(
+        part
+        for name, tensor in sorted(tensors.items())
+        for part in (f"{name} {tensor.dtype} {tuple(tensor.shape)}\n", tensor)
+    )
 
 
 def save_sums(path: str | os.PathLike[str], shape: Sequence[int], sums: Mapping[str, Tensor]) -> None:
     """Write a recorder's sums as a reference file."""
     # One entry only: safetensors writes several in no fixed order, and equal runs give equal bytes.
     note = json.dumps({"reference": 1, "shape": tuple(shape)})
-    save_file({name: value.contiguous() for name, value in sums.items()}, path, metadata={"sigil": note})
+    with files.draft(path, replace=True) as place:
+        save_file({name: value.contiguous() for name, value in sums.items()}, place, metadata={"sigil": note})
 
 
 def open_reference(

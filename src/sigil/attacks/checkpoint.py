@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,23 +10,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sigil import files
 from sigil.data import Dataset
 from sigil.errors import AttackError
 
 
 def digest(model: nn.Module) -> str:
     """SHA-256 of the names and values of all tensors of a model."""
-    found = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+    return files.digest(part for named in model.state_dict().items() for part in named)
 
 
 def fingerprint(model: nn.Module, data: Dataset, *settings: object) -> str:
     """What must be equal for an interrupted attack to be gone on with: settings, labels and weights."""
     about = (settings, data.name, data.train.images.shape, data.augment, digest(model))
-    return hashlib.sha256(repr(about).encode() + data.train.labels.tobytes()).hexdigest()
+    return files.digest([repr(about), data.train.labels.tobytes()])
 
 
 class Checkpoint:
@@ -46,10 +42,9 @@ class Checkpoint:
             for name, value in values.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer/{index}/{name}"] = value.contiguous()
-        partial = self.path.with_name(self.path.name + ".partial")
         about = {"fingerprint": self.fingerprint, "done": done}
-        save_file(tensors, partial, metadata={"sigil": json.dumps(about)})
-        partial.replace(self.path)
+        with files.draft(self.path, replace=True) as place:
+            save_file(tensors, place, metadata={"sigil": json.dumps(about)})
 
     def read(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
         """Load the state into model and optimizer; returns the finished steps, 0 if there is none."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from sigil import models
+from sigil import files, models
 from sigil.attacks.halves import Halves
 from sigil.errors import AttackError
 from sigil.models import Model
@@ -38,26 +39,27 @@ def check_target(path: Path, *, directory: bool) -> None:
 
     A pair of halves needs a directory, which may exist; one model needs a file, which may not.
     """
-    if not path.parent.is_dir():
-        raise AttackError(f"{path} cannot be written: {path.parent} is not a directory; make it first.")
-    taken = [file for file in (path / CLIENT, path / SERVER) if file.exists()] if directory else [path]
-    if directory and path.exists() and not path.is_dir():
+    if directory and os.path.lexists(path) and not path.is_dir():
         raise AttackError(f"{path} is a file, but both halves need a directory; choose another name.")
-    for file in taken:
-        if file.exists():
-            raise AttackError(f"{file} exists, and a model is never overwritten; choose another name.")
+    if directory and path.is_dir():
+        for name in (CLIENT, SERVER):
+            files.check(path / name, kind="model", raises=AttackError)
+    elif path.is_dir():
+        raise AttackError(f"{path} exists, and a model is never overwritten; choose another name.")
+    else:
+        files.check(path, kind="model", raises=AttackError)
 
 
 def save_model(path: Path, model: Model | Halves) -> list[Path]:
     """Write a model to a file, or a pair of halves to a directory; returns the files."""
     if not isinstance(model, tuple):
-        models.save(path, model)
+        models.save(path, model, replace=False)
         return [path]
     path.mkdir(exist_ok=True)
-    files = [path / CLIENT, path / SERVER]
-    for file, half in zip(files, model, strict=True):
-        models.save(file, half)
-    return files
+    places = [path / CLIENT, path / SERVER]
+    for file, half in zip(places, model, strict=True):
+        models.save(file, half, replace=False)
+    return places
 
 
 def _half(path: Path, part: str) -> Model:

@@ -7,7 +7,6 @@ span of the secret matrix M.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sigil import files
 from sigil.attacks.checks import check_at_least, check_choice, check_not_negative
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
 from sigil.attacks.principal import Rows, mean_row, principal_components
@@ -139,7 +139,7 @@ def subspace(
         precision=place,
         progress=progress,
         checkpoint=checkpoint,
-        identity=f"subspace {gamma} {hashlib.sha256(weighted.cpu().numpy().tobytes()).hexdigest()}",
+        identity=f"subspace {gamma} {files.digest([weighted])}",
     )
     return same_kind(attacked.whole, model), found
 

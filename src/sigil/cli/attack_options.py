@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError
@@ -110,6 +111,7 @@ def attack_command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable
         first, rest = list(shared.values())[:2], list(shared.values())[2:]
 
         def run(**given: Any) -> None:
+            _check(given)
             attack(open_call(**{name: given.pop(name) for name in shared}), **given)
 
         run.__name__, run.__doc__ = attack.__name__, attack.__doc__
@@ -117,6 +119,20 @@ def attack_command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable
         return app.command()(run)
 
     return register
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Whether the new model's files are others than all that the command reads."""
+    from sigil.attacks.files import CLIENT, SERVER
+
+    out: Path = given["out"]
+    read = {name: value for name, value in given.items() if isinstance(value, Path) and name != "out"}
+    if given.get("student"):
+        read["student"] = Path(given["student"])
+    state = out.with_name(f".{out.name}.attack")
+    wanted = [outputs.File("--out", place) for place in (out, out / CLIENT, out / SERVER, state)]
+    inputs = {f"--{name.replace('_', '-')}": path for name, path in read.items() if name != "suspect"}
+    outputs.check_apart(wanted, inputs | {"SUSPECT": read["suspect"]})
 
 
 def open_call(

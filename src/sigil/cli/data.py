@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sigil.cli import outputs
 from sigil.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def partition(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it to this PNG, SVG or PDF file.")
     ] = None,
+    force: outputs.Force = False,
     data_dir: DataDir = None,
     train_limit: TrainLimit = None,
     classes: Classes = None,
@@ -137,6 +139,7 @@ def partition(
 
     from sigil import data
 
+    outputs.check(None if out is None else outputs.picture("--out", out, force=force))
     found = data.load(name, data_dir=data_dir, train_limit=train_limit, classes=classes)
     labels = found.train.labels
     parts = data.partition(labels, clients=clients, kind=kind, beta=beta, sigma=sigma, seed=seed)

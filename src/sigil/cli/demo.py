@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sigil.cli import outputs
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the `sigil` command."""
@@ -30,6 +32,8 @@ def demo(
     """
     from sigil.experiments.demo import tell
     from sigil.federation.progress import choose
+
+    outputs.check(outputs.Folder("--out", out))
 
     def say(text: str) -> None:
         if not quiet:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sigil.cli import outputs
 from sigil.cli.terminal import printable
 from sigil.errors import DetectorError
 
@@ -50,6 +51,7 @@ def detect(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="The picture; RUN/detectors.png if left out."),
     ] = None,
+    force: outputs.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all curves.")] = False,
 ) -> None:
     """Would a suspicious client have noticed? Ask detectors about a recorded run.
@@ -74,6 +76,9 @@ def detect(
 
     names = list(dict.fromkeys(detector or _OFFLINE))
     _check(names)
+    picture = out or run / "detectors.png"
+    # The run's own picture is drawn again whenever it is asked for; one elsewhere only by force.
+    outputs.check(outputs.picture("--out", picture, force=force or out is None), inputs={"RUN": run})
     finished = open_run(run)
     recording = Recording(run / "recording")
     number = _client(recording, client)
@@ -81,7 +86,6 @@ def detect(
         _make(name, finished, number, compat=compat, share=share, data_dir=data_dir).replay(recording)
         for name in names
     ]
-    picture = out or run / "detectors.png"
     draw(detectors, picture)
     if as_json:
         described = {"run": str(run), "client": number, "picture": str(picture)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from sigil import files
+from sigil.cli import outputs
 from sigil.cli.terminal import printable
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
     from sigil.key import Key
 
 PASSPHRASE_VARIABLE: Final = "SIGIL_PASSPHRASE"
 _MAX_PASSPHRASE_BYTES: Final = 4096
+_KEY: Final = files.Mark(b'{"format":"sigil-key/')
 
 app = typer.Typer(
     name="key",
@@ -54,7 +58,9 @@ def new(
     ] = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing key, which is kept as FILE.old.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Draw a new secret key and write it to FILE.
@@ -80,14 +86,18 @@ def new(
     """
     from sigil.key import Key
 
+    outputs.check_apart([outputs.File("FILE", file)], {"--passphrase-file": passphrase_file})
     secret = read_passphrase(ask=passphrase, file=passphrase_file, confirm=True)
     key = Key.generate(owner, shape=_parse_shape(shape), bits=bits)
-    key.save(file, passphrase=secret, overwrite=force)
+    kept = _keep(file) if force and os.path.lexists(file) else None
+    key.save(file, passphrase=secret, overwrite=kept is not None)
     if as_json:
         _print_json(_describe(key, file) | {"encrypted": secret is not None})
         return
     protection = "encrypted with your passphrase" if secret else "not encrypted"
     typer.echo(f"Wrote {printable(str(file))}, readable by you alone, {protection}.")
+    if kept is not None:
+        typer.echo(f"The key that was there is kept as {printable(str(kept))}.")
     typer.echo("Keep it secret, and keep a copy: without it nothing can be proven.")
     typer.echo("Publish or timestamp this line before you train:")
     typer.echo(key.statement())
@@ -192,6 +202,16 @@ def reference(
         _print_json(dataclasses.asdict(references) | {"line": references.line()})
     else:
         typer.echo(references.line())
+
+
+def _keep(file: Path) -> Path:
+    """Copy a key that is about to be replaced to a name that is free: without it nothing can be proven."""
+    if not _KEY.on(file):
+        raise OutputError(f"{file} exists and is not a key that Sigil wrote; choose another name.")
+    names = itertools.chain([f"{file.name}.old"], (f"{file.name}.old{n}" for n in itertools.count(2)))
+    kept = next(place for name in names if not os.path.lexists(place := file.with_name(name)))
+    files.write(kept, file.read_bytes(), mode=0o600)
+    return kept
 
 
 def load_key(file: Path, *, ask: bool, passphrase_file: Path | None) -> Key:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sigil.cli import outputs
 from sigil.cli.terminal import printable
 
 
@@ -23,6 +24,7 @@ def report(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="The page; FOLDER/report.html if left out."),
     ] = None,
+    force: outputs.Force = False,
 ) -> None:
     """Turn results, or finished runs, into one self-contained HTML page.
 
@@ -31,6 +33,8 @@ def report(
     and whether the paper's claims hold; the same tables as Markdown and CSV
     beside the page. What was not run is shown as missing.
     Runs: curves, settings and commitments of one or several trainings.
+    An earlier page in the FOLDER is drawn again; one named by --out is
+    replaced with --force only, and only if Sigil wrote it.
 
     \b
     Examples:
@@ -38,18 +42,30 @@ def report(
       sigil report results/cpu --out page.html
       sigil report runs/a runs/b --out both.html
     """
+    # The page of a folder is drawn again whenever it is asked for; a page elsewhere only by force.
+    redraw = force or out is None
+    inputs = {"FOLDER": folders[0]} | {f"FOLDER {number}": path for number, path in enumerate(folders[1:], 2)}
     if any((folder / "run.json").exists() for folder in folders):
         from sigil.experiments.run_report import write_runs
 
-        written = [write_runs(folders, out)]
+        place = out or folders[0] / "report.html"
+        outputs.check(outputs.page("--out", place, force=redraw), inputs=inputs)
+        written = [write_runs(folders, place)]
     else:
         from sigil.errors import ExperimentError
-        from sigil.experiments.report import write
+        from sigil.experiments.report import CSV, MARKDOWN, files_of, write
 
         if len(folders) > 1:
             raise ExperimentError(
                 "A report is on one folder of results or on any number of runs; give them one at a time."
             )
+        wanted = files_of(folders[0], out)
+        outputs.check(
+            outputs.page("--out", wanted.page, force=redraw),
+            outputs.File("the same tables in", wanted.markdown, MARKDOWN, redraw, "report"),
+            outputs.File("the same tables in", wanted.csv, CSV, redraw, "report"),
+            inputs=inputs,
+        )
         made = write(folders[0], out)
         written = [made.page, made.markdown, made.csv]
     for path in written:

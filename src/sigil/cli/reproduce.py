@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sigil.cli import outputs
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the `sigil` command."""
@@ -59,6 +61,8 @@ def reproduce(
         for name, done, count in runner.status(chosen, store, numbers):
             typer.echo(f"{name:16} {done:4} of {count:4} cells")
         return
+
+    outputs.check(outputs.Folder("--results", store.results), outputs.Folder("--runs", store.runs))
 
     def say(text: str) -> None:
         if not quiet:

@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile
 from sigil.cli.terminal import printable, show_log
-from sigil.cli.train import print_result, training_key
-from sigil.errors import ConfigError
+from sigil.cli.train import check_run, print_result, training_key
+from sigil.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
     from sigil.transport import Limits
     from sigil.transport.flower.deployment import Deployment
+
+# What is written to DIR.network, as `sigil.transport.flower.deployment` describes it.
+_NETWORK = (
+    *("owner.json", "superlink.db", "superlink.log", "tasks.secret", "flower", "clients"),
+    *("ca.pem", "ca.key", "server.pem", "server.key"),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -112,6 +119,12 @@ def serve(
     changes = [*(change or []), *([f"federation.clients={count}"] if count else [])]
     settings = reader.read(config, changes)
     network = out.with_name(out.name + ".network")
+    check_run(
+        out,
+        outputs.Folder("--out", network, _NETWORK),
+        inputs={"--config": config, "--key": key_file, "--passphrase-file": passphrase_file},
+    )
+    _check_network(network)
     network.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Before Flower is imported, which reads its environment then.
     processes.quiet(network / "flower")
@@ -144,6 +157,17 @@ def serve(
         deployment.serve(assignment, ready=lambda: None if quiet else _invite(deployment))
     if not quiet:
         print_result(runs.open_run(out), key, key_file)
+
+
+def _check_network(network: Path) -> None:
+    """Raise if the folder is there and somebody else's; the authority's key is the first file in ours."""
+    if not (network / "ca.key").exists():
+        for name in _NETWORK:
+            if name != "flower" and os.path.lexists(network / name):
+                raise OutputError(
+                    f"{network / name} is there, but {network} was not made by `sigil serve`, and only what "
+                    "it made is written over; choose another --out."
+                )
 
 
 def _invite(deployment: Deployment) -> None:

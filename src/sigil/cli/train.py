@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
 from sigil.cli.terminal import printable
 
@@ -71,6 +72,7 @@ def train(
     if settings_only:
         typer.echo(reader.to_toml(settings), nl=False)
         return
+    check_run(out, inputs={"--config": config, "--key": key_file, "--passphrase-file": passphrase_file})
     key = training_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
     finished = runs.train(
         settings,
@@ -82,6 +84,14 @@ def train(
     )
     if not quiet:
         print_result(finished, key, key_file)
+
+
+def check_run(out: Path, *more: outputs.Folder, inputs: dict[str, Path | None]) -> None:
+    """Raise unless a run can be made in `out`, or gone on with there, without harm to anything else."""
+    from sigil.federation import run as runs
+
+    outputs.check(outputs.Folder("--out", out, ("run.json", *runs.NAMES)), *more, inputs=inputs)
+    runs.check_folder(out)
 
 
 def print_result(run: Run, key: Key | None, key_file: Path | None) -> None:

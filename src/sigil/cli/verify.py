@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sigil import files
 from sigil.cli import key as key_commands
+from sigil.cli import outputs
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError
 
@@ -141,6 +142,12 @@ def verify(
             rich_help_panel=_RESULT,
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace the --report if Sigil wrote the one there.", rich_help_panel=_RESULT
+        ),
+    ] = False,
 ) -> None:
     """Test whether SUSPECT carries the mark of a key, and how sure that is.
 
@@ -165,7 +172,8 @@ def verify(
     For a program:
       sigil verify client.safetensors --key owner.key --json
 
-    Nothing in the file is executed: it may come from an adversary.
+    Nothing in the file is executed: it may come from an adversary. Evidence
+    is always a new file; --force replaces an earlier page, and nothing else.
 
     Exit status: 0 owned, 1 not owned, 2 bad input.
     """
@@ -179,10 +187,19 @@ def verify(
             f"--probes {pictures} names images to tell channels apart by: give --reference too."
         )
     shape = None if input_shape is None else _parse_shape(input_shape)
-    _check_target(report, "--report")
-    _check_target(evidence, "--evidence")
-    if evidence is not None and os.path.lexists(evidence):
-        raise EvidenceError(f"{evidence} exists, and evidence is never overwritten; choose another name.")
+    page = None if report is None else outputs.page("--report", report, force=force)
+    outputs.check(
+        page,
+        None if evidence is None else outputs.File("--evidence", evidence, kind="record of evidence"),
+        inputs={
+            "SUSPECT": suspect,
+            "--key": key,
+            "--passphrase-file": passphrase_file,
+            "--reference": reference,
+            "--sign-with": sign_with,
+            "--probes": None if pictures is None else Path(pictures).expanduser(),
+        },
+    )
 
     from sigil.evidence.facts import gather
     from sigil.suspect import open_suspect
@@ -218,7 +235,7 @@ def verify(
         input_shape=shape or opened.input_shape or (),
         command=shlex.join(["sigil", *(context.obj or ())]),
     )
-    written = _write(facts, signer or owner_key.signing_key(), report=report, evidence=evidence)
+    written = _write(facts, signer or owner_key.signing_key(), page=page, evidence=evidence)
     if as_json:
         typer.echo(json.dumps(outcome.to_dict() | _json_facts(facts) | written, allow_nan=False))
     else:
@@ -227,7 +244,7 @@ def verify(
 
 
 def _write(
-    facts: Facts, signer: Ed25519PrivateKey, *, report: Path | None, evidence: Path | None
+    facts: Facts, signer: Ed25519PrivateKey, *, page: outputs.File | None, evidence: Path | None
 ) -> dict[str, str]:
     """Write the evidence first, since the page refers to it; return what was written."""
     record = None
@@ -237,37 +254,20 @@ def _write(
         from sigil.evidence.signed import sign
 
         content = sign(facts, signer)
-        _save(evidence, content, mode="xb")
+        files.write(evidence, content, raises=EvidenceError)
         written["evidence"] = str(evidence)
         record = SignedRecord(
             file=evidence.name.encode("utf-8", "replace").decode(),
             sha256=hashlib.sha256(content).hexdigest(),
             public_key=signer.public_key().public_bytes_raw().hex(),
         )
-    if report is not None:
+    if page is not None:
         from sigil.evidence.page import render
 
-        _save(report, render(facts, record=record).encode(), mode="wb")
-        written["report"] = str(report)
+        text = render(facts, record=record)
+        files.write(page.path, text, replace=page.replace, raises=EvidenceError)
+        written["report"] = str(page.path)
     return written
-
-
-def _save(path: Path, content: bytes, *, mode: str) -> None:
-    try:
-        with open(path, mode) as file:
-            file.write(content)
-    except OSError as error:
-        raise EvidenceError(
-            f"Cannot write {path} ({error.strerror}); choose a place that can be written to."
-        ) from None
-
-
-def _check_target(path: Path | None, option: str) -> None:
-    """Fail before the work, not after it."""
-    if path is not None and not path.parent.is_dir():
-        raise EvidenceError(f"{option} asks for {path}, but {path.parent} is not a directory; make it first.")
-    if path is not None and path.is_dir():
-        raise EvidenceError(f"{option} asks for {path}, which is a directory; give a file name.")
 
 
 def _signer(pem: Path) -> Ed25519PrivateKey:

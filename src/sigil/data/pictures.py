@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sigil import files
 from sigil.errors import DataError
 
 # More bars than this are too thin to tell their colours apart.
@@ -57,7 +58,9 @@ def draw_partition(
         fontsize=10,
     )
     try:
-        figure.savefig(target)
+        with files.draft(target, replace=files.picture_mark(target)) as place:
+            kind, metadata = target.suffix[1:].lower(), files.picture_metadata(target)
+            figure.savefig(place, format=kind, metadata=metadata)
     except OSError as error:
         raise DataError(f"{target} cannot be written ({error.strerror}): choose another.") from error
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sigil import files
 from sigil.detectors.detector import Detector
 from sigil.errors import DetectorError
 
@@ -37,7 +38,9 @@ def draw(detectors: Sequence[Detector], path: str | os.PathLike[str]) -> None:
         _seen(left, detector)
         _score(right, detector)
     try:
-        figure.savefig(target)
+        with files.draft(target, replace=files.picture_mark(target)) as place:
+            kind, metadata = target.suffix[1:].lower(), files.picture_metadata(target)
+            figure.savefig(place, format=kind, metadata=metadata)
     except OSError as error:
         raise DetectorError(f"{target} cannot be written ({error.strerror}); choose another.") from error
 

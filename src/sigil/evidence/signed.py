@@ -12,7 +12,6 @@ agreements, and the verdict from the p-value.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -27,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 from pydantic import ValidationError
 
-from sigil import statistics
+from sigil import files, statistics
 from sigil.errors import EvidenceError
 from sigil.evidence import statement as statements
 from sigil.evidence.facts import Facts, Verdict
@@ -141,8 +140,7 @@ def read_file(path: str | os.PathLike[str], *, limit: int = MAX_FILE) -> bytes:
 def sha256_of(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file of any size, in hex."""
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return files.sha256_of(path)
     except OSError as error:
         raise EvidenceError(
             f"Cannot read {os.fspath(path)} ({error.strerror}); give an existing, readable file."

@@ -16,12 +16,12 @@ from typing import Any
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sigil import hardware
+from sigil import files, hardware
 from sigil.evidence.facts import Facts, gather
 from sigil.evidence.page import render
 from sigil.experiments import figures
 from sigil.federation.progress import Silent
-from sigil.federation.run import Run, train
+from sigil.federation.run import Run, check_folder, train
 from sigil.federation.settings import Settings, make
 from sigil.federation.shapes import cut_shape
 from sigil.key import Key
@@ -58,6 +58,10 @@ def settings(strength: float) -> Settings:
 def tell(folder: Path, *, say: Say, progress: Callable[[], Silent] = Silent) -> tuple[Story, Story, Path]:
     """Tell the story in `folder`; returns the marked and the clean training, and the page."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name in ("marked", "clean"):
+        check_folder(folder / name)
+    for name in ("report", "marked", "clean"):
+        files.check(folder / f"{name}.html", replace=files.PAGE, kind="page")
     key_file = folder / "owner.key"
     if key_file.exists():
         key = Key.load(key_file)
@@ -78,7 +82,7 @@ def tell(folder: Path, *, say: Say, progress: Callable[[], Silent] = Silent) -> 
         accuracy = 100 * story.run.final["accuracy"]
         say(f"   {story.name}: accuracy {accuracy:.1f} %. {story.report.sentence()}")
     page = folder / "report.html"
-    page.write_text(_page(key, stories), "utf-8")
+    files.write(page, _page(key, stories), replace=files.PAGE)
     return stories[0], stories[1], page
 
 
@@ -89,7 +93,7 @@ def _verdict(name: str, run: Run, key: Key, key_file: Path, folder: Path) -> Sto
     shape = suspect.input_shape or ()
     facts: Facts = gather(report, key, suspect=suspect, input_shape=shape, command=command)
     page = folder / f"{name}.html"
-    page.write_text(render(facts), "utf-8")
+    files.write(page, render(facts), replace=files.PAGE)
     return Story(name, run, report, page)
 
 

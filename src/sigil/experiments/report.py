@@ -19,6 +19,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from sigil import files
 from sigil.errors import ExperimentError
 from sigil.experiments import figures, markup, registry, scales
 from sigil.experiments.experiment import Experiment, Finding, listed
@@ -28,6 +29,9 @@ from sigil.experiments.tables import Table
 
 NOTHING = Markup("")
 COLUMNS = ("experiment", "table", "row", "column", "quantity", "ours", "deviation", "paper")
+# How Sigil knows the tables that it wrote, and may replace.
+MARKDOWN = files.Mark(b"# The paper's tables and figures at the scale `")
+CSV = files.Mark(",".join(COLUMNS).encode() + b"\n")
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,15 @@ class Written:
     csv: Path
 
 
+def files_of(results: Path, out: Path | None = None) -> Written:
+    """Where the report on `results` is written: beside them, or as `out` and files of the same name."""
+    page = out or results.resolve() / "report.html"
+    return Written(page, page.with_suffix(".md"), page.with_suffix(".csv"))
+
+
 def write(results: Path, out: Path | None = None) -> Written:
     """Write the report on `results` (such as results/cpu) as HTML, Markdown and CSV."""
+    written = files_of(results, out)
     results = results.resolve()
     if results.name not in SCALES or not results.is_dir():
         raise ExperimentError(
@@ -68,7 +79,6 @@ def write(results: Path, out: Path | None = None) -> Written:
             f"{', '.join(SCALES)}, or the folders of finished runs."
         )
     store = Store(results.name, results=results.parent, runs=Path("runs"))
-    page = out or results / "report.html"
     intro, reasons, rest = _notes(results / "README.md")
     sections, texts, records = [], [], []
     for name, experiment in registry.EXPERIMENTS.items():
@@ -77,8 +87,8 @@ def write(results: Path, out: Path | None = None) -> Written:
         texts.append(text)
         records += _records(name, text)
     scale = scales.get(store.scale)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(
+    files.write(
+        written.page,
         render(
             title=f"The paper's tables and figures at the scale “{scale.name}”",
             lead=markup.html(f"{scale.note}\n\n{intro}", _no_picture, anchors=list(registry.EXPERIMENTS)),
@@ -86,19 +96,21 @@ def write(results: Path, out: Path | None = None) -> Written:
             rest=markup.html(rest, _no_picture, anchors=list(registry.EXPERIMENTS)),
             command=f"sigil report {results.parent.name}/{results.name}",
         ),
-        "utf-8",
+        replace=files.PAGE,
+        raises=ExperimentError,
     )
-    written = Written(page, page.with_suffix(".md"), page.with_suffix(".csv"))
-    written.markdown.write_text(
+    files.write(
+        written.markdown,
         f"# The paper's tables and figures at the scale `{scale.name}`\n\n{scale.note}\n\n"
         + "\n".join(texts),
-        "utf-8",
+        replace=MARKDOWN,
+        raises=ExperimentError,
     )
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    written.csv.write_text(table.getvalue(), "utf-8")
+    files.write(written.csv, table.getvalue(), replace=CSV, raises=ExperimentError)
     return written
 
 

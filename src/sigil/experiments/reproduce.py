@@ -8,6 +8,7 @@ interruption loses at most a round.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from typing import Protocol
 
 import torch
 
-from sigil import hardware
+from sigil import files, hardware
+from sigil.errors import ExperimentError
 from sigil.experiments import registry, scales
 from sigil.experiments.experiment import listed
 from sigil.experiments.store import Cell, Store, computed_on
@@ -60,6 +62,9 @@ def reproduce(
     scale = scales.get(store.scale)
     missing: dict[tuple[str, str], tuple[str, Cell]] = {}
     for name in names:
+        files.check_folder(store.results / name, raises=ExperimentError)
+        if (page := store.results / name / "README.md").exists():
+            files.check(page, replace=_mark(name), kind="page", raises=ExperimentError)
         for cell in registry.get(name).cells(scale, seeds):
             if not store.has(cell):
                 missing.setdefault((cell.experiment, cell.file), (name, cell))
@@ -82,19 +87,33 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
     folder = store.results / name
     folder.mkdir(parents=True, exist_ok=True)
     results = store.results_of(cells)
-    body = experiment.show(cells, results, folder)
+    page = folder / "README.md"
+    before = page.read_text("utf-8") if _mark(name).on(page) else ""
+    with tempfile.TemporaryDirectory() as drawn:
+        body = experiment.show(cells, results, Path(drawn))
+        for picture in sorted(Path(drawn).iterdir()):
+            # A picture that the page showed before is ours, as the page is.
+            shown = f"]({picture.name})" in before
+            files.write(folder / picture.name, picture.read_bytes(), replace=shown, raises=ExperimentError)
     findings = listed(experiment.verdict(cells, results))
     done = sum(store.has(cell) for cell in cells)
     machines = computed_on(results.values())
-    page = folder / "README.md"
-    page.write_text(
+    files.write(
+        page,
         f"# {name}\n\n{experiment.caption}\n\n{body}\n"
         + (f"{findings}\n\n" if findings else "")
         + f"{done} of {len(cells)} cells measured. Scale `{store.scale}`: {scales.get(store.scale).note}\n\n"
         + (f"{machines}\n\n" if machines else "")
-        + f"Made by `sigil reproduce {name} --scale {store.scale}`.\n"
+        + f"Made by `sigil reproduce {name} --scale {store.scale}`.\n",
+        replace=_mark(name),
+        raises=ExperimentError,
     )
     return page
+
+
+def _mark(name: str) -> files.Mark:
+    """How an experiment's page is known as one that Sigil wrote: by its title and its last line."""
+    return files.Mark(f"# {name}\n".encode(), tail=f"Made by `sigil reproduce {name} --scale ".encode())
 
 
 class _Processes(ProcessPoolExecutor):

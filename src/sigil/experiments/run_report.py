@@ -10,6 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from sigil import files
+from sigil.errors import ExperimentError
 from sigil.experiments import figures, markup
 from sigil.experiments.report import NOTHING, Section, render, shown
 from sigil.experiments.tables import markdown
@@ -24,11 +26,11 @@ def write_runs(folders: Sequence[Path], out: Path | None = None) -> Path:
     """Write the page about these runs; all of them must be finished."""
     runs = [open_run(folder) for folder in folders]
     page = out or folders[0] / "report.html"
-    page.parent.mkdir(parents=True, exist_ok=True)
     sections = [Section("curves", "Round by round.", _curves(runs))] if len(runs) > 1 else []
     sections += [_section(run, alone=len(runs) == 1) for run in runs]
     names = ", ".join(run.folder.name for run in runs)
-    page.write_text(
+    files.write(
+        page,
         render(
             title=f"Trainings: {names}" if len(runs) > 1 else f"Training: {names}",
             lead=NOTHING,
@@ -36,7 +38,8 @@ def write_runs(folders: Sequence[Path], out: Path | None = None) -> Path:
             rest=NOTHING,
             command="sigil report " + " ".join(str(folder) for folder in folders),
         ),
-        "utf-8",
+        replace=files.PAGE,
+        raises=ExperimentError,
     )
     return page
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sigil import files
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
 from sigil.experiments import behaviour, scales
@@ -141,9 +141,7 @@ class Store:
         }
         path = self._path(cell)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps(content, indent=1) + "\n")
-        partial.replace(path)
+        files.write(path, json.dumps(content, indent=1) + "\n", replace=True, raises=ExperimentError)
 
     def results_of(self, cells: list[Cell]) -> dict[tuple[str, int], Result]:
         """The measured ones among these cells, by name and seed."""

@@ -8,9 +8,7 @@ the older one. Formats are safetensors and JSON.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from sigil import files
 from sigil.errors import TrainingError
 from sigil.federation.aggregation import State
 
@@ -57,16 +56,16 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
             "round": checkpoint.round,
             "metrics": checkpoint.metrics,
             "observers": checkpoint.observers,
-            "sha256": {name: _hash(partial / f"{name}.safetensors") for name in parts},
+            "sha256": {name: files.sha256_of(partial / f"{name}.safetensors") for name in parts},
         }
         (partial / "state.json").write_text(json.dumps(description))
         for file in partial.iterdir():
-            _flush(file)
-        _flush(partial)
+            files.flush(file)
+        files.flush(partial)
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
-        _flush(folder)
+        files.flush(folder)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             shutil.rmtree(partial)
@@ -91,7 +90,7 @@ def _read(path: Path) -> Checkpoint:
     parts = {}
     for name, digest in state["sha256"].items():
         file = path / f"{name}.safetensors"
-        if _hash(file) != digest:
+        if files.sha256_of(file) != digest:
             raise ValueError(f"{file} is damaged")
         parts[name] = load_file(file)
     return Checkpoint(round=state["round"], metrics=state["metrics"], observers=state["observers"], **parts)
@@ -99,21 +98,3 @@ def _read(path: Path) -> Checkpoint:
 
 def _found(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Have the content of a file, or the names in a folder, outlive a power cut."""
-    folder = path.is_dir()
-    if folder and not hasattr(os, "O_DIRECTORY"):
-        return  # Windows flushes no folders
-    # Windows flushes only what is open for writing.
-    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from sigil import files
 from sigil.errors import DataError
 from sigil.federation.observers import ClientObserver, Moment
 
@@ -61,9 +62,7 @@ class GradientRecorder(ClientObserver):
                 file.flush()
         self.folder.mkdir(parents=True, exist_ok=True)
         index = {"shape": self.shape, "rows": self.rows, "full": self.full, "steps": self.steps}
-        partial = self.folder / (INDEX + ".partial")
-        partial.write_text(json.dumps(index))
-        partial.replace(self.folder / INDEX)
+        files.write(self.folder / INDEX, json.dumps(index), replace=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": self.rows, "steps": self.steps, "full": self.full}
@@ -96,12 +95,12 @@ class GradientRecorder(ClientObserver):
     def _open(self) -> tuple[BinaryIO, BinaryIO]:
         """Open both files and cut off what an interrupted round left behind."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        files = []
+        opened = []
         for name, row in ((GRADIENTS, math.prod(self.shape) * 4), (LABELS, 8)):
             file = (self.folder / name).open("ab")
             file.truncate(self.rows * row)
-            files.append(file)
-        return files[0], files[1]
+            opened.append(file)
+        return opened[0], opened[1]
 
 
 @dataclass(frozen=True)

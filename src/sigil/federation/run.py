@@ -19,6 +19,7 @@ No pickle, and no secret: the key is never in it.
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from sigil import models
+from sigil import files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
@@ -45,6 +46,16 @@ from sigil.federation.recording import GradientRecorder
 from sigil.federation.reference import ReferenceRecorder
 from sigil.federation.settings import Settings, make
 from sigil.key import Key
+
+NAMES = (
+    "metrics.jsonl",
+    "client.safetensors",
+    "server.safetensors",
+    "reference.safetensors",
+    "recording",
+    "checkpoint",
+)
+"""What is in a run's directory beside ``run.json``, which makes it one."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,7 @@ def train(
     If another process is at it, `wait` waits for that one's result instead of raising an error.
     `make_federation`, called like :class:`Federation`, may make one whose clients are elsewhere.
     """
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, wait=wait), _threads(settings.run.threads):
         if _finished(folder, settings, key):
@@ -102,6 +114,18 @@ def train(
             name=name or folder.name,
             make_federation=make_federation,
         )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise unless a run can be made in `folder` or gone on with there, without harm to other files."""
+    files.check_folder(folder, raises=TrainingError)
+    if _read_description(folder) is None:
+        for name in NAMES:
+            if os.path.lexists(folder / name):
+                raise TrainingError(
+                    f"{folder / name} is there, but {folder} is not a run of Sigil's, and only a run is "
+                    "written over; choose another --out."
+                )
 
 
 def open_run(folder: Path) -> Run:
@@ -282,25 +306,27 @@ def _describe(
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "finished": finished,
     }
-    partial = folder / ".run.json.partial"
-    partial.write_text(json.dumps(description, indent=1) + "\n")
-    partial.replace(folder / "run.json")
+    text = json.dumps(description, indent=1) + "\n"
+    files.write(folder / "run.json", text, replace=True, raises=TrainingError)
 
 
 def _read_description(folder: Path) -> dict[str, Any] | None:
     try:
         description: dict[str, Any] = json.loads((folder / "run.json").read_text())
+        if not {"settings", "commitment", "finished"} <= description.keys():
+            raise ValueError("the description of something else")
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
-        raise TrainingError(f"{folder / 'run.json'} cannot be read; choose another --out.") from None
+    except (OSError, ValueError, AttributeError):
+        raise TrainingError(
+            f"{folder / 'run.json'} cannot be read as a run of Sigil's; choose another --out."
+        ) from None
     return description
 
 
 def _write_metrics(folder: Path, metrics: list[dict[str, Any]]) -> None:
-    partial = folder / ".metrics.partial"
-    partial.write_text("".join(json.dumps(row) + "\n" for row in metrics))
-    partial.replace(folder / "metrics.jsonl")
+    text = "".join(json.dumps(row) + "\n" for row in metrics)
+    files.write(folder / "metrics.jsonl", text, replace=True, raises=TrainingError)
 
 
 def _log(writer: SummaryWriter, row: dict[str, Any]) -> None:

@@ -10,11 +10,11 @@ spec is within its limits, and the names and shapes in the header are those of t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sigil import files
 from sigil.errors import ModelError, SuspectError
 from sigil.models.building import Model, assemble, check_input_shape
 from sigil.models.spec import ModelSpec, shown
@@ -47,10 +48,17 @@ class Description:
     extra: dict[str, str]
 
 
-def save(path: str | os.PathLike[str], module: nn.Module, *, extra: Mapping[str, str] | None = None) -> None:
+def save(
+    path: str | os.PathLike[str],
+    module: nn.Module,
+    *,
+    extra: Mapping[str, str] | None = None,
+    replace: bool = True,
+) -> None:
     """Write a model or half to a safetensors file, with its spec and the notes ``extra``.
 
-    The file appears whole or not at all, and the same model always gives the same bytes.
+    The file appears whole or not at all, and the same model always gives the same bytes. A file that is
+    there is replaced, or refused if `replace` is false.
     """
     if not isinstance(module, Model):
         raise ModelError(
@@ -75,7 +83,8 @@ def save(path: str | os.PathLike[str], module: nn.Module, *, extra: Mapping[str,
     tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
     target = Path(path)
     try:
-        _write_whole(target, lambda draft: save_file(tensors, draft, metadata={METADATA_KEY: text}))
+        with files.draft(target, replace=replace) as place:
+            save_file(tensors, place, metadata={METADATA_KEY: text})
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot write the model file {target}: {error}") from error
 
@@ -243,7 +252,7 @@ def _checked(name: str, tensor: Tensor, source: str) -> Tensor:
 
 
 def _whole_names(spec: ModelSpec) -> set[str]:
-    return set(assemble(replace(spec, part="whole", cut=None)).state_dict())
+    return set(assemble(dataclasses.replace(spec, part="whole", cut=None)).state_dict())
 
 
 def _some(names: Sequence[str]) -> str:
@@ -252,15 +261,3 @@ def _some(names: Sequence[str]) -> str:
     if len(names) == 1:
         return f"the tensor {listed}"
     return f"{len(names)} tensors ({listed}{', ...' if len(names) > 3 else ''})"
-
-
-def _write_whole(target: Path, write: Callable[[Path], None]) -> None:
-    """Write beside the target and move into place, so that a reader never sees half a file."""
-    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
-    try:
-        write(draft)
-        with draft.open("r+b") as file:  # Windows flushes only what is open for writing
-            os.fsync(file.fileno())
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -15,8 +15,6 @@ client's certificate cannot pass for the server: it lacks the server's name and 
 
 from __future__ import annotations
 
-import os
-import secrets
 import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from sigil import files
 from sigil.errors import NetworkError
 
 SERVER_NAME: Final = "sigil-server"
@@ -208,16 +207,7 @@ def _make_folder(folder: Path) -> None:
 
 def _write(path: Path, content: bytes, *, secret: bool) -> None:
     """A file that is there whole or not at all."""
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}"
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise NetworkError(
-            f"{path} cannot be written: {error.strerror}; choose a directory that you may write to."
-        ) from None
+    files.write(path, content, replace=True, mode=0o600 if secret else 0o644, raises=NetworkError)
 
 
 def _load(folder: Path, name: str) -> tuple[bytes, bytes, bytes]:

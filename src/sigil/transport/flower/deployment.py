@@ -37,7 +37,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from sigil import local_ray
+from sigil import files, local_ray
 from sigil.errors import ConfigError, NetworkError, reason
 from sigil.federation.progress import Silent
 from sigil.federation.settings import Settings, make
@@ -251,10 +251,7 @@ def _check_name(certificate: Path, host: str) -> None:
 
 
 def _write(path: Path, content: str, *, mode: int = 0o644) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.touch(mode)
-    partial.write_text(content)
-    partial.replace(path)
+    files.write(path, content, replace=True, mode=mode, raises=NetworkError)
 
 
 def _absolute(value: object) -> str:

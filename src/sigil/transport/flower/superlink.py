@@ -31,6 +31,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
+from sigil import files
 from sigil.errors import NetworkError
 from sigil.transport.flower.processes import free_port, start, stop
 from sigil.transport.flower.tasks import Runtime
@@ -52,8 +53,7 @@ class SuperLink:
         self._closing = False
         self._certificates = ca.read_bytes()
         secret = folder / "tasks.secret"
-        secret.touch(0o600)
-        secret.write_bytes(secrets.token_bytes(32))
+        files.write(secret, secrets.token_bytes(32), replace=True, mode=0o600, raises=NetworkError)
         self._runtime = Runtime(self.address, secret.read_bytes(), self._certificates)
         host, port = self.address.split(":")
         self._process = start(

@@ -25,6 +25,8 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
+from sigil import files
+from sigil.errors import NetworkError
 from sigil.transport.flower.processes import free_port, start, stop
 from sigil.transport.flower.tasks import Runtime
 
@@ -58,8 +60,8 @@ class SuperNode:
         self._node_id = node_id
         self._config = config
         self._secret = folder / "tasks.secret"
-        self._secret.touch(0o600)
-        self._secret.write_bytes(secrets.token_bytes(32))
+        # Replaced, not written through: the folder came from the owner, and the name might be a link.
+        files.write(self._secret, secrets.token_bytes(32), replace=True, mode=0o600, raises=NetworkError)
         self._begin()
 
     def work(self, app: ClientApp, *, finished: Callable[[], bool]) -> None:

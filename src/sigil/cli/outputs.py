@@ -1,0 +1,145 @@
+"""What a command writes, declared before it works, so that nothing is ever destroyed.
+
+A command never writes over a file that it reads, over another file that it writes, or over one that Sigil
+did not write. A page or picture of Sigil's own is replaced where a command draws it again in its usual place,
+and with ``--force`` elsewhere. Results go to regular files: pipes, devices and ``-`` are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sigil import files
+from sigil.errors import OutputError
+
+Force = Annotated[bool, typer.Option("--force", help="Replace a FILE that Sigil itself wrote.")]
+
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that a command writes: the option that names it, and by what Sigil knows one of its own.
+
+    Without a mark, a file that is there is never replaced; with one, only with `force`.
+    """
+
+    option: str
+    path: Path
+    mark: files.Mark | None = None
+    force: bool = False
+    kind: str = "file"
+
+    @property
+    def replace(self) -> bool | files.Mark:
+        """What :func:`sigil.files.write` may replace."""
+        return self.mark if self.mark is not None and self.force else False
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that a command writes to, made if it is not there, and the names that it writes inside."""
+
+    option: str
+    path: Path
+    names: Sequence[str] = ()
+
+
+def page(option: str, path: Path, *, force: bool) -> File:
+    """An HTML page."""
+    return File(option, path, files.PAGE, force, "page")
+
+
+def picture(option: str, path: Path, *, force: bool) -> File:
+    """A picture in one of the formats that matplotlib writes."""
+    if path.suffix.lower() not in _PICTURES:
+        raise OutputError(f"{path} does not end in {', '.join(_PICTURES)}; choose one of these.")
+    return File(option, path, files.picture_mark(path), force, "picture")
+
+
+def check(*outputs: File | Folder | None, inputs: Mapping[str, Path | None] | None = None) -> None:
+    """Raise unless all outputs can be written without harm; `inputs` are the files read, by their options.
+
+    To be called before any work. A folder among the inputs protects the files in it by their being there.
+    """
+    wanted = [output for output in outputs if output is not None]
+    check_apart(wanted, inputs or {})
+    for output in wanted:
+        try:
+            _check_place(output)
+        except OutputError as error:
+            raise OutputError(f"{output.option}: {error}") from None
+
+
+def _check_place(output: File | Folder) -> None:
+    if isinstance(output, Folder):
+        files.check_folder(output.path)
+    elif output.mark is not None and not output.force and output.mark.on(output.path):
+        raise OutputError(
+            f"{output.path} exists; choose another name, or give --force to replace this {output.kind}."
+        )
+    else:
+        files.check(output.path, replace=output.mark or False, kind=output.kind)
+
+
+def check_apart(outputs: Sequence[File | Folder], inputs: Mapping[str, Path | None]) -> None:
+    """Raise if an output is one of the inputs or another output, under whatever name."""
+    for number, output in enumerate(outputs):
+        if output.path == Path("-"):
+            raise OutputError(
+                f"{output.option} is -, but results are written to files, not to standard output; "
+                "give the name of a file."
+            )
+        for option, path in inputs.items():
+            if path is not None and _over(output, path):
+                raise OutputError(
+                    f"{output.option} {output.path} would write over {option} {path}, and what a command "
+                    "reads is never overwritten; choose another name."
+                )
+        for other in outputs[:number]:
+            if _over(output, other.path) or _over(other, output.path):
+                raise OutputError(
+                    f"{other.option} {other.path} and {output.option} {output.path} are the same file; "
+                    "choose two names."
+                )
+
+
+def _over(output: File | Folder, path: Path) -> bool:
+    """Whether writing `output` could change the file at `path`."""
+    if isinstance(output, File):
+        return _same(output.path, path)
+    for name in output.names:
+        place = output.path / name
+        if _same(place, path) or any(_same(place, parent) for parent in _parents(path)):
+            return True
+    return False
+
+
+def _parents(path: Path) -> Sequence[Path]:
+    return Path(os.path.realpath(path)).parents
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two names are of one file: also through links, `..`, and where case makes no difference."""
+    try:
+        if os.path.samefile(one, other):
+            return True
+    except (OSError, ValueError):
+        pass  # one of them does not exist, or is no possible name
+    return _folded(one) == _folded(other)
+
+
+def _folded(path: Path) -> str:
+    """A name that is equal for all spellings that some file system takes for one file."""
+    try:
+        real = os.path.realpath(path)
+    except (OSError, ValueError):
+        real = os.path.abspath(path)
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", real).casefold())

@@ -1,0 +1,247 @@
+"""Files that appear whole or not at all and never in the place of something else, and digests.
+
+Every file that Sigil writes goes through :func:`draft` or :func:`write`: into a draft in the same folder,
+flushed to the disk, then moved to its name in one step. A name that is taken is refused, unless the caller
+allows it to be replaced: always, or only if the file there carries a :class:`Mark` by which Sigil knows its
+own. A link is replaced itself; what it points to stays as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sigil.errors import OutputError, SigilError, reason
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AnyPath = str | os.PathLike[str]
+
+_HEAD_BYTES, _TAIL_BYTES = 4096, 65536
+_DRAFT = re.compile(r"\.sigil-[0-9a-f]{16}\.tmp")
+_STALE_SECONDS = 24 * 3600
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How Sigil knows a file that it wrote: by its first bytes, and by others further on.
+
+    ``head`` must be within the first 4 KB and ``tail`` within the last 64 KB; an empty one always is.
+    """
+
+    start: bytes
+    head: bytes = b""
+    tail: bytes = b""
+
+    def on(self, path: AnyPath) -> bool:
+        """Whether there is a regular file at `path` that carries this mark."""
+        try:
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                return False
+            with open(path, "rb") as file:
+                first = file.read(_HEAD_BYTES)
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                last = file.read(_TAIL_BYTES)
+        except OSError:
+            return False
+        return first.startswith(self.start) and self.head in first and self.tail in last
+
+
+PAGE = Mark(b"<!DOCTYPE html>", head=b'<meta name="generator" content="Sigil">')
+"""The mark of every page that Sigil writes for people."""
+
+_PICTURES = {
+    ".png": Mark(b"\x89PNG\r\n\x1a\n", head=b"Software\0Sigil"),
+    ".svg": Mark(b"<?xml", head=b"<dc:title>Sigil</dc:title>"),
+    ".pdf": Mark(b"%PDF", tail=b"/Creator (Sigil)"),
+}
+
+
+def picture_mark(path: AnyPath) -> Mark:
+    """The mark of a picture, by the ending of its name; it is there if matplotlib got `picture_metadata`."""
+    return _PICTURES.get(Path(path).suffix.lower(), _PICTURES[".png"])
+
+
+def picture_metadata(path: AnyPath) -> dict[str, str]:
+    """What matplotlib must write into a picture so that it carries its mark."""
+    return {"Software" if Path(path).suffix.lower() == ".png" else "Creator": "Sigil"}
+
+
+def write(
+    path: AnyPath,
+    content: bytes | str,
+    *,
+    replace: bool | Mark = False,
+    mode: int = 0o666,
+    raises: type[SigilError] = OutputError,
+) -> None:
+    """Write a file that appears at `path` whole or not at all; text is written as UTF-8.
+
+    A file that is there is refused unless `replace` is true or a mark that it carries. `mode` is narrowed
+    by the umask. Every failure is an error of the class `raises`, with one sentence.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        with draft(path, replace=replace, mode=mode) as place, place.open("r+b") as file:
+            file.write(data)
+    except (OSError, ValueError) as error:
+        raise raises(f"{os.fspath(path)} cannot be written: {refusal(error)}.") from None
+
+
+@contextlib.contextmanager
+def draft(path: AnyPath, *, replace: bool | Mark = False, mode: int = 0o666) -> Iterator[Path]:
+    """Give an empty file beside `path` to write to; at the end it is flushed and moved to `path`.
+
+    If anything fails, `path` is as it was and the draft is gone. A name that is taken raises
+    `FileExistsError`, unless `replace` is true or a mark that the file there carries.
+    """
+    target = Path(path)
+    if not target.name:
+        raise IsADirectoryError(21, "Is a directory", str(target))
+    place = target.parent / f".sigil-{secrets.token_hex(8)}.tmp"
+    # The mode is right from the first instant: a secret is never readable by others.
+    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        os.close(descriptor)
+        yield place
+        flush(place)
+        _move(place, target, replace=replace, mode=mode)
+    finally:
+        place.unlink(missing_ok=True)
+    # The name must outlive a power cut as the content does; not every system can promise that.
+    with contextlib.suppress(OSError):
+        flush(target.parent)
+    _remove_stale(target.parent)
+
+
+def check(
+    path: AnyPath, *, replace: bool | Mark = False, kind: str = "file", raises: type[SigilError] = OutputError
+) -> None:
+    """Raise unless :func:`write` could write there: to be called before the work, not after it."""
+    target = Path(path)
+    try:
+        taken = target.lstat().st_mode if os.path.lexists(target) else None
+        if target.is_dir():
+            raise raises(f"{target} is a directory; give the name of a file.")
+        if not target.parent.is_dir():
+            raise raises(f"{target} cannot be written: {target.parent} is not a directory; make it first.")
+        if taken is not None and not stat.S_ISREG(os.stat(target).st_mode):
+            raise raises(f"{target} is a pipe or a device, not a file; give the name of a file.")
+        if not os.access(target.parent, os.W_OK | os.X_OK):
+            raise raises(f"{target} cannot be written: you may not write to {target.parent}; choose another.")
+        if len(os.fsencode(target.name)) > _LONGEST_NAME:
+            raise raises(f"{target} cannot be written: the name is too long; choose another.")
+    except FileNotFoundError:  # a link that leads nowhere
+        raise raises(f"{target} is a link to a file that does not exist; choose another name.") from None
+    except (OSError, ValueError) as error:
+        raise raises(f"{os.fspath(path)} cannot be written: {refusal(error)}.") from None
+    if taken is not None and replace is False:
+        raise raises(f"{target} exists, and a {kind} is never overwritten; choose another name.")
+    if taken is not None and isinstance(replace, Mark) and not replace.on(target):
+        raise raises(f"{target} exists and is not a {kind} that Sigil wrote; choose another name.")
+
+
+def check_folder(path: AnyPath, *, raises: type[SigilError] = OutputError) -> None:
+    """Raise unless there is a folder that can be written to, or one can be made."""
+    target = Path(path)
+    try:
+        nearest = next(place for place in (target, *target.absolute().parents) if os.path.lexists(place))
+        if not nearest.is_dir():
+            what = "is a file" if nearest == target else f"cannot be made: {nearest} is a file"
+            raise raises(f"{target} {what}; give the name of a directory.")
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            raise raises(f"{target} cannot be written to: permission is denied; choose another directory.")
+    except (OSError, ValueError) as error:
+        raise raises(f"{os.fspath(path)} cannot be written to: {refusal(error)}.") from None
+
+
+def refusal(error: OSError | ValueError) -> str:
+    """Why a file could not be written and what to do, as the end of a sentence."""
+    if isinstance(error, FileExistsError):
+        return "it exists already; choose another name"
+    if isinstance(error, FileNotFoundError):
+        return "its directory does not exist; make the directory first"
+    if isinstance(error, PermissionError):
+        return "permission is denied; choose a directory that you may write to"
+    text = reason(error)
+    return f"{text[:1].lower()}{text[1:]}; choose another path"
+
+
+def flush(path: AnyPath) -> None:
+    """Have the content of a file, or the names in a folder, on the disk before going on."""
+    folder = os.path.isdir(path)
+    if folder and not hasattr(os, "O_DIRECTORY"):
+        return  # Windows flushes no folders
+    # Windows flushes only what is open for writing.
+    descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def digest(parts: Iterable[str | bytes | Tensor]) -> str:
+    """SHA-256, in hex, of texts (as UTF-8), bytes and the values of tensors, one after the other.
+
+    A tensor counts with its values in row-major order, in its own number format; names, formats and shapes
+    are the caller's to add.
+    """
+    found = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str | bytes):
+            found.update(part.encode() if isinstance(part, str) else part)
+        else:
+            found.update(_values(part))
+    return found.hexdigest()
+
+
+def sha256_of(path: AnyPath) -> str:
+    """SHA-256 of a file's content, in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _values(tensor: Tensor) -> bytes:
+    import torch
+
+    # Seen as bytes, because NumPy does not know every number format (bfloat16).
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return flat.numpy().tobytes()
+
+
+def _move(place: Path, target: Path, *, replace: bool | Mark, mode: int) -> None:
+    if replace is True or (isinstance(replace, Mark) and replace.on(target)):
+        place.replace(target)
+        return
+    try:
+        os.link(place, target)  # fails if `target` exists, which a rename would not
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links: claim the name, then replace it
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        try:
+            place.replace(target)
+        except OSError:
+            target.unlink()
+            raise
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove drafts of processes that were killed while they wrote, a day later."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _DRAFT.fullmatch(entry.name):
+                with contextlib.suppress(OSError):
+                    if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
+                        os.unlink(entry)

@@ -1,0 +1,148 @@
+"""Files that appear whole or not at all, marks, and the digest of tensors."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sigil import files
+from sigil.errors import EvidenceError, OutputError
+
+MARK = files.Mark(b"ours:", head=b"<sigil>", tail=b"end")
+OURS = b"ours: <sigil> " + bytes(100_000) + b" the end"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    files.write(path, "é")
+    assert path.read_bytes() == "é".encode()
+    with pytest.raises(OutputError, match="exists already"):
+        files.write(path, "other")
+    with pytest.raises(EvidenceError, match="exists already"):
+        files.write(path, "other", raises=EvidenceError)
+    assert path.read_text("utf-8") == "é"
+    files.write(path, b"other", replace=True)
+    assert path.read_bytes() == b"other"
+    assert names(tmp_path) == ["a"]
+
+
+def test_only_a_file_with_the_mark_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    files.write(path, OURS, replace=MARK)
+    files.write(path, OURS + b" the end", replace=MARK)
+    for content in (b"", b"ours:", b"<sigil> ours: end", b"ours: " + bytes(5000) + b"<sigil> end", OURS[:-3]):
+        path.write_bytes(content)
+        with pytest.raises(OutputError, match="exists already"):
+            files.write(path, OURS, replace=MARK)
+        with pytest.raises(OutputError, match="is not a page that Sigil wrote"):
+            files.check(path, replace=MARK, kind="page")
+        assert path.read_bytes() == content
+    assert not MARK.on(tmp_path)
+    assert not MARK.on(tmp_path / "missing")
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(OURS)
+    for replace in (True, MARK):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to("precious")
+        files.write(tmp_path / "link", "new", replace=replace)
+        assert (tmp_path / "link").read_text() == "new"
+        assert (tmp_path / "precious").read_bytes() == OURS
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(OutputError, match="exists already"):
+        files.write(tmp_path / "dangling", "new")
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("call", ["fsync", "link", "replace"])
+def test_a_failure_leaves_everything_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: bool, call: str
+) -> None:
+    if replace:
+        (tmp_path / "a").write_text("old")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    if call == "link":  # the name is claimed in another way, which fails too
+        monkeypatch.setattr(os, "replace", fail)
+    if call == "replace" and not replace:
+        files.write(tmp_path / "a", "new")
+        assert names(tmp_path) == ["a"]
+        return
+    with pytest.raises(OutputError, match="no space left on device"):
+        files.write(tmp_path / "a", "new", replace=replace)
+    assert [path.read_text() for path in tmp_path.iterdir()] == (["old"] if replace else [])
+
+
+def test_an_interrupted_draft_is_gone(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with files.draft(tmp_path / "a") as place:
+            place.write_text("half")
+            assert names(tmp_path) == [place.name]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert names(tmp_path) == []
+
+
+def test_drafts_of_the_dead_are_removed_a_day_later(tmp_path: Path) -> None:
+    old, young, other = (tmp_path / f".sigil-{name}.tmp" for name in ("0" * 16, "1" * 16, "mine"))
+    for path in (old, young, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    files.write(tmp_path / "a", "")
+    assert names(tmp_path) == sorted([young.name, other.name, "a"])
+
+
+def test_modes(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        files.write(tmp_path / "page", "")
+        files.write(tmp_path / "secret", "", mode=0o600)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "page").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    for name in ("file", "file/below/it"):
+        with pytest.raises(OutputError, match="is a file"):
+            files.check_folder(tmp_path / name)
+    files.check_folder(tmp_path / "new" / "below")
+    monkeypatch.setattr(os, "access", lambda *arguments: False)  # root may write everywhere
+    with pytest.raises(OutputError, match="permission is denied"):
+        files.check_folder(tmp_path / "new" / "below")
+    with pytest.raises(OutputError, match="you may not write to"):
+        files.check(tmp_path / "new")
+
+
+def test_the_digest_is_that_of_names_and_values() -> None:
+    tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    expected = hashlib.sha256(b"weight" + tensor.numpy().tobytes() + b"\x01").hexdigest()
+    assert files.digest(["weight", tensor, b"\x01"]) == expected
+    assert files.digest([tensor.mT]) == hashlib.sha256(tensor.numpy().T.copy().tobytes()).hexdigest()
+    assert files.digest([torch.tensor(3)]) == hashlib.sha256(b"\x03" + bytes(7)).hexdigest()
+    assert (
+        files.digest([torch.tensor([1.0], dtype=torch.bfloat16)]) == hashlib.sha256(b"\x80\x3f").hexdigest()
+    )
+    assert files.digest([torch.empty(0)]) == hashlib.sha256().hexdigest()
