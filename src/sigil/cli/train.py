@@ -62,7 +62,7 @@ def train(
       sigil train --settings > my.toml              all settings, to edit
       sigil train --config my.toml -o runs/b
     """
-    from sigil.experiments.behaviour import observers
+    from sigil import attacks, baselines  # noqa: F401  (they carry out the section behaviour)
     from sigil.federation import progress
     from sigil.federation import run as runs
     from sigil.federation import settings as reader
@@ -78,7 +78,6 @@ def train(
         key=key,
         data_dir=data_dir,
         progress=progress.choose(quiet),
-        client_observers=observers(settings),
     )
     if not quiet:
         print_result(finished, key, key_file)

@@ -20,9 +20,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sigil import attacks, baselines  # noqa: F401  (they carry out the section behaviour)
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
-from sigil.experiments import behaviour, scales
+from sigil.experiments import scales
 from sigil.federation.holdings import load_data
 from sigil.federation.run import Run, is_finished, train
 from sigil.federation.settings import RecordSettings, Settings
@@ -94,7 +95,6 @@ class Store:
             self.folder(settings),
             key=self.key(settings),
             data_dir=self.data_dir,
-            client_observers=behaviour.observers(settings),
             wait=True,
         )
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from sigil.data import Dataset
 from sigil.errors import ConfigError
+from sigil.federation import behaviour
 from sigil.federation import precision as precisions
 from sigil.federation.aggregation import State
 from sigil.federation.evaluation import accuracy
@@ -66,7 +67,7 @@ class Federation:
         self.settings = settings
         self.dataset = dataset
         self.precision = precisions.choose(settings.run.device, settings.run.precision)
-        self.client_observers = list(client_observers)
+        self.client_observers = [*behaviour.observers(settings), *client_observers]
         self.server_observers = list(server_observers)
         halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape)
         self.cut, self.shape = halves.cut, halves.shape

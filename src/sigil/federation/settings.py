@@ -11,9 +11,9 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sigil.errors import ConfigError
 
@@ -85,7 +85,7 @@ class RecordSettings(Section):
 
 
 class BehaviourSettings(Section):
-    """What clients do beside training; `sigil.experiments.behaviour` turns it into observers."""
+    """What clients do beside training; `sigil.federation.behaviour` turns it into observers."""
 
     noise_snr: float | None = Field(None, gt=0, description="clients add noise of this signal-to-noise ratio")
     noise_reading: Literal["power", "amplitude"] = Field("power", description="what the ratio is of")
@@ -122,15 +122,19 @@ class Settings(Section):
         """Whether this run embeds a mark."""
         return self.watermark.strength > 0
 
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        # Not a ValueError: pydantic lets it through as it is, one sentence and no list of locations.
+        _check_together(self)
+        return self
+
 
 def make(values: Mapping[str, Any]) -> Settings:
     """Check a nested mapping of settings, as read from TOML."""
     try:
-        settings = Settings.model_validate(values)
+        return Settings.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_sentence(error)) from None
-    _check_together(settings)
-    return settings
 
 
 def read(file: Path | None = None, changes: Iterable[str] = ()) -> Settings:
