@@ -20,9 +20,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from harness.replay import replay
 from sigil.federation.schedule import scheduled_rate
 from sigil.transport import Limits, Reason, certificates
-from sigil.transport.flower.rehearsal import replay
 
 CLIENT = """
 import json, sys, time

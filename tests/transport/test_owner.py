@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from harness.replay import replay
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation.aggregation import State
 from sigil.federation.run import train
 from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, owner
-from sigil.transport.flower.rehearsal import replay
 from sigil.transport.owner import RemoteFederation, Terms
 
 
