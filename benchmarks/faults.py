@@ -23,10 +23,9 @@ import torch
 from harness.processes import TrainingProcesses
 from harness.replay import replay
 from sigil import models, verify
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import cut_shape, load_data
 from sigil.federation.run import open_run
 from sigil.federation.settings import read
-from sigil.federation.shapes import cut_shape
 from sigil.key import Key
 
 CLIENTS = 9

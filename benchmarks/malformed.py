@@ -34,10 +34,8 @@ from safetensors.torch import load, save
 from harness.hostile_streams import Attacker, HostileStream, send, turned_away
 from harness.replay import replay
 from sigil.federation import Settings
-from sigil.federation.aggregation import State
-from sigil.federation.halves import build_halves
-from sigil.federation.holdings import client_parts, load_data
-from sigil.federation.schedule import scheduled_rate
+from sigil.federation.averaging import State
+from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
 from sigil.federation.settings import make
 from sigil.key import Key
 from sigil.transport import (

@@ -30,12 +30,10 @@ import torch
 from torch import Tensor
 
 from sigil.experiments.timing import interleaved
-from sigil.federation import Activation, CutGradient, Federation, LogitGradient, Logits, Moment, Settings
-from sigil.federation.aggregation import WeightedAverage
-from sigil.federation.halves import build_halves
-from sigil.federation.holdings import client_parts, load_data
+from sigil.federation import Activation, CutGradient, Federation, LogitGradient, Logits, Settings, Step
+from sigil.federation.averaging import WeightedAverage
+from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
 from sigil.federation.precision import Precision
-from sigil.federation.schedule import scheduled_rate
 from sigil.federation.settings import make
 from sigil.key import Key
 from sigil.transport import (
@@ -70,7 +68,7 @@ class Nothing:
         self._activation = message.values
         return Logits(torch.zeros(len(message.values), CLASSES))
 
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+    def backward(self, message: LogitGradient, *, at: Step) -> CutGradient:
         return CutGradient(self._activation)
 
 
@@ -238,11 +236,11 @@ class Timed:
 
 def stepping(remote: RemoteServer, activation: Tensor, gradient: Tensor) -> Callable[[], None]:
     """One step's four messages, without a client's arithmetic."""
-    moment = Moment(1, 0, 1)
+    at = Step(1, 0, 1)
 
     def run() -> None:
         remote.forward(Activation(activation))
-        remote.backward(LogitGradient(gradient), moment=moment)
+        remote.backward(LogitGradient(gradient), at=at)
 
     return run
 

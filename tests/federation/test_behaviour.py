@@ -65,7 +65,7 @@ def test_what_nothing_carries_out_is_refused(
 
 
 def test_a_federation_without_a_run_does_it_too() -> None:
-    from sigil.federation.holdings import load_data
+    from sigil.federation.from_settings import load_data
 
     chosen = settings(noise_snr=0.1, mark="backdoor")
     federation = Federation(chosen, load_data(chosen))

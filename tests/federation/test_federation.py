@@ -14,7 +14,7 @@ from sigil import data
 from sigil.errors import ConfigError, DataError
 from sigil.federation.federation import Federation
 from sigil.federation.messages import CutGradient, LogitGradient
-from sigil.federation.observers import ClientObserver, Moment, ServerObserver
+from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.federation.reference import ReferenceRecorder
 from sigil.federation.server import Server
@@ -115,7 +115,7 @@ def test_the_callers_random_state_is_untouched(digits: data.Dataset) -> None:
 class Watch(ServerObserver):
     def __init__(self) -> None:
         self.rounds: list[str] = []
-        self.moments: list[Moment] = []
+        self.steps: list[Step] = []
         self.added = 0.0
 
     def on_round_start(self, round_number: int) -> None:
@@ -124,8 +124,8 @@ class Watch(ServerObserver):
     def on_round_end(self, round_number: int) -> None:
         self.rounds.append(f"end {round_number}")
 
-    def on_gradient_sent(self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
-        self.moments.append(moment)
+    def on_gradient_sent(self, at: Step, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
+        self.steps.append(at)
         self.added = max(self.added, float((final - main).norm() / main.norm()))
 
 
@@ -133,7 +133,7 @@ class Count(ClientObserver):
     def __init__(self) -> None:
         self.labels = 0
 
-    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor:
+    def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
         self.labels += len(labels)
         return gradient
 
@@ -145,7 +145,7 @@ def test_observers_see_every_step_at_its_moment(digits: data.Dataset) -> None:
     federation.run_round()
     federation.run_round()
     assert watch.rounds == ["start 1", "end 1", "start 2", "end 2"]
-    steps = [(m.round, m.client, m.step) for m in watch.moments]
+    steps = [(m.round, m.client, m.step) for m in watch.steps]
     assert steps == [(r, c, s) for r in (1, 2) for c in (0, 1) for s in (1, 2, 3, 4)]
     assert 0 < watch.added <= 0.2501
     assert count.labels == 2 * 120
@@ -158,9 +158,7 @@ def test_reference_holds_the_statistics_of_the_last_round(digits: data.Dataset, 
         def on_round_start(self, round_number: int) -> None:
             seen.clear()
 
-        def on_gradient_sent(
-            self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor
-        ) -> None:
+        def on_gradient_sent(self, at: Step, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
             seen.append(activation.clone())
 
     reference = ReferenceRecorder((16, 2, 2))
@@ -184,8 +182,8 @@ def test_recording_keeps_what_was_asked_for_and_no_more(digits: data.Dataset, tm
     seen: list[tuple[Tensor, Tensor]] = []
 
     class Keep(ClientObserver):
-        def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor:
-            if (moment.round, moment.client) == (2, 1) and moment.step % 2 == 0:
+        def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
+            if (at.round, at.client) == (2, 1) and at.step % 2 == 0:
                 seen.append((gradient.clone(), labels.clone()))
             return gradient
 
@@ -196,7 +194,7 @@ def test_recording_keeps_what_was_asked_for_and_no_more(digits: data.Dataset, tm
     recording = Recording(tmp_path)
     steps = list(recording.steps())
     assert recording.rounds == [2]
-    assert [(s.moment.client, s.moment.step) for s in steps] == [(1, 2), (1, 4)]
+    assert [(s.at.client, s.at.step) for s in steps] == [(1, 2), (1, 4)]
     for step, (gradient, labels) in zip(steps, seen, strict=True):
         assert np.array_equal(step.gradients, gradient.flatten(1).numpy())
         assert np.array_equal(step.labels, labels.numpy())
@@ -208,16 +206,16 @@ def test_recording_stops_at_its_limit_and_goes_on_after_an_interruption(tmp_path
     width = 2**16
     gradient, labels = torch.ones(2, width), torch.zeros(2, dtype=torch.long)
     recorder = GradientRecorder(tmp_path, (width,), clients=[0], limit_mb=1)
-    recorder.on_gradient_received(Moment(1, 0, 1), gradient, labels)
+    recorder.on_gradient_received(Step(1, 0, 1), gradient, labels)
     recorder.on_round_end(1)
     state = recorder.state_dict() | {"steps": list(recorder.steps)}
-    recorder.on_gradient_received(Moment(2, 0, 1), 2 * gradient, labels)  # lost with the process
+    recorder.on_gradient_received(Step(2, 0, 1), 2 * gradient, labels)  # lost with the process
     recorder.close()
 
     again = GradientRecorder(tmp_path, (width,), clients=[0], limit_mb=1)
     again.load_state_dict(state)
-    again.on_gradient_received(Moment(2, 0, 1), 3 * gradient, labels)
-    again.on_gradient_received(Moment(2, 0, 2), 4 * gradient, labels)  # past the limit
+    again.on_gradient_received(Step(2, 0, 1), 3 * gradient, labels)
+    again.on_gradient_received(Step(2, 0, 2), 4 * gradient, labels)  # past the limit
     again.on_round_end(2)
     again.close()
     recording = Recording(tmp_path)
@@ -248,8 +246,8 @@ def test_another_server_can_take_the_honest_ones_place(digits: data.Dataset) -> 
     class Silent(Server):
         """Returns nothing but zeros, so no client learns."""
 
-        def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
-            return CutGradient(torch.zeros_like(super().backward(message, moment=moment).values))
+        def backward(self, message: LogitGradient, *, at: Step) -> CutGradient:
+            return CutGradient(torch.zeros_like(super().backward(message, at=at).values))
 
     chosen = settings(optimizer={"weight_decay": 0.0})
     federation = Federation(chosen, digits, server_factory=Silent)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sigil.errors import ConfigError
-from sigil.federation.local import fresh_optimizer
+from sigil.federation.from_settings import fresh_optimizer
 from sigil.federation.precision import choose
 from sigil.federation.settings import make
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from sigil.federation.schedule import learning_rate
+from sigil.federation.from_settings import learning_rate
 
 
 def rates(rounds: int, warmup: int) -> list[float]:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from sigil.federation.client import Client
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.federation.step import step
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
-NOW = Moment(round=1, client=0, step=1)
+NOW = Step(round=1, client=0, step=1)
 
 
 def reachable_tensors(root: object) -> list[Tensor]:
@@ -61,9 +61,9 @@ class Watched(Server):
         self._look(message)
         return answer
 
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+    def backward(self, message: LogitGradient, *, at: Step) -> CutGradient:
         self._look(message)
-        return super().backward(message, moment=moment)
+        return super().backward(message, at=at)
 
 
 def test_nothing_private_is_reachable_from_the_server_during_a_step() -> None:
@@ -75,7 +75,7 @@ def test_nothing_private_is_reachable_from_the_server_during_a_step() -> None:
     server = Watched(
         server_half, torch.optim.SGD(server_half.parameters(), lr=0.1), shape=(4, 4, 4), precision=CPU
     )
-    step(client, server, images, labels, moment=NOW)
+    step(client, server, images, labels, at=NOW)
 
     private = {"images": images, "labels": labels, **dict(client_half.named_parameters())}
     assert any(value.shape == (6, 4, 4, 4) for value in server.values), "the walk sees the activation"
@@ -102,8 +102,8 @@ def test_the_servers_methods_take_the_two_messages_and_nothing_else() -> None:
     }
     assert public == {
         "forward": {"message": Activation, "return": Logits},
-        "backward": {"message": LogitGradient, "moment": Moment, "return": CutGradient},
+        "backward": {"message": LogitGradient, "at": Step, "return": CutGradient},
     }
-    assert typing.get_type_hints(Moment) == {"round": int, "client": int, "step": int}
+    assert typing.get_type_hints(Step) == {"round": int, "client": int, "step": int}
     made_of = typing.get_type_hints(Server.__init__)
     assert set(made_of) == {"half", "optimizer", "shape", "precision", "injector", "observers", "return"}

@@ -8,7 +8,7 @@ import torch
 
 from sigil.data import Dataset
 from sigil.federation import Federation, Settings
-from sigil.federation.schedule import scheduled_rate
+from sigil.federation.from_settings import scheduled_rate
 from sigil.key import Key
 
 

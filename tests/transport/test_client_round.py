@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sigil.errors import NetworkError
-from sigil.federation.aggregation import State
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.averaging import State
+from sigil.federation.observers import ClientObserver, Step
 from sigil.transport import Limits, Reason, Refused, RoundOutcome, RoundUpdate, Status
 
 
@@ -142,8 +142,8 @@ class Dies(ClientObserver):
     def __init__(self, at: int) -> None:
         self.at = at
 
-    def on_batch(self, moment: Moment, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        if moment.step == self.at:
+    def on_batch(self, at: Step, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        if at.step == self.at:
             raise Interrupted
         return images, labels
 

@@ -25,7 +25,7 @@ from harness.processes import TrainingProcesses, free_pair
 from harness.replay import replay
 from sigil import models
 from sigil.federation import Settings
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import load_data
 from sigil.federation.settings import read
 from sigil.key import Key
 

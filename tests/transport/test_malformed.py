@@ -20,7 +20,7 @@ import torch
 
 from harness.hostile_streams import Attacker, HostileStream, send, turned_away
 from harness.replay import replay
-from sigil.federation.schedule import scheduled_rate
+from sigil.federation.from_settings import scheduled_rate
 from sigil.transport import Limits, Reason, Status, certificates, wire
 from sigil.transport.wire import Kind
 

@@ -21,15 +21,14 @@ import torch
 from safetensors.torch import load_file
 
 from harness.replay import replay
-from sigil.federation.schedule import scheduled_rate
+from sigil.federation.from_settings import scheduled_rate
 from sigil.transport import Limits, Reason, certificates
 
 CLIENT = """
 import json, sys, time
 from pathlib import Path
 from safetensors.torch import save_file
-from sigil.federation.halves import build_halves
-from sigil.federation.holdings import client_parts, load_data
+from sigil.federation.from_settings import build_halves, client_parts, load_data
 from sigil.federation.settings import make
 from sigil.transport import ClientCredentials, RoundTask, train_round
 given = json.loads(sys.argv[1])

@@ -17,7 +17,7 @@ import torch
 
 from harness.replay import replay
 from sigil.errors import ConfigError, NetworkError
-from sigil.federation.aggregation import State
+from sigil.federation.averaging import State
 from sigil.federation.run import train
 from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, owner
 from sigil.transport.owner import RemoteFederation, Terms

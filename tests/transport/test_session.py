@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from sigil.federation.halves import build_halves, make_injector
-from sigil.federation.local import fresh_optimizer
+from sigil.federation.from_settings import build_halves, fresh_optimizer, make_injector
 from sigil.federation.messages import Activation, LogitGradient
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.transport import Limits
@@ -67,7 +66,7 @@ def test_a_session_computes_what_a_server_computes(setup: Setup) -> None:
     session = make(setup)
     for got, (activation, gradient) in zip(run(session, setup, 3), batches(setup, 3), strict=True):
         server.forward(Activation(activation))
-        want = server.backward(LogitGradient(gradient), moment=Moment(1, 0, 1)).values
+        want = server.backward(LogitGradient(gradient), at=Step(1, 0, 1)).values
         assert torch.equal(got, want)
     for name, value in half.state_dict().items():
         assert torch.equal(session.server_state[name], value)

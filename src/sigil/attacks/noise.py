@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sigil.attacks.checks import check_choice, check_positive
 from sigil.federation import behaviour
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.seeds import generator
 from sigil.federation.settings import Settings
 
@@ -58,12 +58,12 @@ class NoiseInjection(ClientObserver):
         return cls(asked.noise_snr, reading=asked.noise_reading, seed=settings.run.seed)
 
     @torch.no_grad()
-    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor:
+    def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
         """G -> G + noise, in the gradient's dtype, device and layout; G itself is untouched."""
-        if self.clients is not None and moment.client not in self.clients:
+        if self.clients is not None and at.client not in self.clients:
             return gradient
         ratio = self.snr if self.reading == "power" else self.snr**2
-        stream = generator(self.seed, "noise", moment.round, moment.client, moment.step)
+        stream = generator(self.seed, "noise", at.round, at.client, at.step)
         noise = torch.randn(gradient.shape, generator=stream).to(gradient.device)
         values = gradient.float()
         deviation = values.norm() / (gradient.numel() * ratio) ** 0.5

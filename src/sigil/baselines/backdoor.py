@@ -16,7 +16,7 @@ from sigil.baselines.report import BaselineReport
 from sigil.data import Dataset, evaluate_batches
 from sigil.errors import ConfigError
 from sigil.federation import behaviour
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.precision import Precision
 from sigil.federation.seeds import generator
 from sigil.federation.settings import Settings
@@ -54,8 +54,8 @@ class Backdoor(ClientObserver):
         patched[..., -self.size :, -self.size :] = self.value
         return patched
 
-    def on_batch(self, moment: Moment, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        random = generator(self.seed, "backdoor", moment.round, moment.client, moment.step)
+    def on_batch(self, at: Step, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        random = generator(self.seed, "backdoor", at.round, at.client, at.step)
         chosen = (torch.rand(len(labels), generator=random) < self.share).to(labels.device)
         images = torch.where(chosen[:, None, None, None], self.patch(images), images)
         return images, torch.where(chosen, self.target, labels)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sigil.baselines.report import BaselineReport
 from sigil.errors import ConfigError
 from sigil.federation import behaviour
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.settings import Settings
 
 PAPER_BITS = 50
@@ -35,7 +35,7 @@ class ParameterMark(ClientObserver):
         """The parameter mark of a training, with as many bits as its key would have, else the paper's."""
         return cls(bits=settings.watermark.bits or PAPER_BITS, seed=settings.run.seed)
 
-    def on_update(self, moment: Moment, half: nn.Module) -> None:
+    def on_update(self, at: Step, half: nn.Module) -> None:
         kernel = _last_kernel(half)
         if kernel.grad is None:
             raise ConfigError("The last convolution has no gradient: it is frozen and cannot be marked.")

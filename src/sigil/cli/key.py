@@ -175,7 +175,7 @@ def reference(
     """
     from sigil.alignment import Reference, fingerprint, open_reference
     from sigil.evidence.statement import References
-    from sigil.federation.initial import initial_half
+    from sigil.federation.run import initial_half
 
     key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
     if run.is_dir():

@@ -106,7 +106,7 @@ def training_key(
     quiet: bool,
 ) -> Key | None:
     """The key to embed: the one given, or one beside the run's directory, made at the first start."""
-    from sigil.federation.shapes import cut_shape
+    from sigil.federation.from_settings import cut_shape
     from sigil.key import Key
 
     if not settings.marked:

@@ -327,7 +327,7 @@ def _reference(path: Path, suspect: Suspect, *, images: bool) -> Path | Referenc
         from sigil.alignment import Reference
 
         return Reference.load(path / "reference.safetensors")
-    from sigil.federation.initial import initial_half
+    from sigil.federation.run import initial_half
 
     return initial_half(path)
 

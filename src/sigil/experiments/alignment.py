@@ -29,10 +29,9 @@ from sigil.experiments.experiment import Experiment
 from sigil.experiments.scales import TASKS, Scale, Sections
 from sigil.experiments.store import Cell, Store
 from sigil.federation.evaluation import accuracy
-from sigil.federation.initial import initial_half
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
-from sigil.federation.run import Run
+from sigil.federation.run import Run, initial_half
 from sigil.federation.settings import Settings
 from sigil.key import Key
 from sigil.models import Model

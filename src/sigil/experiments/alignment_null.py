@@ -24,8 +24,7 @@ from torch import Tensor
 from sigil import statistics
 from sigil.alignment import Alignment, Reference, align
 from sigil.experiments.store import OWNER, Store
-from sigil.federation.initial import initial_half
-from sigil.federation.run import Run
+from sigil.federation.run import Run, initial_half
 from sigil.key import Key
 from sigil.models import Model
 from sigil.probing import noise

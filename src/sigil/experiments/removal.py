@@ -19,7 +19,7 @@ from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
 from sigil.experiments.tables import beside, difference, markdown, mean, spread, values
-from sigil.federation.holdings import client_parts
+from sigil.federation.from_settings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings

@@ -24,7 +24,7 @@ from sigil import attacks, baselines  # noqa: F401  (they carry out the section 
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
 from sigil.experiments import scales
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import load_data
 from sigil.federation.run import Run, is_finished, train
 from sigil.federation.settings import RecordSettings, Settings
 from sigil.key import Key
@@ -158,7 +158,7 @@ class Store:
 
 def experiment_key(settings: Settings, data_dir: Path | None = None) -> Key:
     """A key that anybody can make again: for experiments only, never to protect a model."""
-    from sigil.federation.shapes import cut_shape
+    from sigil.federation.from_settings import cut_shape
 
     shape = cut_shape(settings, data_dir)
     text = f"sigil experiment key, seed {settings.run.seed}"

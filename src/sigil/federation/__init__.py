@@ -3,7 +3,7 @@
 from sigil.federation.client import Client
 from sigil.federation.federation import Federation, RoundResult
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver, Moment, ServerObserver
+from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run, open_run, train
 from sigil.federation.server import LabelServer, Server
@@ -19,13 +19,13 @@ __all__ = [
     "LabelServer",
     "LogitGradient",
     "Logits",
-    "Moment",
     "Recording",
     "RoundResult",
     "Run",
     "Server",
     "ServerObserver",
     "Settings",
+    "Step",
     "open_run",
     "step",
     "train",

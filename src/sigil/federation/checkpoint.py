@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from sigil.errors import TrainingError
-from sigil.federation.aggregation import State
+from sigil.federation.averaging import State
 
 KEPT = 2
 

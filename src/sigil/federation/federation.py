@@ -14,12 +14,10 @@ from sigil.data import Dataset
 from sigil.errors import ConfigError
 from sigil.federation import behaviour
 from sigil.federation import precision as precisions
-from sigil.federation.aggregation import State
+from sigil.federation.averaging import State
 from sigil.federation.evaluation import accuracy
-from sigil.federation.halves import build_halves, make_injector
-from sigil.federation.holdings import client_parts
+from sigil.federation.from_settings import build_halves, client_parts, make_injector, scheduled_rate
 from sigil.federation.observers import ClientObserver, ServerObserver
-from sigil.federation.schedule import scheduled_rate
 from sigil.federation.seat import Harvest, Seat, Tick
 from sigil.federation.seeds import derive
 from sigil.federation.server import Server

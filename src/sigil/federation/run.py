@@ -37,7 +37,7 @@ from sigil import models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import build_halves, load_data
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.progress import Silent
 from sigil.federation.recording import GradientRecorder
@@ -112,6 +112,17 @@ def open_run(folder: Path) -> Run:
         )
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return Run(folder, make(description["settings"]), [json.loads(line) for line in lines])
+
+
+def initial_half(folder: Path) -> models.Model:
+    """The client half with which the finished run in `folder` began: its weights follow from the seed."""
+    run = open_run(folder)
+    described = models.read_description(folder / "client.safetensors")
+    if described.input_shape is None:
+        raise TrainingError(f"The client half in {folder} does not say what images it takes.")
+    halves = build_halves(run.settings, classes=described.spec.classes, input_shape=described.input_shape)
+    assert isinstance(halves.client, models.Model)
+    return halves.client
 
 
 def is_finished(folder: Path) -> bool:

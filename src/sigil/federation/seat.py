@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from sigil.data import Dataset
-from sigil.federation.aggregation import State, WeightedAverage
+from sigil.federation.averaging import State, WeightedAverage
 from sigil.federation.client import Client
-from sigil.federation.local import check_loss, fresh_optimizer, is_measured, local_batches
+from sigil.federation.from_settings import check_loss, fresh_optimizer, is_measured, local_batches
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.precision import Precision
 from sigil.federation.server import LabelServer, Server
@@ -137,7 +137,7 @@ class Seat:
             precision=self.precision,
             observers=self.client_observers,
         )
-        for moment, images, labels in local_batches(
+        for at, images, labels in local_batches(
             self.settings,
             self.dataset,
             indices=self.parts[index],
@@ -146,13 +146,13 @@ class Seat:
             precision=self.precision,
             observers=self.client_observers,
         ):
-            measured = self.injector is not None and is_measured(self.settings, moment.step)
+            measured = self.injector is not None and is_measured(self.settings, at.step)
             if self.injector is not None:
                 self.injector.statistics = measured
             if isinstance(server, LabelServer):
-                step_with_labels(client, server, images, labels, moment=moment)
+                step_with_labels(client, server, images, labels, at=at)
             else:
-                step(client, server, images, labels, moment=moment)
+                step(client, server, images, labels, at=at)
             if measured and self.injector is not None and self.injector.last is not None:
                 harvest.injections.append(self.injector.last)
             harvest.images += len(labels)

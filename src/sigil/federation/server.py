@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sigil.errors import ShapeError, TrainingError
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import Moment, ServerObserver
+from sigil.federation.observers import ServerObserver, Step
 from sigil.federation.precision import Precision
 from sigil.injector import Injector
 
@@ -24,7 +24,7 @@ class ServerEnd(Protocol):
     """All that a client can do with a server, in this process or behind a network."""
 
     def forward(self, message: Activation) -> Logits: ...
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient: ...
+    def backward(self, message: LogitGradient, *, at: Step) -> CutGradient: ...
 
 
 class Server:
@@ -53,7 +53,7 @@ class Server:
         """Lines 3-4 of the embedding algorithm: finish the forward pass and send the logits."""
         return Logits(self._run(message).detach())
 
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+    def backward(self, message: LogitGradient, *, at: Step) -> CutGradient:
         """Lines 7-12: go back through the server half, update it with the clean gradient, add the mark."""
         if self._logits is None:
             raise TrainingError("A logit gradient arrived for which no logits were sent.")
@@ -62,7 +62,7 @@ class Server:
                 f"The logit gradient has the shape {tuple(message.values.shape)}, but the logits had "
                 f"{tuple(self._logits.shape)}."
             )
-        return self._finish(message.values.to(self._logits.dtype), moment)
+        return self._finish(message.values.to(self._logits.dtype), at)
 
     def _run(self, message: Activation) -> Tensor:
         if tuple(message.values.shape[1:]) != self.shape:
@@ -77,7 +77,7 @@ class Server:
         assert self._logits is not None
         return self._logits
 
-    def _finish(self, gradient: Tensor, moment: Moment) -> CutGradient:
+    def _finish(self, gradient: Tensor, at: Step) -> CutGradient:
         activation, logits = self._activation, self._logits
         self._activation = self._logits = None
         assert activation is not None
@@ -90,7 +90,7 @@ class Server:
         activation = activation.detach()
         final = main if self.injector is None else self.injector(activation, main)
         for observer in self.observers:
-            observer.on_gradient_sent(moment, activation=activation, main=main, final=final)
+            observer.on_gradient_sent(at, activation=activation, main=main, final=final)
         return CutGradient(final)
 
 
@@ -98,11 +98,11 @@ class LabelServer(Server):
     """The server of plain split (federated) learning: labels come with the activation, no logits go back."""
 
     def forward_with_labels(
-        self, message: Activation, labels: Tensor, *, moment: Moment
+        self, message: Activation, labels: Tensor, *, at: Step
     ) -> tuple[CutGradient, Tensor]:
         """Forward, loss and backward in one turn; also returns the loss for the record."""
         logits = self._run(message)
         leaf = logits.detach().float().requires_grad_()
         loss = F.cross_entropy(leaf, labels)
         (gradient,) = torch.autograd.grad(loss, leaf)
-        return self._finish(gradient.to(logits.dtype), moment), loss.detach()
+        return self._finish(gradient.to(logits.dtype), at), loss.detach()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sigil.data import Split
 from sigil.errors import SigilError, TrainingError
-from sigil.federation.aggregation import State
+from sigil.federation.averaging import State
 from sigil.federation.seat import Harvest, Seat, Tick
 from sigil.injector import Injector
 

@@ -12,10 +12,9 @@ import torch
 from sigil.data import Dataset
 from sigil.errors import NetworkError
 from sigil.federation import precision as precisions
-from sigil.federation.aggregation import State
+from sigil.federation.averaging import State
 from sigil.federation.client import Client
-from sigil.federation.halves import build_halves
-from sigil.federation.local import check_loss, fresh_optimizer, local_batches
+from sigil.federation.from_settings import build_halves, check_loss, fresh_optimizer, local_batches
 from sigil.federation.observers import ClientObserver
 from sigil.federation.seat import Tick
 from sigil.federation.settings import Settings
@@ -94,7 +93,7 @@ def train_round(
             observers=observers,
         )
         images = 0
-        for moment, pictures, labels in local_batches(
+        for at, pictures, labels in local_batches(
             settings,
             dataset,
             indices=indices,
@@ -103,7 +102,7 @@ def train_round(
             precision=precision,
             observers=observers,
         ):
-            step(client, remote, pictures, labels, moment=moment)
+            step(client, remote, pictures, labels, at=at)
             images += len(labels)
             if tick is not None:
                 tick(len(labels))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sigil.federation.aggregation import State, WeightedAverage
+from sigil.federation.averaging import State, WeightedAverage
 from sigil.injector import InjectionStatistics
 from sigil.transport.rejections import Reason
 from sigil.transport.session import Session, Setup, Status

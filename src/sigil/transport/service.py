@@ -26,8 +26,8 @@ import grpc
 
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation import precision as precisions
-from sigil.federation.aggregation import State
-from sigil.federation.halves import build_halves, make_injector
+from sigil.federation.averaging import State
+from sigil.federation.from_settings import build_halves, make_injector
 from sigil.federation.observers import ServerObserver
 from sigil.federation.settings import Settings
 from sigil.key import Key

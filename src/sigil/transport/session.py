@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sigil.federation.aggregation import State
-from sigil.federation.local import fresh_optimizer, is_measured
+from sigil.federation.averaging import State
+from sigil.federation.from_settings import fresh_optimizer, is_measured
 from sigil.federation.messages import Activation, LogitGradient
-from sigil.federation.observers import Moment, ServerObserver
+from sigil.federation.observers import ServerObserver, Step
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.federation.settings import Settings
@@ -179,8 +179,8 @@ class Session:
         measured = setup.injector is not None and is_measured(setup.settings, self.step)
         if setup.injector is not None:
             setup.injector.statistics = measured
-        moment = Moment(self.round, self.client, self.step)
-        final = server.backward(LogitGradient(values.to(setup.precision.device)), moment=moment).values
+        at = Step(self.round, self.client, self.step)
+        final = server.backward(LogitGradient(values.to(setup.precision.device)), at=at).values
         if measured and setup.injector is not None and setup.injector.last is not None:
             self.injections.append(setup.injector.last)
         self.images += self._batch

@@ -19,7 +19,7 @@ import torch
 from harness.replay import replay
 from sigil import models
 from sigil.errors import ConfigError
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import load_data
 from sigil.federation.run import is_finished, open_run
 from sigil.federation.settings import make
 from sigil.key import Key

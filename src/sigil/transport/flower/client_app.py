@@ -33,7 +33,7 @@ from flwr.clientapp import ClientApp
 
 from sigil.data import Dataset
 from sigil.errors import NetworkError
-from sigil.federation.holdings import client_parts, load_data
+from sigil.federation.from_settings import client_parts, load_data
 from sigil.federation.settings import Settings
 from sigil.transport import certificates
 from sigil.transport.certificates import ClientCredentials

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from sigil.errors import ConfigError, NetworkError
-from sigil.federation.aggregation import State
+from sigil.federation.averaging import State
 from sigil.federation.settings import Section, Settings, make
 from sigil.transport.client_round import RoundTask, RoundUpdate
 from sigil.transport.wire import Wire

@@ -10,8 +10,8 @@ import torch
 from sigil.errors import SigilError
 from sigil.federation import train
 from sigil.federation.federation import Federation
-from sigil.federation.holdings import load_data
-from sigil.federation.initial import initial_half
+from sigil.federation.from_settings import load_data
+from sigil.federation.run import initial_half
 from sigil.federation.settings import make
 from sigil.lineage import trace
 
