@@ -174,7 +174,7 @@ def test_its_server_answers_like_an_honest_one_but_for_the_gradient() -> None:
         make = attacker.server if hijacks else Server
         server = make(half, torch.optim.SGD(half.parameters(), lr=0.1), shape=SHAPE, precision=CPU)
         logits = server.forward(Activation(activation)).values
-        returned = server.backward(LogitGradient(gradient), at=Step(1, 0, 1)).values
+        returned = server.backward(LogitGradient(gradient)).values
         answers.append((logits, half.state_dict(), returned))
     (logits, state, honest), (same_logits, same_state, hijacking) = answers
     torch.testing.assert_close(logits, same_logits)

@@ -13,12 +13,14 @@ from torch import Tensor
 from sigil import data
 from sigil.errors import ConfigError, DataError
 from sigil.federation.federation import Federation
+from sigil.federation.from_settings import scheduled_rate
 from sigil.federation.messages import CutGradient, LogitGradient
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.federation.reference import ReferenceRecorder
 from sigil.federation.server import Server
 from sigil.federation.settings import Settings, make
+from sigil.federation.trainer import LocalTrainer, RoundStart
 from sigil.key import Key
 
 
@@ -47,13 +49,12 @@ def key() -> Key:
 
 def test_v1_averages_what_each_client_would_learn_alone(digits: data.Dataset) -> None:
     federation = Federation(settings(), digits)
-    start = federation.client_state, federation.server_state
-    lr = federation._learning_rate(1)
-    alone = [federation.seat.train(1, [index], *start, lr=lr) for index in range(3)]
+    start = RoundStart(1, scheduled_rate(settings(), 1), federation.client_state, federation.server_state)
+    alone = [LocalTrainer(federation.training).train(start, clients=[index]) for index in range(3)]
     federation.run_round()
     sizes = [len(part) for part in federation.parts]
     for half in ("client", "server"):
-        states = [getattr(harvest, half).result() for harvest in alone]
+        states = [getattr(sums, half).result() for sums in alone]
         got = getattr(federation, f"{half}_state")
         for name, value in got.items():
             if value.is_floating_point():
@@ -246,8 +247,8 @@ def test_another_server_can_take_the_honest_ones_place(digits: data.Dataset) -> 
     class Silent(Server):
         """Returns nothing but zeros, so no client learns."""
 
-        def backward(self, message: LogitGradient, *, at: Step) -> CutGradient:
-            return CutGradient(torch.zeros_like(super().backward(message, at=at).values))
+        def backward(self, message: LogitGradient) -> CutGradient:
+            return CutGradient(torch.zeros_like(super().backward(message).values))
 
     chosen = settings(optimizer={"weight_decay": 0.0})
     federation = Federation(chosen, digits, server_factory=Silent)

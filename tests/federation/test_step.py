@@ -122,7 +122,7 @@ def test_messages_out_of_turn_or_of_the_wrong_shape_are_refused() -> None:
     client = Client(0, client_half, sgd(client_half), precision=CPU)
     server = Server(server_half, sgd(server_half), shape=SHAPE, precision=CPU)
     with pytest.raises(TrainingError, match="no logits were sent"):
-        server.backward(LogitGradient(torch.zeros(7, 5)), at=NOW)
+        server.backward(LogitGradient(torch.zeros(7, 5)))
     with pytest.raises(TrainingError, match="no activation was sent"):
         client.backward(CutGradient(torch.zeros(7, *SHAPE)), at=NOW)
     with pytest.raises(ShapeError, match="agree on the cut"):
@@ -130,4 +130,4 @@ def test_messages_out_of_turn_or_of_the_wrong_shape_are_refused() -> None:
     logits = server.forward(Activation(torch.zeros(7, *SHAPE)))
     assert logits.values.shape == (7, 5)
     with pytest.raises(ShapeError, match="logit gradient"):
-        server.backward(LogitGradient(torch.zeros(7, 4)), at=NOW)
+        server.backward(LogitGradient(torch.zeros(7, 4)))

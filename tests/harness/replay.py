@@ -9,6 +9,7 @@ import torch
 from sigil.data import Dataset
 from sigil.federation import Federation, Settings
 from sigil.federation.from_settings import scheduled_rate
+from sigil.federation.trainer import LocalTrainer, RoundStart
 from sigil.key import Key
 
 
@@ -17,14 +18,11 @@ def replay(
 ) -> Federation:
     """Train in this process, with only these clients in the rounds 1, 2, …."""
     federation = Federation(settings, dataset, key=key)
+    trainer = LocalTrainer(federation.training)
     for number, clients in enumerate(participants, start=1):
         with torch.random.fork_rng(devices=[]):
-            harvest = federation.seat.train(
-                number,
-                clients,
-                federation.client_state,
-                federation.server_state,
-                lr=scheduled_rate(settings, number),
-            )
-        federation.load(number, harvest.client.result(), harvest.server.result())
+            rate = scheduled_rate(settings, number)
+            start = RoundStart(number, rate, federation.client_state, federation.server_state)
+            sums = trainer.train(start, clients=clients)
+        federation.load(number, sums.client.result(), sums.server.result())
     return federation

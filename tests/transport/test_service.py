@@ -350,7 +350,7 @@ def test_a_client_that_does_not_take_its_answer_is_not_waited_for_and_stays_the_
     net = make_net(model={"cut": "pool1", "width": 8}, federation={"batch_size": samples})
     monkeypatch.setattr(Server, "forward", lambda self, message: Logits(torch.zeros(samples, 10)))
     monkeypatch.setattr(
-        Server, "backward", lambda self, message, at: CutGradient(torch.zeros(samples, *net.shape))
+        Server, "backward", lambda self, message: CutGradient(torch.zeros(samples, *net.shape))
     )
     with net.service(limits=Limits(step_seconds=5.0, streams_per_client=1)) as service:
         tickets = net.open(service, service.initial_state, clients=1)

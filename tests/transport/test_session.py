@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from sigil.federation.from_settings import build_halves, fresh_optimizer, make_injector
+from sigil.federation.from_settings import ServerMaker, build_halves, fresh_optimizer
 from sigil.federation.messages import Activation, LogitGradient
-from sigil.federation.observers import Step
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
+from sigil.injector import Injector
 from sigil.transport import Limits
 from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.session import Session, Setup, Status
@@ -25,12 +25,9 @@ CPU = Precision(torch.device("cpu"), bfloat16=False)
 def setup(net: Any) -> Setup:
     halves = build_halves(net.settings, classes=net.dataset.classes, input_shape=net.dataset.shape)
     return Setup(
-        settings=net.settings,
+        servers=ServerMaker(net.settings, secret=net.key, halves=halves, precision=CPU),
         half=halves.server,
-        shape=halves.shape,
         classes=net.dataset.classes,
-        precision=CPU,
-        injector=make_injector(net.settings, net.key, halves=halves),
         observers=(),
         limits=Limits(),
         wire="float32",
@@ -59,14 +56,15 @@ def run(session: Session, setup: Setup, steps: int) -> list[torch.Tensor]:
     return gradients
 
 
-def test_a_session_computes_what_a_server_computes(setup: Setup) -> None:
+def test_a_session_computes_what_a_server_computes(setup: Setup, net: Any) -> None:
     half = copy.deepcopy(setup.half).train()
-    optimizer = fresh_optimizer(half, 0.1, settings=setup.settings, precision=CPU)
-    server = Server(half, optimizer, shape=setup.shape, precision=CPU, injector=setup.injector)
+    optimizer = fresh_optimizer(half, 0.1, settings=net.settings, precision=CPU)
+    injector = Injector(net.key, net.settings.watermark.strength)
+    server = Server(half, optimizer, shape=setup.shape, precision=CPU, injector=injector)
     session = make(setup)
     for got, (activation, gradient) in zip(run(session, setup, 3), batches(setup, 3), strict=True):
         server.forward(Activation(activation))
-        want = server.backward(LogitGradient(gradient), at=Step(1, 0, 1)).values
+        want = server.backward(LogitGradient(gradient)).values
         assert torch.equal(got, want)
     for name, value in half.state_dict().items():
         assert torch.equal(session.server_state[name], value)

@@ -162,12 +162,10 @@ class Trial:
         class Relabels(LabelServer):
             """Gives some of each batch the backdoor's class; where to put the patch it does not know."""
 
-            def forward_with_labels(
-                self, message: Activation, labels: Tensor, *, at: Step
-            ) -> tuple[CutGradient, Tensor]:
+            def forward_with_labels(self, message: Activation, labels: Tensor) -> tuple[CutGradient, Tensor]:
                 chosen = torch.arange(len(labels)) < math.ceil(backdoor.share * len(labels))
                 changed = torch.where(chosen, backdoor.target, labels)
-                return super().forward_with_labels(message, changed, at=at)
+                return super().forward_with_labels(message, changed)
 
         rounds = self.settings.federation.rounds
         clean, tried = (self._train([], rounds=rounds, server_factory=kind) for kind in (None, Relabels))

@@ -9,6 +9,7 @@ from sigil.federation.run import Run, open_run, train
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings
 from sigil.federation.step import step
+from sigil.federation.trainer import RoundStart, RoundSums, RoundTrainer
 
 __all__ = [
     "Activation",
@@ -21,6 +22,9 @@ __all__ = [
     "Logits",
     "Recording",
     "RoundResult",
+    "RoundStart",
+    "RoundSums",
+    "RoundTrainer",
     "Run",
     "Server",
     "ServerObserver",

@@ -1,4 +1,4 @@
-"""What settings become: data and shares, halves, batches, optimizers, learning rates.
+"""What settings become: data and shares, halves, batches, optimizers, learning rates, servers.
 
 All of it follows from the settings (and the data) alone. So everybody who builds it, the owner, a worker
 process or a client on another machine, begins alike, and the same seed gives the same weights.
@@ -7,8 +7,8 @@ process or a client on another machine, begins alike, and the same seed gives th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from sigil import data, models
-from sigil.errors import ConfigError, TrainingError
-from sigil.federation.client import Client
-from sigil.federation.observers import ClientObserver, Step
-from sigil.federation.precision import Precision
+from sigil.errors import ConfigError
+from sigil.federation.observers import ClientObserver, ServerObserver, Step
+from sigil.federation.precision import Precision, choose
 from sigil.federation.seeds import derive, generator
+from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings
-from sigil.injector import Injector
+from sigil.injector import Injector, Secret
 from sigil.key import Key
 
 
@@ -62,10 +62,16 @@ class Halves:
     shape: tuple[int, ...]
 
 
-def build_halves(settings: Settings, *, classes: int, input_shape: tuple[int, int, int]) -> Halves:
+def build_halves(
+    settings: Settings,
+    *,
+    classes: int,
+    input_shape: tuple[int, int, int],
+    precision: Precision | None = None,
+) -> Halves:
     """Build the network of the settings for images (C, H, W) = `input_shape` and cut it.
 
-    The weights follow from the seed, so that everybody who builds it begins alike.
+    With a `precision` both halves are on its device and in its memory layout.
     """
     cut = settings.model.cut or models.default_cut(settings.model.name)
     whole = models.build(
@@ -77,30 +83,17 @@ def build_halves(settings: Settings, *, classes: int, input_shape: tuple[int, in
         seed=derive(settings.run.seed, "weights"),
     )
     client_half, server_half = models.split(whole, cut)
-    return Halves(client_half, server_half, cut, models.activation_shape(client_half, input_shape))
+    shape = models.activation_shape(client_half, input_shape)
+    if precision is not None:
+        for half in (client_half, server_half):
+            half.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
+    return Halves(client_half, server_half, cut, shape)
 
 
 def cut_shape(settings: Settings, data_dir: Path | None = None) -> tuple[int, ...]:
     """Shape of one sample's activation at the cut of a training with these settings."""
     dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
     return build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
-
-
-def make_injector(settings: Settings, key: Key | None, *, halves: Halves) -> Injector | None:
-    """The injector of a training with this key, or none if it embeds no mark."""
-    mark = settings.watermark
-    if not settings.marked:
-        return None
-    if key is None:
-        raise ConfigError(
-            "watermark.strength is above 0, but there is no key to embed; give a key or set it to 0."
-        )
-    if key.shape != halves.shape:
-        raise ConfigError(
-            f"The key is for activations of {key.shape}, but {settings.model.name} cut at "
-            f"{halves.cut!r} gives {halves.shape}; make a key with that shape."
-        )
-    return Injector(key, mark.strength, clip=mark.clip, per_sample=mark.per_sample)
 
 
 def local_batches(
@@ -160,23 +153,6 @@ def fresh_optimizer(
     )
 
 
-def is_measured(settings: Settings, step: int) -> bool:
-    """Whether the injection of this step (from 1) is recorded."""
-    every = settings.watermark.statistics_every if settings.marked else 0
-    return every > 0 and (step - 1) % every == 0
-
-
-def check_loss(client: Client, round_number: int) -> float:
-    """The sum of a client's losses over its round, if it is a number."""
-    loss = float(client.loss)
-    if not math.isfinite(loss):
-        raise TrainingError(
-            f"The loss of client {client.index} is {loss} in round {round_number}, so training stops here "
-            "with the last good checkpoint kept; lower optimizer.lr or lengthen optimizer.warmup_rounds."
-        )
-    return loss
-
-
 def scheduled_rate(settings: Settings, round_number: int) -> float:
     """Learning rate of a round of a training with these settings."""
     optimizer = settings.optimizer
@@ -203,3 +179,123 @@ def learning_rate(
         return base * round_number / warmup_rounds
     progress = (round_number - max(warmup_rounds, 1)) / max(1, rounds - max(warmup_rounds, 1))
     return minimum + 0.5 * (base - minimum) * (1 + math.cos(math.pi * progress))
+
+
+class ServerMaker:
+    """Makes the server of each client: its half, its optimizer, and the injector for its gradients.
+
+    In one process, in several and across machines, servers are made here and nowhere else. `secret` is the
+    key, or the part of it that an injector needs. `kind`, called like :class:`Server`, puts another server in
+    the honest one's place.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        secret: Secret | None,
+        halves: Halves,
+        precision: Precision,
+        kind: Callable[..., Server] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.shape = halves.shape
+        self.precision = precision
+        self.kind = kind
+        if settings.marked and secret is None:
+            raise ConfigError(
+                "watermark.strength is above 0, but there is no key to embed; give a key or set it to 0."
+            )
+        if settings.marked and secret is not None and secret.shape != halves.shape:
+            raise ConfigError(
+                f"The key is for activations of {secret.shape}, but {settings.model.name} cut at "
+                f"{halves.cut!r} gives {halves.shape}; make a key with that shape."
+            )
+        self._secret = secret if settings.marked else None
+        self._injectors: dict[tuple[int, int], Injector] = {}
+
+    def make(
+        self,
+        client: int,
+        half: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        round_number: int,
+        observers: Sequence[ServerObserver] = (),
+    ) -> Server:
+        """The server of client 0, 1, … for one round, which trains `half`."""
+        honest = Server if self.settings.federation.mode == "usfl" else LabelServer
+        return (self.kind or honest)(
+            half,
+            optimizer,
+            shape=self.shape,
+            precision=self.precision,
+            injector=self._injector(client, self.settings.federation.clients),
+            observers=observers,
+            round_number=round_number,
+            client=client,
+            statistics_every=self.settings.watermark.statistics_every,
+        )
+
+    def _injector(self, client: int, clients: int) -> Injector | None:
+        """The injector for the gradients of one client of several, or none if there is no mark.
+
+        Every client's gradients carry all bits, so all share one injector and what it has computed of M.
+        """
+        if self._secret is None:
+            return None
+        share = (0, 1)
+        if share not in self._injectors:
+            mark = self.settings.watermark
+            self._injectors[share] = Injector(
+                self._secret, mark.strength, clip=mark.clip, per_sample=mark.per_sample
+            )
+        return self._injectors[share]
+
+
+@dataclass
+class Training:
+    """All that a training is made of before its first round.
+
+    `halves` are live: whoever trains or measures in this process loads weights into them. Observers may be
+    added until the first round.
+    """
+
+    settings: Settings
+    dataset: data.Dataset
+    precision: Precision
+    halves: Halves
+    parts: list[npt.NDArray[np.int64]]
+    servers: ServerMaker
+    key: Key | None = None
+    client_observers: list[ClientObserver] = field(default_factory=list)
+    server_observers: list[ServerObserver] = field(default_factory=list)
+
+    @classmethod
+    def prepare(
+        cls,
+        settings: Settings,
+        dataset: data.Dataset,
+        *,
+        key: Key | None = None,
+        server_kind: Callable[..., Server] | None = None,
+    ) -> Training:
+        """Make everything from the settings, the data and the key."""
+        precision = choose(settings.run.device, settings.run.precision)
+        halves = build_halves(
+            settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision
+        )
+        return cls(
+            settings=settings,
+            dataset=dataset,
+            precision=precision,
+            halves=halves,
+            parts=client_parts(settings, dataset),
+            servers=ServerMaker(settings, secret=key, halves=halves, precision=precision, kind=server_kind),
+            key=key,
+        )
+
+    @property
+    def images_per_round(self) -> int:
+        """Training images that a round goes through."""
+        return sum(map(len, self.parts)) * self.settings.federation.local_epochs

@@ -37,12 +37,13 @@ from sigil import models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
-from sigil.federation.from_settings import build_halves, load_data
+from sigil.federation.from_settings import Training, build_halves, load_data
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.progress import Silent
 from sigil.federation.recording import GradientRecorder
 from sigil.federation.reference import ReferenceRecorder
 from sigil.federation.settings import Settings, make
+from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
 
 
@@ -77,12 +78,12 @@ def train(
     server_observers: Sequence[ServerObserver] = (),
     name: str | None = None,
     wait: bool = False,
-    make_federation: Callable[..., Federation] = Federation,
+    trainer: Callable[[Training], RoundTrainer] | None = None,
 ) -> Run:
     """Train a run in `folder`, or go on with the one that is there; finished work is never redone.
 
     If another process is at it, `wait` waits for that one's result instead of raising an error.
-    `make_federation`, called like :class:`Federation`, may make one whose clients are elsewhere.
+    `trainer` makes what trains the clients of a round where that is not this machine.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, wait), _threads(settings.run.threads):
@@ -97,7 +98,7 @@ def train(
             client_observers=client_observers,
             server_observers=server_observers,
             name=name or folder.name,
-            make_federation=make_federation,
+            trainer=trainer,
         )
 
 
@@ -141,15 +142,16 @@ def _train(
     client_observers: Sequence[ClientObserver],
     server_observers: Sequence[ServerObserver],
     name: str,
-    make_federation: Callable[..., Federation],
+    trainer: Callable[[Training], RoundTrainer] | None,
 ) -> Run:
     dataset = load_data(settings, data_dir)
-    federation = make_federation(
+    federation = Federation(
         settings,
         dataset,
         key=key,
         client_observers=client_observers,
         server_observers=server_observers,
+        trainer=trainer,
     )
     if settings.record.clients:
         federation.client_observers.append(_recorder(settings, folder, federation.shape))

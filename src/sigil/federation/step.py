@@ -33,7 +33,7 @@ def step(client: Client, server: ServerEnd, images: Tensor, labels: Tensor, *, a
     #  10  G_wm' ← min(1, λ ‖G_main‖ / (‖G_wm‖ + ε)) · G_wm
     #  11  G_final ← G_main + G_wm'
     #  12  send G_final
-    final = server.backward(initial, at=at)
+    final = server.backward(initial)
 
     # Client i executes:
     #  13  θ_c ← update(θ_c, G_final)
@@ -45,6 +45,6 @@ def step_with_labels(
 ) -> None:
     """The same for plain SFL and SL, where the server holds the labels: one message each way."""
     activation = client.forward(images)
-    final, loss = server.forward_with_labels(activation, labels, at=at)
+    final, loss = server.forward_with_labels(activation, labels)
     client.account(labels, loss)
     client.backward(final, at=at)

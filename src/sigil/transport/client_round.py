@@ -11,14 +11,12 @@ import torch
 
 from sigil.data import Dataset
 from sigil.errors import NetworkError
-from sigil.federation import precision as precisions
 from sigil.federation.averaging import State
-from sigil.federation.client import Client
-from sigil.federation.from_settings import build_halves, check_loss, fresh_optimizer, local_batches
+from sigil.federation.from_settings import build_halves
 from sigil.federation.observers import ClientObserver
-from sigil.federation.seat import Tick
+from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
-from sigil.federation.step import step
+from sigil.federation.trainer import Tick, train_client
 from sigil.transport.certificates import ClientCredentials
 from sigil.transport.remote import RemoteServer, RoundRestarted
 from sigil.transport.wire import Wire
@@ -67,9 +65,10 @@ def train_round(
     the eyes of the observers. Either way the result is the same bit for bit.
     :class:`sigil.transport.Refused` means that this ticket is good for nothing any more.
     """
-    precision = precisions.choose(settings.run.device, settings.run.precision)
-    half = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).client
-    half = half.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
+    precision = choose(settings.run.device, settings.run.precision)
+    half = build_halves(
+        settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision
+    ).client
     remote = RemoteServer(
         task.address,
         ticket=task.ticket,
@@ -85,31 +84,23 @@ def train_round(
     def train() -> RoundUpdate:
         half.load_state_dict(task.client_state)
         half.train()
-        client = Client(
+        result = train_client(
             client_index,
             half,
-            fresh_optimizer(half, task.lr, settings=settings, precision=precision),
-            precision=precision,
-            observers=observers,
-        )
-        images = 0
-        for at, pictures, labels in local_batches(
-            settings,
-            dataset,
+            remote,
+            settings=settings,
+            dataset=dataset,
             indices=indices,
             round_number=task.round,
-            client=client_index,
+            lr=task.lr,
             precision=precision,
             observers=observers,
-        ):
-            step(client, remote, pictures, labels, at=at)
-            images += len(labels)
-            if tick is not None:
-                tick(len(labels))
-        loss = check_loss(client, task.round)
+            tick=tick,
+        )
         remote.finish()
         state = {name: value.detach().clone() for name, value in half.state_dict().items()}
-        return RoundUpdate(state, images=images, steps=client.steps, loss=loss / max(1, client.steps))
+        loss = result.loss / max(1, result.steps)
+        return RoundUpdate(state, images=result.images, steps=result.steps, loss=loss)
 
     try:
         for _ in range(_MAX_RESTARTS):

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sigil.errors import NetworkError
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import Step
 from sigil.federation.precision import Precision
 from sigil.transport import tickets, wire
 from sigil.transport.certificates import SERVER_NAME, ClientCredentials
@@ -85,7 +84,7 @@ class RemoteServer:
         self._shape = tuple(message.values.shape)
         return Logits(self._exchange(Kind.ACTIVATION, message.values, Kind.LOGITS))
 
-    def backward(self, message: LogitGradient, *, at: Step) -> CutGradient:
+    def backward(self, message: LogitGradient) -> CutGradient:
         """Send the gradient of the loss, (N, classes), and receive that at the cut, (N, *shape)."""
         values = self._exchange(Kind.LOGIT_GRADIENT, message.values, Kind.CUT_GRADIENT)
         return CutGradient(values)

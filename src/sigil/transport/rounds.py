@@ -90,7 +90,7 @@ class Round:
         self.sessions: dict[int, Session] = {}
         self.issued: dict[int, str] = {}
         self.changed = asyncio.Event()
-        self._epochs = setup.settings.federation.local_epochs
+        self._epochs = setup.servers.settings.federation.local_epochs
         for index in sorted(clients):
             self.sessions[index] = Session(index, round_number=number, state=server_state, lr=lr, setup=setup)
             self.issued[index] = self.tickets.issue(Seal(number, index, clients[index]))

@@ -25,10 +25,10 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from sigil.errors import ConfigError, NetworkError
-from sigil.federation import precision as precisions
 from sigil.federation.averaging import State
-from sigil.federation.from_settings import build_halves, make_injector
+from sigil.federation.from_settings import ServerMaker, build_halves
 from sigil.federation.observers import ServerObserver
+from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
 from sigil.key import Key
 from sigil.transport import wire
@@ -102,17 +102,13 @@ class SplitService:
             raise ConfigError(
                 "An observer follows the clients one after another, but here they train at once."
             )
-        halves = build_halves(settings, classes=classes, input_shape=input_shape)
-        precision = precisions.choose(settings.run.device, settings.run.precision)
-        half = halves.server.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
+        precision = choose(settings.run.device, settings.run.precision)
+        halves = build_halves(settings, classes=classes, input_shape=input_shape, precision=precision)
         self.metrics = metrics or Metrics()
         self._setup = Setup(
-            settings=settings,
-            half=half,
-            shape=halves.shape,
+            servers=ServerMaker(settings, secret=key, halves=halves, precision=precision),
+            half=halves.server,
             classes=classes,
-            precision=precision,
-            injector=make_injector(settings, key, halves=halves),
             observers=observers,
             limits=limits or Limits(),
             wire=wire,

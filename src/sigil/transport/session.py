@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from sigil.federation.averaging import State
-from sigil.federation.from_settings import fresh_optimizer, is_measured
+from sigil.federation.from_settings import ServerMaker, fresh_optimizer
 from sigil.federation.messages import Activation, LogitGradient
-from sigil.federation.observers import ServerObserver, Step
+from sigil.federation.observers import ServerObserver
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
-from sigil.federation.settings import Settings
-from sigil.injector import InjectionStatistics, Injector
+from sigil.injector import InjectionStatistics
 from sigil.transport.limits import Limits
 from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.wire import Header, Kind, Wire, check_finite
@@ -57,20 +56,26 @@ class Status(Enum):
 class Setup:
     """What all sessions of a service share; `half` is copied for each of them."""
 
-    settings: Settings
+    servers: ServerMaker
     half: nn.Module
-    shape: tuple[int, ...]
     classes: int
-    precision: Precision
-    injector: Injector | None
     observers: Sequence[ServerObserver]
     limits: Limits
     wire: Wire
 
     @property
+    def precision(self) -> Precision:
+        return self.servers.precision
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample at the cut."""
+        return self.servers.shape
+
+    @property
     def samples_per_batch(self) -> int:
         # A last batch of one sample is joined to the one before it.
-        return self.limits.samples_per_batch or self.settings.federation.batch_size + 1
+        return self.limits.samples_per_batch or self.servers.settings.federation.batch_size + 1
 
 
 class Session:
@@ -98,7 +103,6 @@ class Session:
         self.answers = 0
         self.last: tuple[Kind, Tensor] | None = None
         self.images = 0
-        self.injections: list[InjectionStatistics] = []
         self.observers: list[ServerObserver] = []
         self._batch = 0
         self._server: Server | None = None
@@ -112,6 +116,11 @@ class Session:
     def steps(self) -> int:
         """Steps done."""
         return self.answers // 2
+
+    @property
+    def injections(self) -> list[InjectionStatistics]:
+        """What this client's server has recorded of its injections."""
+        return [] if self._server is None else self._server.injections
 
     @property
     def settled(self) -> bool:
@@ -175,14 +184,7 @@ class Session:
     def backward(self, values: Tensor) -> Tensor:
         """Logit gradient to cut gradient; on the compute thread."""
         check_finite(values)
-        setup, server = self._setup, self._live()
-        measured = setup.injector is not None and is_measured(setup.settings, self.step)
-        if setup.injector is not None:
-            setup.injector.statistics = measured
-        at = Step(self.round, self.client, self.step)
-        final = server.backward(LogitGradient(values.to(setup.precision.device)), at=at).values
-        if measured and setup.injector is not None and setup.injector.last is not None:
-            self.injections.append(setup.injector.last)
+        final = self._live().backward(LogitGradient(values.to(self._setup.precision.device))).values
         self.images += self._batch
         return final.cpu()
 
@@ -205,12 +207,10 @@ class Session:
             self.observers = [copy.deepcopy(observer) for observer in setup.observers]
             for observer in self.observers:
                 observer.on_round_start(self.round)
-            self._server = Server(
-                half,
-                fresh_optimizer(half, self._lr, settings=setup.settings, precision=setup.precision),
-                shape=setup.shape,
-                precision=setup.precision,
-                injector=setup.injector,
-                observers=self.observers,
+            optimizer = fresh_optimizer(
+                half, self._lr, settings=setup.servers.settings, precision=setup.precision
+            )
+            self._server = setup.servers.make(
+                self.client, half, optimizer, round_number=self.round, observers=self.observers
             )
         return self._server
