@@ -18,7 +18,7 @@ from sigil.federation.messages import CutGradient, LogitGradient
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.federation.reference import ReferenceRecorder
-from sigil.federation.server import Server
+from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import LocalTrainer, RoundStart
 from sigil.key import Key
@@ -241,6 +241,29 @@ def test_workers_are_refused_where_clients_must_take_turns(digits: data.Dataset)
             Federation(chosen, digits).run_round()
     with pytest.raises(ConfigError, match="observer"):
         Federation(settings(run={"workers": 2}), digits, client_observers=[Count()]).run_round()
+
+
+@pytest.mark.parametrize("mode", ["usfl", "sfl", "sl"])
+@pytest.mark.parametrize("server_halves", ["per-client", "shared"])
+def test_every_client_has_a_server_of_its_own(digits: data.Dataset, mode: str, server_halves: str) -> None:
+    """Also where they share one half and its optimizer: a server knows whom it serves, and in which round."""
+    made: list[Server] = []
+
+    def kind(*arguments: Any, **options: Any) -> Server:
+        made.append((Server if mode == "usfl" else LabelServer)(*arguments, **options))
+        return made[-1]
+
+    chosen = settings(federation={"mode": mode, "server_halves": server_halves}, watermark={"strength": 0.5})
+    federation = Federation(chosen, digits, key=key(), server_factory=kind)
+    federation.run_round()
+    federation.run_round()
+    assert sorted((server.round, server.client) for server in made) == [
+        (r, c) for r in (1, 2) for c in range(3)
+    ]
+    assert [server.steps for server in made] == [3] * 6
+    assert all(server.injector is not None and len(server.injections) == 1 for server in made)
+    optimizers = {id(server.optimizer) for server in made}
+    assert len(optimizers) == (2 if mode == "sl" or server_halves == "shared" else 6)
 
 
 def test_another_server_can_take_the_honest_ones_place(digits: data.Dataset) -> None:

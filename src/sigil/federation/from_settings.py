@@ -257,8 +257,8 @@ class ServerMaker:
 class Training:
     """All that a training is made of before its first round.
 
-    `halves` are live: whoever trains or measures in this process loads weights into them. Observers may be
-    added until the first round.
+    `halves` are live: training and measuring in this process load weights into them. Observers may be added
+    until the first round.
     """
 
     settings: Settings

@@ -4,7 +4,7 @@
 file                    content
 ======================  =============================================================================
 run.json                settings, versions, seed, the key's public commitment, state
-metrics.jsonl           one line a round
+metrics.jsonl           one line per round
 client.safetensors      the global client half at the end
 server.safetensors      the global server half at the end
 reference.safetensors   the server's sums for alignment

@@ -81,7 +81,7 @@ class Server:
         if tuple(message.values.shape[1:]) != self.shape:
             raise ShapeError(
                 f"An activation of the shape {tuple(message.values.shape)} arrived, but the cut has "
-                f"{self.shape} a sample; client and server must agree on the cut."
+                f"{self.shape} per sample; client and server must agree on the cut."
             )
         # 3  S ← f_s(A). An alias that is a leaf: no copy, and the gradient stops here.
         self._activation = message.values.detach().requires_grad_()

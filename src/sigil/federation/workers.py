@@ -24,7 +24,7 @@ from sigil.errors import ConfigError, SigilError, TrainingError
 from sigil.federation.from_settings import ServerMaker, Training
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, RoundTrainer, Tick
 
-# Below this many images a round, starting processes and passing weights costs more than it brings.
+# Below this many images per round, starting processes and passing weights costs more than it brings.
 WORTHWHILE_IMAGES = 4_000
 
 

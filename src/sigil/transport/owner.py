@@ -34,7 +34,7 @@ from sigil.federation.from_settings import Training
 from sigil.federation.settings import BehaviourSettings
 from sigil.federation.trainer import RoundStart, RoundSums, Tick
 from sigil.transport.certificates import ServerCredentials
-from sigil.transport.client_round import RoundTask, RoundUpdate
+from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import Reason

@@ -46,7 +46,7 @@ from sigil.transport import certificates
 from sigil.transport.certificates import ServerCredentials, bundle_folder
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address
 from sigil.transport.flower.client_app import app as client_app
-from sigil.transport.flower.gate import Gate
+from sigil.transport.flower.https_front import HttpsFront
 from sigil.transport.flower.server_app import OwnerRun, make_app
 from sigil.transport.flower.superlink import SuperLink
 from sigil.transport.limits import Limits
@@ -62,7 +62,7 @@ JOIN_FILE = "join.json"
 class Deployment:
     """A training across machines, as the owner described it.
 
-    Clients reach the gate at `host`:`port` and the split service one port further. `out` is the run's
+    Clients reach the HTTPS front at `host`:`port` and the split service one port further. `out` is the run's
     directory, `network` that of the certificates.
     """
 
@@ -86,7 +86,7 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        """Where clients find the gate."""
+        """Where clients find the HTTPS front."""
         return _address(self.host, self.port)
 
     @property
@@ -159,7 +159,7 @@ class Deployment:
         )
 
     def serve(self, owner_run: OwnerRun, *, ready: Callable[[], None]) -> None:
-        """Run SuperLink, gate, split service and ServerApp until the training is done.
+        """Run SuperLink, HTTPS front, split service and ServerApp until the training is done.
 
         `ready` is called as soon as clients can join.
         """
@@ -168,7 +168,7 @@ class Deployment:
             owner_run.network.metrics.serve(self.metrics_port)
         with (
             SuperLink(self.network, ca=ca, certificate=certificate, key=key) as link,
-            Gate(self._listen, self.port, target=link.address, ca=ca, certificate=certificate, key=key),
+            HttpsFront(self._listen, self.port, target=link.address, ca=ca, certificate=certificate, key=key),
         ):
             assert owner_run.nodes is not None
             for public_key, client in owner_run.nodes.items():

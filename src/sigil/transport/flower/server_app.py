@@ -25,7 +25,7 @@ from sigil.federation.progress import Silent
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings
 from sigil.key import Key
-from sigil.transport.client_round import RoundTask, RoundUpdate
+from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.flower import messages
 from sigil.transport.owner import NetworkSettings, RemoteTrainer
 
@@ -54,7 +54,7 @@ class OwnerRun:
 
 
 class FlowerMessenger:
-    """Carries tasks and updates as Flower messages, one a client and round."""
+    """Carries tasks and updates as Flower messages, one per client and round."""
 
     def __init__(
         self,
