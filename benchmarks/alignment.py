@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from sigil import attacks, hardware, models
 from sigil.alignment import Alignment, Reference, align
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.reference import ReferenceRecorder
 
 SHAPE = (3, 32, 32)
@@ -42,7 +42,7 @@ def recorded(half: models.Model) -> Reference:
     recorder = ReferenceRecorder(shape)
     for batch in pictures(2_000, seed=1).split(100):
         activation = half(batch)
-        recorder.on_gradient_sent(Moment(1, 0, 1), activation=activation, main=activation, final=activation)
+        recorder.on_gradient_sent(Step(1, 0, 1), activation=activation, main=activation, final=activation)
     return Reference.from_sums(shape, recorder.sums)
 
 

@@ -1,6 +1,6 @@
 """Ten processes on CIFAR-10: one client killed for good, one killed and restarted, and what comes out.
 
-    python benchmarks/faults.py --data-dir ~/data --json results/benchmarks/faults.json
+    PYTHONPATH=tests python benchmarks/faults.py --data-dir ~/data --json results/benchmarks/faults.json
 
 A server and nine clients train on loopback. In round 1 a client is killed in the middle of its round and
 started again; in round 2 another one is killed and stays away. The run must end, its weights must be those of
@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from harness.processes import TrainingProcesses
+from harness.replay import replay
 from sigil import models, verify
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import cut_shape, load_data
 from sigil.federation.run import open_run
 from sigil.federation.settings import read
-from sigil.federation.shapes import cut_shape
 from sigil.key import Key
-from sigil.transport.flower.rehearsal import Rehearsal, replay
 
 CLIENTS = 9
 ROUNDS = 4
@@ -45,30 +45,30 @@ def train(folder: Path, data_dir: Path, *, wait: float) -> dict[str, Any]:
     options += ["--key", str(folder / "owner.key"), "--data-dir", str(data_dir)]
     options += ["--minimum", str(CLIENTS - 1), "--wait", str(wait)]
     began = time.monotonic()
-    with Rehearsal(folder / "run", clients=CLIENTS, options=options) as rehearsal:
-        owner = rehearsal.serve()
-        clients = [rehearsal.join(index, "--data-dir", str(data_dir)) for index in range(CLIENTS)]
+    with TrainingProcesses(folder / "run", clients=CLIENTS, options=options) as processes:
+        owner = processes.serve()
+        clients = [processes.join(index, "--data-dir", str(data_dir)) for index in range(CLIENTS)]
         print(f"{time.monotonic() - began:5.0f} s: a server and {CLIENTS} clients run")
-        restarted = rehearsal.reach(RESTARTED, steps=60)
+        restarted = processes.reach(RESTARTED, steps=60)
         clients[RESTARTED].kill()
         clients[RESTARTED].wait()
-        clients[RESTARTED] = rehearsal.join(RESTARTED, "--data-dir", str(data_dir))
+        clients[RESTARTED] = processes.join(RESTARTED, "--data-dir", str(data_dir))
         print(f"{time.monotonic() - began:5.0f} s: client {RESTARTED} killed in round {restarted}, restarted")
-        lost = rehearsal.reach(LOST, steps=60, after=restarted)
+        lost = processes.reach(LOST, steps=60, after=restarted)
         clients[LOST].kill()
         print(f"{time.monotonic() - began:5.0f} s: client {LOST} killed in round {lost}, for good")
-        rehearsal.until(lambda: owner.poll() is not None, seconds=7200)
+        processes.until(lambda: owner.poll() is not None, seconds=7200)
         seconds = time.monotonic() - began
         print(f"{seconds:5.0f} s: the owner ended with status {owner.returncode}")
         if owner.returncode:
-            raise SystemExit(rehearsal.log.read_text())
+            raise SystemExit(processes.log.read_text())
         rest = [client for index, client in enumerate(clients) if index != LOST]
         statuses = [client.wait(120) for client in rest]
         return {
             "seconds": round(seconds, 1),
             "restarted": {"client": RESTARTED, "round": restarted},
             "lost": {"client": LOST, "round": lost},
-            "resumed": rehearsal.said(f"client {RESTARTED} came back and is asked again"),
+            "resumed": processes.said(f"client {RESTARTED} came back and is asked again"),
             "client_statuses": statuses,
         }
 

@@ -1,6 +1,6 @@
 """Ten thousand malformed messages against a live server, while an honest client trains on.
 
-    python benchmarks/malformed.py --json results/benchmarks/malformed.json
+    PYTHONPATH=tests python benchmarks/malformed.py --json results/benchmarks/malformed.json
 
 The service runs in a process of its own. Somebody with a certificate and tickets of the federation sends
 random bytes, pickles, damaged, truncated, oversized, misplaced and replayed messages; strangers come with the
@@ -31,11 +31,11 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
+from harness.hostile_streams import Attacker, HostileStream, send, turned_away
+from harness.replay import replay
 from sigil.federation import Settings
-from sigil.federation.aggregation import State
-from sigil.federation.halves import build_halves
-from sigil.federation.holdings import client_parts, load_data
-from sigil.federation.schedule import scheduled_rate
+from sigil.federation.averaging import State
+from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
 from sigil.federation.settings import make
 from sigil.key import Key
 from sigil.transport import (
@@ -47,8 +47,6 @@ from sigil.transport import (
     certificates,
     train_round,
 )
-from sigil.transport.flower.rehearsal import replay
-from sigil.transport.siege import Assault, Attacker, send, turned_away
 
 SETTINGS = {
     "model": {"name": "resnet18", "width": 8, "cut": "layer3"},
@@ -103,7 +101,7 @@ def owners_key(settings: Settings) -> Key:
     return Key.generate("ACME", shape=shape, bits=settings.watermark.bits, seed=bytes(range(32)))
 
 
-def besiege(folder: Path, settings: Settings, count: int) -> dict[str, Any]:
+def attack_service(folder: Path, settings: Settings, count: int) -> dict[str, Any]:
     """Send everything; returns what was answered, memory over time, and how the honest client fared."""
     dataset = load_data(settings)
     oversized, strangers = int(OVERSIZED_SHARE * count), int(STRANGER_SHARE * count)
@@ -144,10 +142,10 @@ def besiege(folder: Path, settings: Settings, count: int) -> dict[str, Any]:
             away = turned_away(address, bundle=foreign if number % 2 else None)
             note(kind, "connection refused" if away else "answered", away)
             return
-        assault: Assault = attacker.oversized() if number < strangers + oversized else planned.pop()
-        answer = send(channel, assault.messages)
+        stream: HostileStream = attacker.oversized() if number < strangers + oversized else planned.pop()
+        answer = send(channel, stream.messages)
         text = answer.value if not isinstance(answer, grpc.StatusCode) else answer.name.lower()
-        note(assault.kind, text, answer in assault.expected)
+        note(stream.kind, text, answer in stream.expected)
 
     def note(kind: str, answer: str, right: bool) -> None:
         answers[kind, answer] += 1
@@ -209,7 +207,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        outcome = besiege(Path(name), make(SETTINGS), arguments.count)
+        outcome = attack_service(Path(name), make(SETTINGS), arguments.count)
     print("| message | answer | count |\n| --- | --- | --- |")
     for entry, number in outcome["answers"].items():
         print("| {} | {} |".format(entry.replace(": ", " | "), number))

@@ -30,12 +30,18 @@ import torch
 from torch import Tensor
 
 from sigil.experiments.timing import interleaved
-from sigil.federation import Activation, CutGradient, Federation, LogitGradient, Logits, Moment, Settings
-from sigil.federation.aggregation import WeightedAverage
-from sigil.federation.halves import build_halves
-from sigil.federation.holdings import client_parts, load_data
+from sigil.federation import (
+    Activation,
+    CutGradient,
+    Federation,
+    LogitGradient,
+    Logits,
+    Settings,
+    from_settings,
+)
+from sigil.federation.averaging import WeightedAverage
+from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
 from sigil.federation.precision import Precision
-from sigil.federation.schedule import scheduled_rate
 from sigil.federation.settings import make
 from sigil.key import Key
 from sigil.transport import (
@@ -46,7 +52,6 @@ from sigil.transport import (
     ServerCredentials,
     SplitService,
     certificates,
-    session,
     train_round,
 )
 from sigil.transport.wire import Wire
@@ -64,13 +69,14 @@ class Nothing:
 
     def __init__(self, half: torch.nn.Module, optimizer: object, **_: object) -> None:
         self.half = half
+        self.injections: list[object] = []
         self._activation = torch.empty(0)
 
     def forward(self, message: Activation) -> Logits:
         self._activation = message.values
         return Logits(torch.zeros(len(message.values), CLASSES))
 
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+    def backward(self, message: LogitGradient) -> CutGradient:
         return CutGradient(self._activation)
 
 
@@ -92,7 +98,7 @@ def serve(pipe: Connection, folder: Path, settings: Settings, wire: Wire, comput
     """Body of a service's process: one long round; on request it tells its processor time, at last its peak
     of memory."""
     if not computes:
-        session.Server = Nothing  # type: ignore[assignment, attr-defined]
+        from_settings.Server = Nothing  # type: ignore[assignment, attr-defined]
     shape = build_halves(settings, classes=CLASSES, input_shape=IMAGE).shape
     key = Key.generate("benchmark", shape=shape, bits=50)
     with SplitService(
@@ -238,11 +244,10 @@ class Timed:
 
 def stepping(remote: RemoteServer, activation: Tensor, gradient: Tensor) -> Callable[[], None]:
     """One step's four messages, without a client's arithmetic."""
-    moment = Moment(1, 0, 1)
 
     def run() -> None:
         remote.forward(Activation(activation))
-        remote.backward(LogitGradient(gradient), moment=moment)
+        remote.backward(LogitGradient(gradient))
 
     return run
 

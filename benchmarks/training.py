@@ -27,11 +27,11 @@ from torch import Tensor, nn
 import sigil
 from sigil.data import Dataset, Split
 from sigil.experiments.timing import interleaved
-from sigil.federation import Client, Federation, Moment, Server, Settings, step
+from sigil.federation import Client, Federation, Server, Settings, Step, step
 from sigil.federation.precision import Precision, choose
 from sigil.federation.settings import make
 
-NOW = Moment(round=1, client=0, step=1)
+NOW = Step(round=1, client=0, step=1)
 
 
 def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
@@ -67,7 +67,7 @@ def split(
         injector = sigil.Injector(sigil.Key.generate("benchmark", shape=shape, bits=50), strength)
     client = Client(0, client_half, sgd(client_half), precision=precision)
     server = Server(server_half, sgd(server_half), shape=shape, precision=precision, injector=injector)
-    return lambda: step(client, server, images, labels, moment=NOW)
+    return lambda: step(client, server, images, labels, at=NOW)
 
 
 def research(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:

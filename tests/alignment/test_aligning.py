@@ -18,7 +18,7 @@ from sigil import attacks, models
 from sigil.alignment import Reference, align, fingerprint, open_reference
 from sigil.alignment.references import MAX_FILE_BYTES
 from sigil.errors import AlignmentError, ShapeError, SigilError
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.reference import ReferenceRecorder
 from sigil.key import Key
 from sigil.models import Model
@@ -44,7 +44,7 @@ def recorded(half: Model, count: int = 1_000) -> Reference:
     recorder = ReferenceRecorder(shape)
     for batch in pictures(count, seed=1).split(100):
         values = half(batch)
-        recorder.on_gradient_sent(Moment(1, 0, 1), activation=values, main=values, final=values)
+        recorder.on_gradient_sent(Step(1, 0, 1), activation=values, main=values, final=values)
     return Reference.from_sums(shape, recorder.sums)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sigil import attacks, models
 from sigil.data import Dataset
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.key import Key
 
@@ -23,7 +23,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     generator = torch.Generator().manual_seed(0)
     for number in (1, 2):
         gradient = torch.randn(32, 16, 2, 2, generator=generator)
-        recorder.on_gradient_received(Moment(number, 0, 1), gradient, torch.zeros(32, dtype=torch.long))
+        recorder.on_gradient_received(Step(number, 0, 1), gradient, torch.zeros(32, dtype=torch.long))
         recorder.on_round_end(number)
     recorder.close()
     return Recording(folder)

@@ -14,7 +14,7 @@ from sigil import data
 from sigil.attacks.fsha import FSHA
 from sigil.detectors import Detector, GradientScrutinizer, SplitGuard
 from sigil.errors import AttackError
-from sigil.federation import Activation, Client, LogitGradient, Moment, Server, step
+from sigil.federation import Activation, Client, LogitGradient, Server, Step, step
 from sigil.federation.precision import Precision
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
@@ -76,8 +76,8 @@ def train(digits: Digits, *, hijacked: bool) -> Training:
     random = torch.Generator().manual_seed(1)
     for number in range(1, STEPS + 1):
         chosen = torch.randint(len(digits.labels), (32,), generator=random)
-        moment = Moment(round=1, client=0, step=number)
-        step(client, server, digits.private[chosen], digits.labels[chosen], moment=moment)
+        at = Step(round=1, client=0, step=number)
+        step(client, server, digits.private[chosen], digits.labels[chosen], at=at)
     return Training(own, server, attacker, detectors, client.mean_loss)
 
 
@@ -174,7 +174,7 @@ def test_its_server_answers_like_an_honest_one_but_for_the_gradient() -> None:
         make = attacker.server if hijacks else Server
         server = make(half, torch.optim.SGD(half.parameters(), lr=0.1), shape=SHAPE, precision=CPU)
         logits = server.forward(Activation(activation)).values
-        returned = server.backward(LogitGradient(gradient), moment=Moment(1, 0, 1)).values
+        returned = server.backward(LogitGradient(gradient)).values
         answers.append((logits, half.state_dict(), returned))
     (logits, state, honest), (same_logits, same_state, hijacking) = answers
     torch.testing.assert_close(logits, same_logits)

@@ -12,7 +12,7 @@ from sigil.attacks import NoiseInjection
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.federation import Federation
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.settings import make
 
 LABELS = torch.zeros(64, dtype=torch.long)
@@ -25,7 +25,7 @@ def gradient() -> Tensor:
 @pytest.mark.parametrize(("reading", "power"), [("power", 30.0), ("amplitude", 900.0)])
 def test_the_noise_has_the_power_that_was_asked_for(reading: Any, power: float) -> None:
     sent = gradient()
-    received = NoiseInjection(1 / 30, reading=reading).on_gradient_received(Moment(1, 0, 1), sent, LABELS)
+    received = NoiseInjection(1 / 30, reading=reading).on_gradient_received(Step(1, 0, 1), sent, LABELS)
     noise = received - sent
     assert float(noise.square().sum() / sent.square().sum()) == pytest.approx(power, rel=0.05)
     assert abs(float(noise.mean())) < 4 * float(noise.std()) / noise.numel() ** 0.5
@@ -35,28 +35,28 @@ def test_the_noise_has_the_power_that_was_asked_for(reading: Any, power: float) 
 
 
 def test_noise_depends_on_seed_round_client_and_step_alone() -> None:
-    def noisy(moment: Moment, seed: int = 0) -> Tensor:
-        return NoiseInjection(0.1, seed=seed).on_gradient_received(moment, gradient(), LABELS)
+    def noisy(at: Step, seed: int = 0) -> Tensor:
+        return NoiseInjection(0.1, seed=seed).on_gradient_received(at, gradient(), LABELS)
 
-    first = noisy(Moment(1, 2, 3))
-    assert torch.equal(first, noisy(Moment(1, 2, 3)))
+    first = noisy(Step(1, 2, 3))
+    assert torch.equal(first, noisy(Step(1, 2, 3)))
     others = [
-        noisy(Moment(2, 2, 3)),
-        noisy(Moment(1, 1, 3)),
-        noisy(Moment(1, 2, 4)),
-        noisy(Moment(1, 2, 3), 1),
+        noisy(Step(2, 2, 3)),
+        noisy(Step(1, 1, 3)),
+        noisy(Step(1, 2, 4)),
+        noisy(Step(1, 2, 3), 1),
     ]
     assert not any(torch.equal(first, other) for other in others)
 
 
 def test_layout_and_dtype_stay_and_do_not_matter() -> None:
-    moment = Moment(1, 0, 1)
-    plain = NoiseInjection(1.0).on_gradient_received(moment, gradient(), LABELS)
+    at = Step(1, 0, 1)
+    plain = NoiseInjection(1.0).on_gradient_received(at, gradient(), LABELS)
     sent = gradient().to(memory_format=torch.channels_last)
-    last = NoiseInjection(1.0).on_gradient_received(moment, sent, LABELS)
+    last = NoiseInjection(1.0).on_gradient_received(at, sent, LABELS)
     assert last.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(plain, last)
-    half = NoiseInjection(1.0).on_gradient_received(moment, gradient().bfloat16(), LABELS)
+    half = NoiseInjection(1.0).on_gradient_received(at, gradient().bfloat16(), LABELS)
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(half.float(), plain, rtol=0.02, atol=2e-6)
 
@@ -64,10 +64,10 @@ def test_layout_and_dtype_stay_and_do_not_matter() -> None:
 def test_only_the_chosen_clients_and_nothing_without_a_signal() -> None:
     observer = NoiseInjection(0.1, clients=[1])
     sent = gradient()
-    assert observer.on_gradient_received(Moment(1, 0, 1), sent, LABELS) is sent
-    assert not torch.equal(observer.on_gradient_received(Moment(1, 1, 1), sent, LABELS), sent)
+    assert observer.on_gradient_received(Step(1, 0, 1), sent, LABELS) is sent
+    assert not torch.equal(observer.on_gradient_received(Step(1, 1, 1), sent, LABELS), sent)
     silent = torch.zeros_like(sent)
-    assert torch.equal(observer.on_gradient_received(Moment(1, 1, 1), silent, LABELS), silent)
+    assert torch.equal(observer.on_gradient_received(Step(1, 1, 1), silent, LABELS), silent)
 
 
 def test_a_training_goes_on_with_the_same_noise(digits: Dataset) -> None:

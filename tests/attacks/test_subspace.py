@@ -12,7 +12,7 @@ from torch import Tensor
 from sigil import attacks
 from sigil.data import Dataset
 from sigil.errors import AttackError
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.key import Key
 
@@ -24,7 +24,7 @@ def record(folder: Path, rounds: dict[int, Tensor], shape: tuple[int, ...] = SHA
     for number, gradients in rounds.items():
         for step, batch in enumerate(gradients.split(32), start=1):
             labels = torch.zeros(len(batch), dtype=torch.long)
-            recorder.on_gradient_received(Moment(number, 0, step), batch.view(-1, *shape), labels)
+            recorder.on_gradient_received(Step(number, 0, step), batch.view(-1, *shape), labels)
         recorder.on_round_end(number)
     recorder.close()
     return Recording(folder)

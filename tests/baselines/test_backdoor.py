@@ -8,10 +8,10 @@ from torch import nn
 from sigil.baselines import Backdoor
 from sigil.data import Dataset, Split
 from sigil.errors import ConfigError
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.precision import choose
 
-NOW = Moment(1, 0, 1)
+NOW = Step(1, 0, 1)
 
 
 def test_the_patch_is_in_the_corner_and_nowhere_else() -> None:
@@ -30,7 +30,7 @@ def test_a_share_of_the_batch_is_patched_and_relabelled_and_it_repeats() -> None
     assert torch.equal(patched, relabelled == 7)
     assert 0.2 < float(patched.float().mean()) < 0.3
     assert torch.equal(mark.on_batch(NOW, images, labels)[0], changed)
-    assert not torch.equal(mark.on_batch(Moment(1, 0, 2), images, labels)[0], changed)
+    assert not torch.equal(mark.on_batch(Step(1, 0, 2), images, labels)[0], changed)
     assert float(images.sum()) == 0
 
 

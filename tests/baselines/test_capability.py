@@ -30,7 +30,7 @@ def test_what_the_baselines_need_is_offered_to_clients_only() -> None:
         assert hasattr(ClientObserver, need)
         assert not hasattr(ServerObserver, need)
     sees = inspect.signature(ServerObserver.on_gradient_sent).parameters
-    assert set(sees) == {"self", "moment", "activation", "main", "final"}
+    assert set(sees) == {"self", "at", "activation", "main", "final"}
     assert not issubclass(Backdoor, ServerObserver)
     assert not issubclass(ParameterMark, ServerObserver)
 

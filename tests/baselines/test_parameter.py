@@ -7,9 +7,9 @@ from torch import nn
 
 from sigil.baselines import ParameterMark
 from sigil.errors import ConfigError
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 
-NOW = Moment(1, 0, 1)
+NOW = Step(1, 0, 1)
 
 
 def half() -> nn.Sequential:

@@ -14,7 +14,7 @@ import typer
 from sigil import attacks, models
 from sigil.cli import attack
 from sigil.cli import main as program
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder
 from sigil.key import Key
 
@@ -55,7 +55,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     generator = torch.Generator().manual_seed(0)
     for number in (1, 2, 3):
         gradient = torch.randn(32, 8, 2, 2, generator=generator)
-        recorder.on_gradient_received(Moment(number, 0, 1), gradient, torch.zeros(32, dtype=torch.long))
+        recorder.on_gradient_received(Step(number, 0, 1), gradient, torch.zeros(32, dtype=torch.long))
         recorder.on_round_end(number)
     recorder.close()
     return found

@@ -13,9 +13,9 @@ from sigil.cli.main import main
 from sigil.experiments import fidelity, registry, scales
 from sigil.experiments.experiment import Finding
 from sigil.experiments.store import Store
+from sigil.federation.from_settings import cut_shape
 from sigil.federation.run import train
 from sigil.federation.settings import make
-from sigil.federation.shapes import cut_shape
 from sigil.key import Key
 
 CURVES = {

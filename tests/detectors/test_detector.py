@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sigil.detectors import Detector
 from sigil.errors import DetectorError, ShapeError
-from sigil.federation import Moment, Recording
+from sigil.federation import Recording, Step
 from sigil.federation.recording import GradientRecorder
 
 
@@ -80,7 +80,7 @@ def test_live_it_sees_its_own_client_and_changes_nothing() -> None:
     detector = LongestGradient(threshold=2.0, client=1)
     gradient, labels = batch(3.0)
     for client in (0, 1, 2):
-        assert detector.on_gradient_received(Moment(1, client, 1), gradient, labels) is gradient
+        assert detector.on_gradient_received(Step(1, client, 1), gradient, labels) is gradient
     assert detector.step == 1
     assert detector.first_alarm == 1
 
@@ -89,7 +89,7 @@ def recorded(folder: Path) -> Recording:
     recorder = GradientRecorder(folder, (2, 2, 2), clients=[0, 1])
     for number, norm in enumerate((1.0, 3.0, 2.0), 1):
         for client in (0, 1):
-            recorder.on_gradient_received(Moment(1, client, number), *batch(norm + 10 * client))
+            recorder.on_gradient_received(Step(1, client, number), *batch(norm + 10 * client))
     recorder.on_round_end(1)
     recorder.close()
     return Recording(folder)

@@ -15,7 +15,7 @@ from torch import nn
 from sigil.detectors import SplitGuard
 from sigil.detectors.splitguard import Gathered, by_class, comparison, guard_score
 from sigil.errors import DetectorError
-from sigil.federation import Client, LabelServer, Moment, Recording, Server, step
+from sigil.federation import Client, LabelServer, Recording, Server, Step, step
 from sigil.federation.precision import Precision
 from sigil.federation.recording import GradientRecorder
 from sigil.federation.step import step_with_labels
@@ -124,44 +124,44 @@ def test_a_gradient_that_is_not_finite_is_left_out() -> None:
     )
 
 
-def moments(count: int, client: int = 0) -> list[Moment]:
-    return [Moment(1 + number // 50, client, 1 + number % 50) for number in range(count)]
+def steps(count: int, client: int = 0) -> list[Step]:
+    return [Step(1 + number // 50, client, 1 + number % 50) for number in range(count)]
 
 
 def test_labels_are_shifted_by_one_offset_after_the_warm_up_and_now_and_then() -> None:
     detector = SplitGuard(4)
     offsets = []
-    for number, moment in enumerate(moments(2000)):
-        shifted = detector.on_labels(moment, LABELS)
+    for number, at in enumerate(steps(2000)):
+        shifted = detector.on_labels(at, LABELS)
         (offset,) = set(((shifted - LABELS) % 4).tolist())  # the same for all samples
         assert set(shifted.tolist()) <= {0, 1, 2, 3}
         offsets.append(offset)
         fake = offset != 0
         assert (number >= 20) or not fake
         gradient = torch.ones(4, 6)
-        assert (detector.on_gradient_received(moment, gradient, shifted) is None) == fake
+        assert (detector.on_gradient_received(at, gradient, shifted) is None) == fake
     assert 150 < np.count_nonzero(offsets) < 250
     counts = np.bincount(offsets)[1:]
     assert len(counts) == 3
     assert counts.min() > 40
-    assert detector.fakes == {m: offset for m, offset in zip(moments(2000), offsets, strict=True) if offset}
+    assert detector.fakes == {m: offset for m, offset in zip(steps(2000), offsets, strict=True) if offset}
 
 
 def test_which_batches_are_fake_follows_from_the_seed_and_the_moment() -> None:
     def plan(seed: int) -> list[int]:
         detector = SplitGuard(4, seed=seed, warmup=0)
-        return [detector.offset(moment) for moment in moments(200)]
+        return [detector.offset(at) for at in steps(200)]
 
     assert plan(1) == plan(1) != plan(2)
     whole = SplitGuard(4, seed=1, warmup=0)
-    assert plan(1)[150:] == [whole.offset(moment) for moment in moments(200)[150:]]
+    assert plan(1)[150:] == [whole.offset(at) for at in steps(200)[150:]]
 
 
 def test_other_clients_are_left_alone() -> None:
     detector = SplitGuard(4, probability=1.0, warmup=0, client=1)
-    moment, gradient = Moment(1, 0, 1), torch.ones(4, 6)
-    assert detector.on_labels(moment, LABELS) is LABELS
-    assert detector.on_gradient_received(moment, gradient, LABELS) is gradient
+    at, gradient = Step(1, 0, 1), torch.ones(4, 6)
+    assert detector.on_labels(at, LABELS) is LABELS
+    assert detector.on_gradient_received(at, gradient, LABELS) is gradient
     assert detector.step == 0
 
 
@@ -181,8 +181,8 @@ def test_the_client_does_not_learn_from_a_fake_batch() -> None:
     client, server = parties(SplitGuard(4, probability=1.0, warmup=1))
     images = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     states = []
-    for moment in moments(3):
-        step(client, server, images, LABELS, moment=moment)
+    for at in steps(3):
+        step(client, server, images, LABELS, at=at)
         states.append(copy.deepcopy(client.half.state_dict()))
     torch.testing.assert_close(states[0], states[1], rtol=0, atol=0)
     torch.testing.assert_close(states[0], states[2], rtol=0, atol=0)
@@ -192,7 +192,7 @@ def test_where_the_server_holds_the_labels_it_says_that_it_cannot_work() -> None
     client, server = parties(SplitGuard(4))
     assert isinstance(server, LabelServer)
     with pytest.raises(DetectorError, match=r"federation\.mode=usfl"):
-        step_with_labels(client, server, torch.randn(4, 5), LABELS, moment=Moment(1, 0, 1))
+        step_with_labels(client, server, torch.randn(4, 5), LABELS, at=Step(1, 0, 1))
 
 
 def test_a_replay_needs_recorded_fake_batches_and_then_is_the_same(tmp_path: Path) -> None:
@@ -202,8 +202,8 @@ def test_a_replay_needs_recorded_fake_batches_and_then_is_the_same(tmp_path: Pat
     )  # before SplitGuard, which withholds fake batches
     client, server = parties(live, recorder=recorder)
     images = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
-    for moment in moments(40):
-        step(client, server, images, LABELS, moment=moment)
+    for at in steps(40):
+        step(client, server, images, LABELS, at=at)
     recorder.on_round_end(1)
     recorder.close()
     assert len(live.curves["score"]) > 5
@@ -220,9 +220,9 @@ def test_an_interrupted_one_goes_on_exactly() -> None:
     gradients = [torch.randn(4, 6, generator=random) for _ in range(60)]
 
     def run(detector: SplitGuard, start: int, stop: int) -> None:
-        for moment, gradient in list(zip(moments(60), gradients, strict=True))[start:stop]:
-            labels = detector.on_labels(moment, LABELS)
-            detector.on_gradient_received(moment, gradient, labels)
+        for at, gradient in list(zip(steps(60), gradients, strict=True))[start:stop]:
+            labels = detector.on_labels(at, LABELS)
+            detector.on_gradient_received(at, gradient, labels)
 
     run(whole, 0, 60)
     run(first, 0, 31)

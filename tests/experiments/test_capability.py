@@ -10,7 +10,7 @@ from sigil.experiments import capability
 from sigil.experiments.store import Cell, Result
 from sigil.experiments.trials import NO, PARTLY, YES, Trial, Witness, tensors
 from sigil.federation.messages import Activation
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 
 
 def test_the_server_of_usfl_is_given_nothing_private_and_that_of_sfl_the_labels() -> None:
@@ -24,8 +24,8 @@ def test_the_server_of_usfl_is_given_nothing_private_and_that_of_sfl_the_labels(
 def test_a_witness_notices_what_is_handed_over() -> None:
     witness, half = Witness(), nn.Linear(2, 2)
     images, labels = torch.rand(4, 2), torch.tensor([0, 1, 1, 0])
-    witness.on_batch(Moment(1, 0, 1), images, labels)
-    witness.on_update(Moment(1, 0, 1), half)
+    witness.on_batch(Step(1, 0, 1), images, labels)
+    witness.on_update(Step(1, 0, 1), half)
     assert [witness.reached(what) for what in ("images", "labels", "parameters")] == [0, 0, 0]
     witness.given += tensors([half, Activation(images), 3, "x"])
     assert [witness.reached(what) for what in ("images", "labels", "parameters")] == [1, 0, 2]

@@ -11,7 +11,7 @@ import torch
 from sigil.experiments import informed
 from sigil.experiments.informed import Statistics, auc, common, cosine
 from sigil.experiments.store import Cell, Result
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder
 from sigil.federation.run import Run
 from sigil.federation.settings import make
@@ -52,7 +52,7 @@ def record(folder: Path, shift: float) -> Run:
         for step, count in enumerate((8, 8, 8, 3), start=1):
             gradient = torch.randn(count, *SHAPE, generator=random)
             gradient += shift * mark - gradient.mean(0)
-            recorder.on_gradient_received(Moment(number, 0, step), gradient, torch.zeros(count))
+            recorder.on_gradient_received(Step(number, 0, step), gradient, torch.zeros(count))
         recorder.on_round_end(number)
     recorder.close()
     return Run(folder, make({}), [])

@@ -11,7 +11,7 @@ from sigil import models
 from sigil.experiments import paper, scales
 from sigil.experiments.registry import EXPERIMENTS
 from sigil.experiments.scales import STRENGTHS, TASKS
-from sigil.federation import Client, Moment, Server, step
+from sigil.federation import Client, Server, Step, step
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
 from sigil.injector import Injector
@@ -51,7 +51,7 @@ def test_paper_scale_is_the_papers_setting_and_takes_a_step(model: str) -> None:
         injector=injector,
     )
     before = {name: value.clone() for name, value in client_half.named_parameters()}
-    step(client, server, torch.randn(2, 3, side, side), torch.tensor([0, 1]), moment=Moment(1, 0, 1))
+    step(client, server, torch.randn(2, 3, side, side), torch.tensor([0, 1]), at=Step(1, 0, 1))
     assert np.isfinite(client.mean_loss)
     assert any(not torch.equal(value, before[name]) for name, value in client_half.named_parameters())
 

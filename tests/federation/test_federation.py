@@ -13,12 +13,14 @@ from torch import Tensor
 from sigil import data
 from sigil.errors import ConfigError, DataError
 from sigil.federation.federation import Federation
+from sigil.federation.from_settings import scheduled_rate
 from sigil.federation.messages import CutGradient, LogitGradient
-from sigil.federation.observers import ClientObserver, Moment, ServerObserver
+from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.federation.reference import ReferenceRecorder
-from sigil.federation.server import Server
+from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings, make
+from sigil.federation.trainer import LocalTrainer, RoundStart
 from sigil.key import Key
 
 
@@ -47,13 +49,12 @@ def key() -> Key:
 
 def test_v1_averages_what_each_client_would_learn_alone(digits: data.Dataset) -> None:
     federation = Federation(settings(), digits)
-    start = federation.client_state, federation.server_state
-    lr = federation._learning_rate(1)
-    alone = [federation.seat.train(1, [index], *start, lr=lr) for index in range(3)]
+    start = RoundStart(1, scheduled_rate(settings(), 1), federation.client_state, federation.server_state)
+    alone = [LocalTrainer(federation.training).train(start, clients=[index]) for index in range(3)]
     federation.run_round()
     sizes = [len(part) for part in federation.parts]
     for half in ("client", "server"):
-        states = [getattr(harvest, half).result() for harvest in alone]
+        states = [getattr(sums, half).result() for sums in alone]
         got = getattr(federation, f"{half}_state")
         for name, value in got.items():
             if value.is_floating_point():
@@ -115,7 +116,7 @@ def test_the_callers_random_state_is_untouched(digits: data.Dataset) -> None:
 class Watch(ServerObserver):
     def __init__(self) -> None:
         self.rounds: list[str] = []
-        self.moments: list[Moment] = []
+        self.steps: list[Step] = []
         self.added = 0.0
 
     def on_round_start(self, round_number: int) -> None:
@@ -124,8 +125,8 @@ class Watch(ServerObserver):
     def on_round_end(self, round_number: int) -> None:
         self.rounds.append(f"end {round_number}")
 
-    def on_gradient_sent(self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
-        self.moments.append(moment)
+    def on_gradient_sent(self, at: Step, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
+        self.steps.append(at)
         self.added = max(self.added, float((final - main).norm() / main.norm()))
 
 
@@ -133,7 +134,7 @@ class Count(ClientObserver):
     def __init__(self) -> None:
         self.labels = 0
 
-    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor:
+    def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
         self.labels += len(labels)
         return gradient
 
@@ -145,7 +146,7 @@ def test_observers_see_every_step_at_its_moment(digits: data.Dataset) -> None:
     federation.run_round()
     federation.run_round()
     assert watch.rounds == ["start 1", "end 1", "start 2", "end 2"]
-    steps = [(m.round, m.client, m.step) for m in watch.moments]
+    steps = [(m.round, m.client, m.step) for m in watch.steps]
     assert steps == [(r, c, s) for r in (1, 2) for c in (0, 1) for s in (1, 2, 3, 4)]
     assert 0 < watch.added <= 0.2501
     assert count.labels == 2 * 120
@@ -158,9 +159,7 @@ def test_reference_holds_the_statistics_of_the_last_round(digits: data.Dataset, 
         def on_round_start(self, round_number: int) -> None:
             seen.clear()
 
-        def on_gradient_sent(
-            self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor
-        ) -> None:
+        def on_gradient_sent(self, at: Step, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
             seen.append(activation.clone())
 
     reference = ReferenceRecorder((16, 2, 2))
@@ -184,8 +183,8 @@ def test_recording_keeps_what_was_asked_for_and_no_more(digits: data.Dataset, tm
     seen: list[tuple[Tensor, Tensor]] = []
 
     class Keep(ClientObserver):
-        def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor:
-            if (moment.round, moment.client) == (2, 1) and moment.step % 2 == 0:
+        def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
+            if (at.round, at.client) == (2, 1) and at.step % 2 == 0:
                 seen.append((gradient.clone(), labels.clone()))
             return gradient
 
@@ -196,7 +195,7 @@ def test_recording_keeps_what_was_asked_for_and_no_more(digits: data.Dataset, tm
     recording = Recording(tmp_path)
     steps = list(recording.steps())
     assert recording.rounds == [2]
-    assert [(s.moment.client, s.moment.step) for s in steps] == [(1, 2), (1, 4)]
+    assert [(s.at.client, s.at.step) for s in steps] == [(1, 2), (1, 4)]
     for step, (gradient, labels) in zip(steps, seen, strict=True):
         # float32 holds every bfloat16 exactly, so this is an equality in either number format.
         assert np.array_equal(step.gradients, gradient.float().flatten(1).numpy())
@@ -209,16 +208,16 @@ def test_recording_stops_at_its_limit_and_goes_on_after_an_interruption(tmp_path
     width = 2**16
     gradient, labels = torch.ones(2, width), torch.zeros(2, dtype=torch.long)
     recorder = GradientRecorder(tmp_path, (width,), clients=[0], limit_mb=1)
-    recorder.on_gradient_received(Moment(1, 0, 1), gradient, labels)
+    recorder.on_gradient_received(Step(1, 0, 1), gradient, labels)
     recorder.on_round_end(1)
     state = recorder.state_dict() | {"steps": list(recorder.steps)}
-    recorder.on_gradient_received(Moment(2, 0, 1), 2 * gradient, labels)  # lost with the process
+    recorder.on_gradient_received(Step(2, 0, 1), 2 * gradient, labels)  # lost with the process
     recorder.close()
 
     again = GradientRecorder(tmp_path, (width,), clients=[0], limit_mb=1)
     again.load_state_dict(state)
-    again.on_gradient_received(Moment(2, 0, 1), 3 * gradient, labels)
-    again.on_gradient_received(Moment(2, 0, 2), 4 * gradient, labels)  # past the limit
+    again.on_gradient_received(Step(2, 0, 1), 3 * gradient, labels)
+    again.on_gradient_received(Step(2, 0, 2), 4 * gradient, labels)  # past the limit
     again.on_round_end(2)
     again.close()
     recording = Recording(tmp_path)
@@ -245,12 +244,35 @@ def test_workers_are_refused_where_clients_must_take_turns(digits: data.Dataset)
         Federation(settings(run={"workers": 2}), digits, client_observers=[Count()]).run_round()
 
 
+@pytest.mark.parametrize("mode", ["usfl", "sfl", "sl"])
+@pytest.mark.parametrize("server_halves", ["per-client", "shared"])
+def test_every_client_has_a_server_of_its_own(digits: data.Dataset, mode: str, server_halves: str) -> None:
+    """Also where they share one half and its optimizer: a server knows whom it serves, and in which round."""
+    made: list[Server] = []
+
+    def kind(*arguments: Any, **options: Any) -> Server:
+        made.append((Server if mode == "usfl" else LabelServer)(*arguments, **options))
+        return made[-1]
+
+    chosen = settings(federation={"mode": mode, "server_halves": server_halves}, watermark={"strength": 0.5})
+    federation = Federation(chosen, digits, key=key(), server_factory=kind)
+    federation.run_round()
+    federation.run_round()
+    assert sorted((server.round, server.client) for server in made) == [
+        (r, c) for r in (1, 2) for c in range(3)
+    ]
+    assert [server.steps for server in made] == [3] * 6
+    assert all(server.injector is not None and len(server.injections) == 1 for server in made)
+    optimizers = {id(server.optimizer) for server in made}
+    assert len(optimizers) == (2 if mode == "sl" or server_halves == "shared" else 6)
+
+
 def test_another_server_can_take_the_honest_ones_place(digits: data.Dataset) -> None:
     class Silent(Server):
         """Returns nothing but zeros, so no client learns."""
 
-        def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
-            return CutGradient(torch.zeros_like(super().backward(message, moment=moment).values))
+        def backward(self, message: LogitGradient) -> CutGradient:
+            return CutGradient(torch.zeros_like(super().backward(message).values))
 
     chosen = settings(optimizer={"weight_decay": 0.0})
     federation = Federation(chosen, digits, server_factory=Silent)

@@ -17,7 +17,7 @@ import torch
 from sigil import models
 from sigil.errors import ConfigError, TrainingError
 from sigil.federation import checkpoint as checkpoints
-from sigil.federation.federation import Federation
+from sigil.federation.from_settings import scheduled_rate
 from sigil.federation.precision import choose
 from sigil.federation.run import open_run, train
 from sigil.federation.settings import Settings, make
@@ -169,9 +169,9 @@ def test_a_full_disk_keeps_the_last_checkpoint(
 def test_a_loss_that_is_not_a_number_stops_with_a_sentence_and_keeps_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Federation._learning_rate
     monkeypatch.setattr(
-        Federation, "_learning_rate", lambda self, number: 1e30 if number == 2 else real(self, number)
+        "sigil.federation.federation.scheduled_rate",
+        lambda settings, number: 1e30 if number == 2 else scheduled_rate(settings, number),
     )
     with pytest.raises(TrainingError, match=r"loss of client \d+ is .* in round 2.*lower optimizer.lr"):
         train(settings(), tmp_path / "nan", key=small_key())

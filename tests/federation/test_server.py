@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from sigil.federation.client import Client
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import Moment
+from sigil.federation.observers import ServerObserver, Step
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.federation.step import step
+from sigil.injector import Injector
+from sigil.key import Key
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
-NOW = Moment(round=1, client=0, step=1)
+NOW = Step(round=1, client=0, step=1)
 
 
 def reachable_tensors(root: object) -> list[Tensor]:
@@ -61,9 +63,9 @@ class Watched(Server):
         self._look(message)
         return answer
 
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+    def backward(self, message: LogitGradient) -> CutGradient:
         self._look(message)
-        return super().backward(message, moment=moment)
+        return super().backward(message)
 
 
 def test_nothing_private_is_reachable_from_the_server_during_a_step() -> None:
@@ -75,7 +77,7 @@ def test_nothing_private_is_reachable_from_the_server_during_a_step() -> None:
     server = Watched(
         server_half, torch.optim.SGD(server_half.parameters(), lr=0.1), shape=(4, 4, 4), precision=CPU
     )
-    step(client, server, images, labels, moment=NOW)
+    step(client, server, images, labels, at=NOW)
 
     private = {"images": images, "labels": labels, **dict(client_half.named_parameters())}
     assert any(value.shape == (6, 4, 4, 4) for value in server.values), "the walk sees the activation"
@@ -102,8 +104,49 @@ def test_the_servers_methods_take_the_two_messages_and_nothing_else() -> None:
     }
     assert public == {
         "forward": {"message": Activation, "return": Logits},
-        "backward": {"message": LogitGradient, "moment": Moment, "return": CutGradient},
+        "backward": {"message": LogitGradient, "return": CutGradient},
     }
-    assert typing.get_type_hints(Moment) == {"round": int, "client": int, "step": int}
     made_of = typing.get_type_hints(Server.__init__)
-    assert set(made_of) == {"half", "optimizer", "shape", "precision", "injector", "observers", "return"}
+    numbers = {name for name, kind in made_of.items() if kind is int}
+    assert numbers == {"round_number", "client", "statistics_every"}
+    rest = {"half", "optimizer", "shape", "precision", "injector", "observers", "return"}
+    assert set(made_of) == rest | numbers
+    assert typing.get_type_hints(Step) == {"round": int, "client": int, "step": int}
+
+
+def test_a_server_counts_its_steps_and_records_its_injections() -> None:
+    key = Key.generate("ACME", shape=(4, 4, 4), bits=8, seed=bytes(32))
+    seen: list[Step] = []
+
+    class Watch(ServerObserver):
+        def on_gradient_sent(self, at: Step, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
+            seen.append(at)
+
+    def run(**options: typing.Any) -> Server:
+        half = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+        server = Server(
+            half, torch.optim.SGD(half.parameters(), lr=0.1), shape=(4, 4, 4), precision=CPU, **options
+        )
+        for _ in range(5):
+            server.forward(Activation(torch.rand(6, 4, 4, 4)))
+            server.backward(LogitGradient(torch.randn(6, 5)))
+        return server
+
+    marked = run(injector=Injector(key), observers=[Watch()], round_number=3, client=2, statistics_every=2)
+    assert seen == [Step(3, 2, number) for number in range(1, 6)]
+    assert marked.steps == 5
+    assert len(marked.injections) == 3  # of the steps 1, 3 and 5
+    assert len({row.main_norm for row in marked.injections}) == 3
+    assert run(injector=Injector(key)).injections == run(statistics_every=1).injections == []
+
+
+def test_a_server_that_measures_nothing_leaves_the_injectors_own_setting() -> None:
+    key = Key.generate("ACME", shape=(4, 4, 4), bits=8, seed=bytes(32))
+    injector = Injector(key, statistics=True)
+    half = nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+    server = Server(
+        half, torch.optim.SGD(half.parameters(), lr=0.1), shape=(4, 4, 4), precision=CPU, injector=injector
+    )
+    server.forward(Activation(torch.rand(6, 4, 4, 4)))
+    server.backward(LogitGradient(torch.randn(6, 5)))
+    assert injector.last is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,24 @@ def test_impossible_values_are_one_sentence(change: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(None, [change])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"federation": {"partition": "dirichlet"}},
+        {"federation": {"partition": "lognormal"}},
+        {"record": {"clients": (10,)}},
+        {"record": {"rounds": (81,)}},
+    ],
+)
+def test_settings_made_in_python_must_fit_together_too(sections: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as made:
+        Settings(**sections)
+    with pytest.raises(ConfigError) as read_in:
+        make(sections)
+    assert str(made.value) == str(read_in.value)
+    assert "\n" not in str(made.value)
 
 
 def test_unreadable_files_are_one_sentence(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from sigil.errors import ShapeError, TrainingError
 from sigil.federation.client import Client
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.precision import Precision
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.step import step, step_with_labels
@@ -21,7 +21,7 @@ from sigil.key import Key
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
 SHAPE = (6, 4, 4)
-NOW = Moment(round=1, client=0, step=1)
+NOW = Step(round=1, client=0, step=1)
 
 
 def halves() -> tuple[nn.Module, nn.Module]:
@@ -70,9 +70,9 @@ def test_a_step_is_plain_training_with_the_mark_added_at_the_cut(
     server = kind(server_half, sgd(server_half), shape=SHAPE, precision=CPU, injector=injector)
     images, labels = batch()
     if isinstance(server, LabelServer):
-        step_with_labels(client, server, images, labels, moment=NOW)
+        step_with_labels(client, server, images, labels, at=NOW)
     else:
-        step(client, server, images, labels, moment=NOW)
+        step(client, server, images, labels, at=NOW)
 
     assert client.mean_loss == pytest.approx(loss, rel=1e-6)
     for got, want in zip((client_half, server_half), whole, strict=True):
@@ -94,11 +94,11 @@ class Fake(ClientObserver):
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
 
-    def on_labels(self, moment: Moment, labels: torch.Tensor) -> torch.Tensor:
+    def on_labels(self, at: Step, labels: torch.Tensor) -> torch.Tensor:
         return (labels + 1) % 5
 
     def on_gradient_received(
-        self, moment: Moment, gradient: torch.Tensor, labels: torch.Tensor
+        self, at: Step, gradient: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor | None:
         self.seen.append(labels)
         return None
@@ -111,7 +111,7 @@ def test_an_observer_can_change_labels_and_withhold_the_update() -> None:
     client = Client(0, client_half, sgd(client_half), precision=CPU, observers=[observer])
     server = Server(server_half, sgd(server_half), shape=SHAPE, precision=CPU)
     images, labels = batch()
-    step(client, server, images, labels, moment=NOW)
+    step(client, server, images, labels, at=NOW)
     assert torch.equal(observer.seen[0], (labels + 1) % 5)
     for name, parameter in client_half.named_parameters():
         assert torch.equal(parameter, before[name])
@@ -122,12 +122,12 @@ def test_messages_out_of_turn_or_of_the_wrong_shape_are_refused() -> None:
     client = Client(0, client_half, sgd(client_half), precision=CPU)
     server = Server(server_half, sgd(server_half), shape=SHAPE, precision=CPU)
     with pytest.raises(TrainingError, match="no logits were sent"):
-        server.backward(LogitGradient(torch.zeros(7, 5)), moment=NOW)
+        server.backward(LogitGradient(torch.zeros(7, 5)))
     with pytest.raises(TrainingError, match="no activation was sent"):
-        client.backward(CutGradient(torch.zeros(7, *SHAPE)), moment=NOW)
+        client.backward(CutGradient(torch.zeros(7, *SHAPE)), at=NOW)
     with pytest.raises(ShapeError, match="agree on the cut"):
         server.forward(Activation(torch.zeros(7, 3, 4, 4)))
     logits = server.forward(Activation(torch.zeros(7, *SHAPE)))
     assert logits.values.shape == (7, 5)
     with pytest.raises(ShapeError, match="logit gradient"):
-        server.backward(LogitGradient(torch.zeros(7, 4)), moment=NOW)
+        server.backward(LogitGradient(torch.zeros(7, 4)))

@@ -20,10 +20,8 @@ import torch
 
 from sigil.data import Dataset
 from sigil.federation import Federation, Settings
-from sigil.federation.aggregation import State, WeightedAverage
-from sigil.federation.halves import build_halves
-from sigil.federation.holdings import client_parts, load_data
-from sigil.federation.schedule import scheduled_rate
+from sigil.federation.averaging import State, WeightedAverage
+from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
 from sigil.federation.settings import make
 from sigil.key import Key
 from sigil.transport import (

@@ -21,12 +21,13 @@ from typing import Any
 import pytest
 import torch
 
+from harness.processes import TrainingProcesses, free_pair
+from harness.replay import replay
 from sigil import models
 from sigil.federation import Settings
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import load_data
 from sigil.federation.settings import read
 from sigil.key import Key
-from sigil.transport.flower.rehearsal import Rehearsal, free_pair, replay
 
 COMMON = [
     "model.width=4", "data.train_limit=240", "data.test_limit=40", "federation.clients=2",
@@ -43,7 +44,7 @@ HOLD = 40_000
 class Stage:
     """A deployment under test: the owner, two clients, and the network of client 0 with its two ports."""
 
-    rehearsal: Rehearsal
+    processes: TrainingProcesses
     settings: Settings
     key: Key
     owner: subprocess.Popen[bytes]
@@ -53,7 +54,7 @@ class Stage:
 
     def middle(self) -> int:
         """Wait until client 0 is in the middle of a round; returns the round's number."""
-        self.rehearsal.until(lambda: self.cables[1].holding > 0)
+        self.processes.until(lambda: self.cables[1].holding > 0)
         return len(self.metrics()) + 1
 
     def go_on(self, condition: Callable[[], bool]) -> None:
@@ -65,7 +66,7 @@ class Stage:
             self.cables[1].release()
             return False
 
-        self.rehearsal.until(so)
+        self.processes.until(so)
 
     def finish(self, number: int) -> dict[str, Any]:
         """Let a round come to its end; returns what was measured in it."""
@@ -73,7 +74,7 @@ class Stage:
         return self.metrics()[number - 1]
 
     def metrics(self) -> list[dict[str, Any]]:
-        file = self.rehearsal.out / "metrics.jsonl"
+        file = self.processes.out / "metrics.jsonl"
         lines = file.read_text().splitlines(keepends=True) if file.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -81,7 +82,7 @@ class Stage:
         """Whether the weights are those of one process, with these clients in the rounds 1, 2, …"""
         alone = replay(self.settings, load_data(self.settings), key=self.key, participants=participants)
         return all(
-            torch.equal(models.load(self.rehearsal.out / file).state_dict()[name], value)
+            torch.equal(models.load(self.processes.out / file).state_dict()[name], value)
             for file, state in (
                 ("client.safetensors", alone.client_state),
                 ("server.safetensors", alone.server_state),
@@ -91,7 +92,7 @@ class Stage:
 
     def counted(self, name: str) -> float:
         """A counter of the owner's."""
-        return self.rehearsal.metrics().get(name, 0.0)
+        return self.processes.metrics().get(name, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -108,18 +109,18 @@ def make_stage(
             key.save(folder / "owner.key")
             given = [word for setting in (*COMMON, change) for word in ("--set", setting)]
             options = [*given, "--key", str(folder / "owner.key"), *serve]
-            rehearsal = closing.enter_context(Rehearsal(folder / "run", clients=2, options=options))
-            owner = rehearsal.serve()
+            processes = closing.enter_context(TrainingProcesses(folder / "run", clients=2, options=options))
+            owner = processes.serve()
             near = free_pair()
             cables = [
-                make_proxy(f"127.0.0.1:{rehearsal.port + extra}", port=near + extra, hold=hold)
+                make_proxy(f"127.0.0.1:{processes.port + extra}", port=near + extra, hold=hold)
                 for extra, hold in ((0, None), (1, HOLD))
             ]
             for cable in cables:
                 closing.callback(cable.close)
             through = ["--server", f"127.0.0.1:{near}"]
-            clients = [rehearsal.join(0, *through), rehearsal.join(1, *([] if direct else through))]
-            return Stage(rehearsal, settings, key, owner, clients, cables, through)
+            clients = [processes.join(0, *through), processes.join(1, *([] if direct else through))]
+            return Stage(processes, settings, key, owner, clients, cables, through)
 
         yield make
 
@@ -139,7 +140,7 @@ def test_a_network_cut_in_a_round_is_survived(stage: Stage) -> None:
     time.sleep(1.0)
     for cable in stage.cables:
         cable.down = False
-    stage.rehearsal.until(lambda: stage.counted("sigil_reconnects_total") > before)
+    stage.processes.until(lambda: stage.counted("sigil_reconnects_total") > before)
     assert "missing" not in stage.finish(number)
 
 
@@ -150,8 +151,8 @@ def test_a_round_waits_for_a_client_that_was_killed_and_is_resumed_when_it_is_ba
     stage.cables[1].release()
     time.sleep(2.0)
     assert len(stage.metrics()) < number
-    stage.clients[0] = stage.rehearsal.join(0, *stage.through)
-    stage.go_on(lambda: stage.rehearsal.said("client 0 came back and is asked again") > 0)
+    stage.clients[0] = stage.processes.join(0, *stage.through)
+    stage.go_on(lambda: stage.processes.said("client 0 came back and is asked again") > 0)
     assert "missing" not in stage.finish(number)
 
 
@@ -162,8 +163,8 @@ def test_a_server_killed_in_a_round_goes_on_after_the_last_finished_one(stage: S
     stage.owner.send_signal(signal.SIGKILL)
     stage.owner.wait()
     stage.cables[1].release()
-    stage.owner = stage.rehearsal.serve()
-    stage.rehearsal.until(lambda: stage.rehearsal.said(f"going on after round {number - 1}") > 0)
+    stage.owner = stage.processes.serve()
+    stage.processes.until(lambda: stage.processes.said(f"going on after round {number - 1}") > 0)
     assert stage.middle() == number
     assert stage.metrics() == before, "nothing of a finished round is lost"
     assert all(client.poll() is None for client in stage.clients), "the same clients joined again"
@@ -175,7 +176,7 @@ def test_a_client_slower_than_a_step_may_be_keeps_its_place(stage: Stage) -> Non
     stage.clients[0].send_signal(signal.SIGSTOP)
     try:
         stage.cables[1].release()
-        stage.rehearsal.until(lambda: stage.counted("sigil_rejected_total/deadline") > before)
+        stage.processes.until(lambda: stage.counted("sigil_rejected_total/deadline") > before)
     finally:
         stage.clients[0].send_signal(signal.SIGCONT)
     assert "missing" not in stage.finish(number)
@@ -183,7 +184,7 @@ def test_a_client_slower_than_a_step_may_be_keeps_its_place(stage: Stage) -> Non
 
 def test_after_all_that_the_weights_are_those_of_an_undisturbed_training(stage: Stage) -> None:
     stage.go_on(lambda: stage.owner.poll() is not None)
-    assert stage.owner.returncode == 0, stage.rehearsal.log.read_text()
+    assert stage.owner.returncode == 0, stage.processes.log.read_text()
     assert [client.wait(300) for client in stage.clients] == [0, 0]
     assert stage.equals_one_process([[0, 1]] * 4)
 
@@ -193,17 +194,17 @@ def test_nothing_that_left_the_owners_process_holds_the_key(
 ) -> None:
     """Flower's database with the run's configuration and all messages, every log, bundle and run file."""
     searched = set()
-    for path in stage.rehearsal.out.parent.rglob("*"):
+    for path in stage.processes.out.parent.rglob("*"):
         if path.is_file() and path.name != "owner.key":
             searched.add(path.name)
             assert leaks(stage.key, path.read_bytes()) == [], path
     assert {"superlink.db", "superlink.log", "supernode.log", "join.log", "run.log", "owner.json"} <= searched
-    assert leaks(stage.key, (stage.rehearsal.out.parent / "owner.key").read_bytes()) != []
+    assert leaks(stage.key, (stage.processes.out.parent / "owner.key").read_bytes()) != []
 
 
 def test_rounds_go_on_without_a_client_that_is_killed_for_good(make_stage: Callable[..., Stage]) -> None:
     stage = make_stage("federation.rounds=3", "--minimum", "1", "--wait", "5", direct=False)
-    begun, cable = stage.rehearsal, stage.cables[1]
+    begun, cable = stage.processes, stage.cables[1]
     begun.until(lambda: cable.holding == 2 or begun.said("round 1 begins without") > 0)
     if cable.holding < 2:  # one client was there first and began alone
         nodes = begun.network / "superlink.log"
@@ -214,7 +215,7 @@ def test_rounds_go_on_without_a_client_that_is_killed_for_good(make_stage: Calla
     stage.clients[0].send_signal(signal.SIGKILL)
     stage.clients[0].wait()
     stage.go_on(lambda: stage.owner.poll() is not None)
-    assert stage.owner.returncode == 0, stage.rehearsal.log.read_text()
+    assert stage.owner.returncode == 0, stage.processes.log.read_text()
     assert stage.clients[1].wait(300) == 0
     missing = [row.get("missing", []) for row in stage.metrics()]
     assert missing[number - 1 :] == [[0]] * (4 - number)

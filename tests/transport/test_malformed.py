@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from sigil.federation.schedule import scheduled_rate
+from harness.hostile_streams import Attacker, HostileStream, send, turned_away
+from harness.replay import replay
+from sigil.federation.from_settings import scheduled_rate
 from sigil.transport import Limits, Reason, Status, certificates, wire
-from sigil.transport.flower.rehearsal import replay
-from sigil.transport.siege import Assault, Attacker, send, turned_away
 from sigil.transport.wire import Kind
 
 COUNT = 1500
@@ -72,19 +72,19 @@ def test_every_malformed_message_is_rejected_with_a_reason_and_harms_nobody(
             stolen=tickets[0],
             bomb=pickle.dumps(Bomb(mark)),
         )
-        assaults = [attacker.draw() for _ in range(COUNT - OVERSIZED)]
-        assaults += [attacker.oversized() for _ in range(OVERSIZED)]
+        streams = [attacker.draw() for _ in range(COUNT - OVERSIZED)]
+        streams += [attacker.oversized() for _ in range(OVERSIZED)]
         channel = net.channel(service, bad)
 
-        def attack(assault: Assault) -> tuple[Assault, Any]:
-            return assault, send(channel, assault.messages)
+        def attack(stream: HostileStream) -> tuple[HostileStream, Any]:
+            return stream, send(channel, stream.messages)
 
         sizes = []
         with ThreadPoolExecutor(9) as pool:
             training = pool.submit(net.train, net.task(service, tickets[0], client_start), 0)
-            for start in range(0, len(assaults), 200):
-                for assault, answer in pool.map(attack, assaults[start : start + 200]):
-                    assert answer in assault.expected, (assault, answer)
+            for start in range(0, len(streams), 200):
+                for stream, answer in pool.map(attack, streams[start : start + 200]):
+                    assert answer in stream.expected, (stream, answer)
                     outcomes[str(answer)] += 1
                 sizes.append(resident())
             update = training.result()
@@ -95,13 +95,16 @@ def test_every_malformed_message_is_rejected_with_a_reason_and_harms_nobody(
         counted = service.metrics.rejections()
         assert sum(counted.values()) == COUNT
         assert counted[Reason.INTERNAL] == 0
-        assert service._engine.streams.total() == 0
-        assert service._engine.budget.used == 0
+        assert service._streams.total() == 0
+        assert service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0
         outcome = service.wait_round(timeout=0.1)
 
     assert not mark.exists()
     assert outcome.finished == [0]
-    assert {outcome.clients[index].status for index in outcome.missing} <= {Status.EXPELLED, Status.LOST}
+    assert {client.status for index, client in outcome.clients.items() if index} <= {
+        Status.EXPELLED,
+        Status.LOST,
+    }
     # The honest client's round is that of a training in one process.
     local = replay(net.settings, net.dataset, key=net.key, participants=[[0]])
     for ours, theirs in (

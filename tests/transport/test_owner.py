@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from harness.replay import replay
 from sigil.errors import ConfigError, NetworkError
-from sigil.federation.aggregation import State
+from sigil.federation import Federation
+from sigil.federation.averaging import State
 from sigil.federation.run import train
 from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, owner
-from sigil.transport.flower.rehearsal import replay
-from sigil.transport.owner import RemoteFederation, Terms
+from sigil.transport.owner import NetworkSettings, RemoteTrainer
 
 
 class Killed(Exception):
@@ -69,14 +70,14 @@ def _die(images: int) -> None:
     raise Killed
 
 
-def terms(net: Any, **changes: Any) -> Terms:
+def network(net: Any, **changes: Any) -> NetworkSettings:
     values: dict[str, Any] = {
         "clients": net.fingerprints,
         "credentials": ServerCredentials.load(net.folder),
         "listen": "127.0.0.1:0",
         "minimum": len(net.fingerprints),
     }
-    return Terms(**{**values, **changes})
+    return NetworkSettings(**{**values, **changes})
 
 
 def alone(net: Any, participants: list[list[int]]) -> tuple[State, State]:
@@ -101,12 +102,11 @@ def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def remote(net: Any) -> Any:
     """Makes a remote federation and closes it in the end."""
-    made: list[RemoteFederation] = []
+    made: list[Federation] = []
 
-    def make(messenger: Threads, **changes: Any) -> RemoteFederation:
-        federation = RemoteFederation(
-            net.settings, net.dataset, key=net.key, messenger=messenger, terms=terms(net, **changes)
-        )
+    def make(messenger: Threads, **changes: Any) -> Federation:
+        trainer = partial(RemoteTrainer, messenger=messenger, network=network(net, **changes))
+        federation = Federation(net.settings, net.dataset, key=net.key, trainer=trainer)
         made.append(federation)
         return federation
 
@@ -116,8 +116,8 @@ def remote(net: Any) -> Any:
 
 
 def test_a_run_across_the_network_is_the_run_in_one_process(net: Any, tmp_path: Path) -> None:
-    make = partial(RemoteFederation, messenger=Threads(net), terms=terms(net))
-    there = train(net.settings, tmp_path / "there", key=net.key, make_federation=make)
+    trainer = partial(RemoteTrainer, messenger=Threads(net), network=network(net))
+    there = train(net.settings, tmp_path / "there", key=net.key, trainer=trainer)
     here = train(net.settings, tmp_path / "here", key=net.key)
     for name in ("client.safetensors", "server.safetensors"):
         assert (there.folder / name).read_bytes() == (here.folder / name).read_bytes()
@@ -256,11 +256,16 @@ def test_a_slow_client_is_waited_for_as_long_as_its_steps_keep_the_limit(net: An
     assert same(federation.client_state, alone(net, [[0, 1, 2]])[0])
 
 
-def test_terms_that_cannot_be_met_are_refused(net: Any) -> None:
+def test_settings_that_cannot_be_met_are_refused(net: Any) -> None:
     with pytest.raises(ConfigError, match="choose 1 to 3"):
-        terms(net, minimum=4)
+        network(net, minimum=4)
     settings = net.settings.model_copy(
         update={"record": net.settings.record.model_copy(update={"clients": (0,)})}
     )
     with pytest.raises(ConfigError, match="record and behaviour"):
-        RemoteFederation(settings, net.dataset, key=net.key, messenger=Threads(net), terms=terms(net))
+        Federation(
+            settings,
+            net.dataset,
+            key=net.key,
+            trainer=partial(RemoteTrainer, messenger=Threads(net), network=network(net)),
+        )

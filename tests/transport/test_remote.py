@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sigil.errors import NetworkError
-from sigil.federation import Activation, LogitGradient, Moment
+from sigil.federation import Activation, LogitGradient
 from sigil.federation.precision import Precision
 from sigil.transport import Reason, Refused, RemoteServer, ServerCredentials, wire
 from sigil.transport.wire import Header, Kind
@@ -131,7 +131,7 @@ def test_a_lost_confirmation_of_a_closed_round_is_left_to_the_owner(net: Any) ->
     with impostor(net, handler) as address:
         server = remote(net, address)
         server.forward(Activation(torch.rand(SHAPE)))
-        server.backward(LogitGradient(torch.zeros(4, 10)), moment=Moment(1, 0, 1))
+        server.backward(LogitGradient(torch.zeros(4, 10)))
         server.finish()
         server.close()
 

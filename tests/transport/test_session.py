@@ -8,51 +8,51 @@ from typing import Any
 import pytest
 import torch
 
-from sigil.federation.halves import build_halves, make_injector
-from sigil.federation.local import fresh_optimizer
+from sigil.federation.from_settings import ServerMaker, build_halves, fresh_optimizer
 from sigil.federation.messages import Activation, LogitGradient
-from sigil.federation.observers import Moment
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
-from sigil.transport import Limits
+from sigil.injector import Injector
+from sigil.transport import Limits, Metrics
 from sigil.transport.rejections import Reason, Rejection
-from sigil.transport.session import Session, Setup, Status
+from sigil.transport.scheduler import Budget, Scheduler
+from sigil.transport.session import ServedHalf, Session, Status
 from sigil.transport.wire import Header, Kind
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
 
 
 @pytest.fixture
-def setup(net: Any) -> Setup:
+def served(net: Any) -> ServedHalf:
     halves = build_halves(net.settings, classes=net.dataset.classes, input_shape=net.dataset.shape)
-    return Setup(
-        settings=net.settings,
+    return ServedHalf(
+        servers=ServerMaker(net.settings, secret=net.key, halves=halves, precision=CPU),
         half=halves.server,
-        shape=halves.shape,
         classes=net.dataset.classes,
-        precision=CPU,
-        injector=make_injector(net.settings, net.key, halves=halves),
         observers=(),
         limits=Limits(),
         wire="float32",
+        metrics=Metrics(),
+        budget=Budget(Limits().bytes_in_flight),
+        scheduler=Scheduler(),
     )
 
 
-def make(setup: Setup) -> Session:
-    return Session(0, round_number=1, state=setup.half.state_dict(), lr=0.1, setup=setup)
+def make(served: ServedHalf) -> Session:
+    return Session(0, round_number=1, state=served.half.state_dict(), lr=0.1, served=served)
 
 
-def batches(setup: Setup, steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(served: ServedHalf, steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     random = torch.Generator().manual_seed(0)
     return [
-        (torch.rand(5, *setup.shape, generator=random), torch.randn(5, setup.classes, generator=random) / 5)
+        (torch.rand(5, *served.shape, generator=random), torch.randn(5, served.classes, generator=random) / 5)
         for _ in range(steps)
     ]
 
 
-def run(session: Session, setup: Setup, steps: int) -> list[torch.Tensor]:
+def run(session: Session, served: ServedHalf, steps: int) -> list[torch.Tensor]:
     gradients = []
-    for activation, gradient in batches(setup, steps):
+    for activation, gradient in batches(served, steps):
         session.forward(activation)
         session.answers += 1
         gradients.append(session.backward(gradient))
@@ -60,14 +60,15 @@ def run(session: Session, setup: Setup, steps: int) -> list[torch.Tensor]:
     return gradients
 
 
-def test_a_session_computes_what_a_server_computes(setup: Setup) -> None:
-    half = copy.deepcopy(setup.half).train()
-    optimizer = fresh_optimizer(half, 0.1, settings=setup.settings, precision=CPU)
-    server = Server(half, optimizer, shape=setup.shape, precision=CPU, injector=setup.injector)
-    session = make(setup)
-    for got, (activation, gradient) in zip(run(session, setup, 3), batches(setup, 3), strict=True):
+def test_a_session_computes_what_a_server_computes(served: ServedHalf, net: Any) -> None:
+    half = copy.deepcopy(served.half).train()
+    optimizer = fresh_optimizer(half, 0.1, settings=net.settings, precision=CPU)
+    injector = Injector(net.key, net.settings.watermark.strength)
+    server = Server(half, optimizer, shape=served.shape, precision=CPU, injector=injector)
+    session = make(served)
+    for got, (activation, gradient) in zip(run(session, served, 3), batches(served, 3), strict=True):
         server.forward(Activation(activation))
-        want = server.backward(LogitGradient(gradient), moment=Moment(1, 0, 1)).values
+        want = server.backward(LogitGradient(gradient)).values
         assert torch.equal(got, want)
     for name, value in half.state_dict().items():
         assert torch.equal(session.server_state[name], value)
@@ -75,41 +76,49 @@ def test_a_session_computes_what_a_server_computes(setup: Setup) -> None:
     assert len(session.injections) == 2  # of every second step
 
 
-def test_a_restarted_session_begins_at_the_rounds_weights(setup: Setup) -> None:
-    start = {name: value.clone() for name, value in setup.half.state_dict().items()}
-    session = make(setup)
-    first = run(session, setup, 2)
+def test_a_sessions_server_knows_its_client_and_round(served: ServedHalf) -> None:
+    session = Session(2, round_number=7, state=served.half.state_dict(), lr=0.1, served=served)
+    run(session, served, 1)
+    server = session._server
+    assert server is not None
+    assert (server.round, server.client, server.steps) == (7, 2, 1)
+
+
+def test_a_restarted_session_begins_at_the_rounds_weights(served: ServedHalf) -> None:
+    start = {name: value.clone() for name, value in served.half.state_dict().items()}
+    session = make(served)
+    first = run(session, served, 2)
     session.restart()
     assert (session.answers, session.images, session.injections) == (0, 0, [])
     assert all(torch.equal(session.server_state[name], value) for name, value in start.items())
-    for again, before in zip(run(session, setup, 2), first, strict=True):
+    for again, before in zip(run(session, served, 2), first, strict=True):
         assert torch.equal(again, before)
-    assert all(torch.equal(setup.half.state_dict()[name], value) for name, value in start.items())
+    assert all(torch.equal(served.half.state_dict()[name], value) for name, value in start.items())
 
 
-def test_sessions_do_not_share_weights(setup: Setup) -> None:
-    one, other = make(setup), make(setup)
-    run(one, setup, 2)
+def test_sessions_do_not_share_weights(served: ServedHalf) -> None:
+    one, other = make(served), make(served)
+    run(one, served, 2)
     assert all(
-        torch.equal(value, setup.half.state_dict()[name]) for name, value in other.server_state.items()
+        torch.equal(value, served.half.state_dict()[name]) for name, value in other.server_state.items()
     )
 
 
-def test_a_finished_session_takes_no_more_steps(setup: Setup) -> None:
-    session = make(setup)
-    run(session, setup, 1)
+def test_a_finished_session_takes_no_more_steps(served: ServedHalf) -> None:
+    session = make(served)
+    run(session, served, 1)
     session.finish()
     session.status = Status.FINISHED
     with pytest.raises(Rejection) as rejection:
-        session.expect(Header(Kind.ACTIVATION, 1, 0, 2, torch.float32, False, (4, *setup.shape)))
+        session.expect(Header(Kind.ACTIVATION, 1, 0, 2, torch.float32, False, (4, *served.shape)))
     assert rejection.value.reason is Reason.ORDER
 
 
-def test_a_bad_number_changes_nothing(setup: Setup) -> None:
-    session = make(setup)
-    run(session, setup, 1)
+def test_a_bad_number_changes_nothing(served: ServedHalf) -> None:
+    session = make(served)
+    run(session, served, 1)
     before = {name: value.clone() for name, value in session.server_state.items()}
-    activation, _ = batches(setup, 1)[0]
+    activation, _ = batches(served, 1)[0]
     activation[0, 0, 0, 0] = float("nan")
     with pytest.raises(Rejection):
         session.forward(activation)

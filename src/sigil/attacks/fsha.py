@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from sigil.errors import AttackError
 from sigil.federation.messages import CutGradient, LogitGradient
-from sigil.federation.observers import Moment
 from sigil.federation.seeds import derive, generator
 from sigil.federation.server import Server
 
@@ -142,10 +141,10 @@ class HijackingServer(Server):
         super().__init__(half, optimizer, **arguments)
         self.attacker = attacker
 
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+    def backward(self, message: LogitGradient) -> CutGradient:
         """Train the honest half, so that the logits stay plausible, and return the hijacking gradient."""
         activation = self._activation
-        honest = super().backward(message, moment=moment)
+        honest = super().backward(message)
         assert activation is not None
         return CutGradient(self.attacker.hijack(activation.detach(), honest.values))
 

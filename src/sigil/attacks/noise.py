@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from sigil.attacks.checks import check_choice, check_positive
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation import behaviour
+from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.seeds import generator
+from sigil.federation.settings import Settings
 
 Reading = Literal["power", "amplitude"]
 
@@ -29,7 +31,8 @@ class NoiseInjection(ClientObserver):
 
     ``clients`` are those that do it; none given: all, as the fall of the paper's accuracy suggests. The
     noise follows from seed, round, client and step alone, so a resumed training gets the same. Use it as a
-    client observer: ``train(settings, folder, client_observers=[NoiseInjection(1 / 30)])``.
+    client observer: ``train(settings, folder, client_observers=[NoiseInjection(1 / 30)])``. The setting
+    ``behaviour.noise_snr`` does the same for all clients.
     """
 
     def __init__(
@@ -47,14 +50,24 @@ class NoiseInjection(ClientObserver):
         self.clients = None if clients is None else frozenset(clients)
         self.seed = seed
 
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """The noise that the settings of a training ask for, from its seed."""
+        asked = settings.behaviour
+        assert asked.noise_snr is not None
+        return cls(asked.noise_snr, reading=asked.noise_reading, seed=settings.run.seed)
+
     @torch.no_grad()
-    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor:
+    def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
         """G -> G + noise, in the gradient's dtype, device and layout; G itself is untouched."""
-        if self.clients is not None and moment.client not in self.clients:
+        if self.clients is not None and at.client not in self.clients:
             return gradient
         ratio = self.snr if self.reading == "power" else self.snr**2
-        stream = generator(self.seed, "noise", moment.round, moment.client, moment.step)
+        stream = generator(self.seed, "noise", at.round, at.client, at.step)
         noise = torch.randn(gradient.shape, generator=stream).to(gradient.device)
         values = gradient.float()
         deviation = values.norm() / (gradient.numel() * ratio) ** 0.5
         return torch.empty_like(gradient).copy_(values + deviation * noise)
+
+
+behaviour.register("noise_snr", NoiseInjection.from_settings)

@@ -239,8 +239,8 @@ def _rows(
     def batches() -> Iterator[npt.NDArray[np.float32]]:
         seen: Counter[int] = Counter()
         for step in recording.steps(rounds=chosen):
-            seen[step.moment.client] += 1
-            if steps is None or seen[step.moment.client] <= steps:
+            seen[step.at.client] += 1
+            if steps is None or seen[step.at.client] <= steps:
                 yield step.gradients
 
     if unit == "sample":

@@ -7,15 +7,19 @@ are with the clients, so this needs their cooperation.
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from sigil.baselines.report import BaselineReport
 from sigil.data import Dataset, evaluate_batches
 from sigil.errors import ConfigError
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation import behaviour
+from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.precision import Precision
 from sigil.federation.seeds import generator
+from sigil.federation.settings import Settings
 
 
 class Backdoor(ClientObserver):
@@ -35,6 +39,11 @@ class Backdoor(ClientObserver):
             raise ConfigError("The patch needs a side of at least 1 and a class of at least 0.")
         self.target, self.size, self.share, self.value, self.seed = target, size, share, value, seed
 
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """The backdoor of a training, fixed by its seed."""
+        return cls(seed=settings.run.seed)
+
     def patch(self, images: Tensor) -> Tensor:
         """A copy of normalised images (N, C, H, W) with the patch on every one of them."""
         if min(images.shape[-2:]) < self.size:
@@ -45,8 +54,8 @@ class Backdoor(ClientObserver):
         patched[..., -self.size :, -self.size :] = self.value
         return patched
 
-    def on_batch(self, moment: Moment, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        random = generator(self.seed, "backdoor", moment.round, moment.client, moment.step)
+    def on_batch(self, at: Step, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        random = generator(self.seed, "backdoor", at.round, at.client, at.step)
         chosen = (torch.rand(len(labels), generator=random) < self.share).to(labels.device)
         images = torch.where(chosen[:, None, None, None], self.patch(images), images)
         return images, torch.where(chosen, self.target, labels)
@@ -74,3 +83,6 @@ class Backdoor(ClientObserver):
                 hits += int((answers == self.target).sum())
                 trials += len(others)
         return BaselineReport(wsr=hits / max(1, trials), trials=trials)
+
+
+behaviour.register("mark=backdoor", Backdoor.from_settings)

@@ -8,23 +8,34 @@ parameter: in U-SFL the server has none of them, so this needs the clients' coop
 
 from __future__ import annotations
 
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
 from sigil.baselines.report import BaselineReport
 from sigil.errors import ConfigError
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation import behaviour
+from sigil.federation.observers import ClientObserver, Step
+from sigil.federation.settings import Settings
+
+PAPER_BITS = 50
 
 
 class ParameterMark(ClientObserver):
     """Pull the projected mean kernel towards the bits; 50 bits fit the paper's 98.0 % = 49 of 50."""
 
-    def __init__(self, *, bits: int = 50, weight: float = 0.01, seed: int = 0) -> None:
+    def __init__(self, *, bits: int = PAPER_BITS, weight: float = 0.01, seed: int = 0) -> None:
         if bits < 1 or weight < 0:
             raise ConfigError("A parameter mark needs at least one bit and a weight of at least 0.")
         self.bits, self.weight, self.seed = bits, weight, seed
 
-    def on_update(self, moment: Moment, half: nn.Module) -> None:
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        """The parameter mark of a training, with as many bits as its key would have, else the paper's."""
+        return cls(bits=settings.watermark.bits or PAPER_BITS, seed=settings.run.seed)
+
+    def on_update(self, at: Step, half: nn.Module) -> None:
         kernel = _last_kernel(half)
         if kernel.grad is None:
             raise ConfigError("The last convolution has no gradient: it is frozen and cannot be marked.")
@@ -58,3 +69,6 @@ def _last_kernel(half: nn.Module) -> Tensor:
     if not kernels:
         raise ConfigError("A parameter mark needs a convolution in the client half; cut the model later.")
     return kernels[-1]
+
+
+behaviour.register("mark=parameter", ParameterMark.from_settings)

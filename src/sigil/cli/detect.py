@@ -107,7 +107,7 @@ def _check(names: list[str]) -> None:
 
 
 def _client(recording: Recording, wanted: int | None) -> int:
-    recorded = sorted({step.moment.client for step in recording.steps()})
+    recorded = sorted({step.at.client for step in recording.steps()})
     if wanted is not None and wanted not in recorded:
         raise DetectorError(
             f"Client {wanted} recorded nothing; choose one of {', '.join(map(str, recorded))} with --client, "
@@ -118,7 +118,7 @@ def _client(recording: Recording, wanted: int | None) -> int:
 
 def _make(name: str, run: Run, client: int, *, compat: bool, share: float, data_dir: Path | None) -> Detector:
     from sigil.detectors import GradientScrutinizer, SplitOut, local_gradients_of_run
-    from sigil.federation.holdings import load_data
+    from sigil.federation.from_settings import load_data
 
     if name == GradientScrutinizer.name:
         return GradientScrutinizer(compat=compat, client=client)

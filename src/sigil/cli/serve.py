@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -150,11 +151,11 @@ def serve(
     if prepare:
         typer.echo(f"SIGIL_OWNER={printable(str((network / 'owner.json').resolve()))}")
         return
-    assignment = deployment.assignment(key, progress=progress.choose(quiet), simulated=simulate is not None)
+    owner_run = deployment.owner_run(key, progress=progress.choose(quiet), simulated=simulate is not None)
     if simulate is not None:
-        deployment.simulate(assignment, cores=hardware.cores())
+        deployment.simulate(owner_run, cores=hardware.cores())
     else:
-        deployment.serve(assignment, ready=lambda: None if quiet else _invite(deployment))
+        deployment.serve(owner_run, ready=lambda: None if quiet else _invite(deployment))
     if not quiet:
         print_result(runs.open_run(out), key, key_file)
 

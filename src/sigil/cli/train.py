@@ -63,7 +63,7 @@ def train(
       sigil train --settings > my.toml              all settings, to edit
       sigil train --config my.toml -o runs/b
     """
-    from sigil.experiments.behaviour import observers
+    from sigil import attacks, baselines  # noqa: F401  (they carry out the section behaviour)
     from sigil.federation import progress
     from sigil.federation import run as runs
     from sigil.federation import settings as reader
@@ -80,7 +80,6 @@ def train(
         key=key,
         data_dir=data_dir,
         progress=progress.choose(quiet),
-        client_observers=observers(settings),
     )
     if not quiet:
         print_result(finished, key, key_file)
@@ -117,7 +116,7 @@ def training_key(
     quiet: bool,
 ) -> Key | None:
     """The key to embed: the one given, or one beside the run's directory, made at the first start."""
-    from sigil.federation.shapes import cut_shape
+    from sigil.federation.from_settings import cut_shape
     from sigil.key import Key
 
     if not settings.marked:

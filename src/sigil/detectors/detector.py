@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sigil.errors import DetectorError, ShapeError
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.recording import RecordedStep, Recording
 
 Gradients: TypeAlias = Tensor | npt.NDArray[np.floating[Any]]
@@ -77,8 +77,8 @@ class Detector(ClientObserver):
         """Whether this new score, already the last one in ``curves``, is an alarm."""
         raise NotImplementedError
 
-    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor | None:
-        if moment.client == self.client:
+    def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor | None:
+        if at.client == self.client:
             self.update(gradient, labels)
         return gradient
 

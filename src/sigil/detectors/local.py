@@ -14,7 +14,7 @@ from sigil import models
 from sigil.data import Batches, Dataset
 from sigil.detectors.splitout import MINIMUM
 from sigil.errors import DetectorError
-from sigil.federation.federation import Federation
+from sigil.federation.from_settings import build_halves, client_parts
 from sigil.federation.precision import Precision, choose
 from sigil.federation.seeds import derive, generator
 from sigil.federation.settings import Settings
@@ -102,8 +102,9 @@ def local_gradients_of_run(
     The client half is the one with which every client starts; the server half is the client's own, of the
     same architecture and with weights that have nothing to do with the server's.
     """
-    unmarked = settings.watermark.model_copy(update={"strength": 0.0})
-    federation = Federation(settings.model_copy(update={"watermark": unmarked}), dataset)
+    precision = choose(settings.run.device, settings.run.precision)
+    halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision)
+    parts = client_parts(settings, dataset)
     seed = derive(settings.run.seed, "local", client)
     own = models.build(
         settings.model.name,
@@ -112,18 +113,18 @@ def local_gradients_of_run(
         channels=dataset.shape[0],
         seed=seed,
     )
-    _, server_half = models.split(own, federation.cut)
-    if not 0 <= client < len(federation.parts):
-        raise DetectorError(f"There is no client {client}: the run has {len(federation.parts)}, from 0 on.")
+    _, server_half = models.split(own, halves.cut)
+    if not 0 <= client < len(parts):
+        raise DetectorError(f"There is no client {client}: the run has {len(parts)}, from 0 on.")
     return local_gradients(
-        (federation.seat.client_half, server_half),
+        (halves.client, server_half),
         dataset,
-        federation.parts[client],
+        parts[client],
         share=share,
         batch_size=batch_size,
         epochs=epochs,
         lr=lr,
         augment=settings.data.augment,
         seed=seed,
-        precision=federation.precision,
+        precision=precision,
     )

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sigil.detectors.detector import Detector, Gradients, Labels
 from sigil.errors import DetectorError
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.recording import RecordedStep, Recording
 from sigil.federation.seeds import derive
 
@@ -78,13 +78,13 @@ class SplitGuard(Detector):
 
     ``classes`` is the number of classes. From batch ``warmup`` + 1 on a batch is fake with ``probability``,
     and only from there on are regular gradients gathered: those of the first steps are of another size.
-    Which batches are fake, and by how many classes, follows from ``seed`` and the moment. One batch is one
+    Which batches are fake, and by how many classes, follows from ``seed`` and the step. One batch is one
     vector, see :func:`by_class`.
 
     A score comes with every fake batch. An alarm is a mean of the last ``window`` scores below ``threshold``.
 
     Live it must come before other observers, which then never see a fake batch. Alone, give :meth:`update`
-    the true labels and the argument ``fake``. ``fakes`` maps the moments of the fake batches to the offsets.
+    the true labels and the argument ``fake``. ``fakes`` maps the steps of the fake batches to the offsets.
 
     ``curves``: ``fake_angle``, ``fake_distance``, ``regular_angle``, ``regular_distance`` beside
     ``scored_step`` and ``score``.
@@ -113,19 +113,19 @@ class SplitGuard(Detector):
         self.warmup = warmup
         self.window = window
         self.seed = seed
-        self.fakes: dict[Moment, int] = {}
+        self.fakes: dict[Step, int] = {}
         names = ("fake_angle", "fake_distance", "regular_angle", "regular_distance")
         self.curves |= {name: [] for name in names}
         self._fake, self._first, self._second = Gathered(), Gathered(), Gathered()
         self._is_fake = False
-        self._recorded_fakes: Mapping[Moment, int] = {}
-        self._asked: Moment | None = None
+        self._recorded_fakes: Mapping[Step, int] = {}
+        self._asked: Step | None = None
 
-    def offset(self, moment: Moment) -> int:
-        """By how many classes the labels are shifted at this moment, 0 for a regular batch."""
+    def offset(self, at: Step) -> int:
+        """By how many classes the labels are shifted at this step, 0 for a regular batch."""
         if self.step < self.warmup:
             return 0
-        random = np.random.default_rng(derive(self.seed, "fake", moment.round, moment.client, moment.step))
+        random = np.random.default_rng(derive(self.seed, "fake", at.round, at.client, at.step))
         return int(random.integers(1, self.classes)) if random.random() < self.probability else 0
 
     def update(self, gradients: Gradients, labels: Labels, *, fake: bool = False) -> float | None:
@@ -153,28 +153,28 @@ class SplitGuard(Detector):
         last = self.curves["score"][-self.window :]
         return len(last) == self.window and sum(last) / self.window < self.threshold
 
-    def on_labels(self, moment: Moment, labels: Tensor) -> Tensor:
-        if moment.client != self.client:
+    def on_labels(self, at: Step, labels: Tensor) -> Tensor:
+        if at.client != self.client:
             return labels
-        self._asked = moment
-        offset = self.offset(moment)
+        self._asked = at
+        offset = self.offset(at)
         if offset == 0:
             return labels
-        self.fakes[moment] = offset
+        self.fakes[at] = offset
         return (labels + offset) % self.classes
 
-    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor | None:
-        if moment.client != self.client:
+    def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor | None:
+        if at.client != self.client:
             return gradient
-        if self._asked != moment:
+        if self._asked != at:
             raise DetectorError(
                 "SplitGuard sends wrong labels, so the client must be the one who computes the loss: that "
                 "is U-SFL (federation.mode=usfl)."
             )
-        self._judge(moment, gradient, labels, self.fakes)
-        return None if moment in self.fakes else gradient
+        self._judge(at, gradient, labels, self.fakes)
+        return None if at in self.fakes else gradient
 
-    def replay(self, recording: Recording, *, fakes: Mapping[Moment, int] | None = None) -> Self:
+    def replay(self, recording: Recording, *, fakes: Mapping[Step, int] | None = None) -> Self:
         """Look at a recording that was made while SplitGuard was at work, with the ``fakes`` of that one.
 
         An ordinary recording has no fake batches, and without them there is no score.
@@ -188,21 +188,21 @@ class SplitGuard(Detector):
         return super().replay(recording)
 
     def _replay_step(self, step: RecordedStep) -> None:
-        self._judge(step.moment, step.gradients, step.labels, self._recorded_fakes)
+        self._judge(step.at, step.gradients, step.labels, self._recorded_fakes)
 
-    def _judge(self, moment: Moment, gradients: Gradients, sent: Labels, fakes: Mapping[Moment, int]) -> None:
+    def _judge(self, at: Step, gradients: Gradients, sent: Labels, fakes: Mapping[Step, int]) -> None:
         """Update with the true labels of a batch, from the ones that were sent."""
-        self.update(gradients, (sent - fakes.get(moment, 0)) % self.classes, fake=moment in fakes)
+        self.update(gradients, (sent - fakes.get(at, 0)) % self.classes, fake=at in fakes)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
-            "fakes": [[*astuple(moment), offset] for moment, offset in self.fakes.items()],
+            "fakes": [[*astuple(at), offset] for at, offset in self.fakes.items()],
             "gathered": [group.pack() for group in (self._fake, self._first, self._second)],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.fakes = {Moment(*place): offset for *place, offset in state["fakes"]}
+        self.fakes = {Step(*place): offset for *place, offset in state["fakes"]}
         self._fake, self._first, self._second = map(Gathered.unpack, state["gathered"])
 
 

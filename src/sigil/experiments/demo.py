@@ -20,10 +20,10 @@ from sigil import files, hardware
 from sigil.evidence.facts import Facts, gather
 from sigil.evidence.page import render
 from sigil.experiments import figures
+from sigil.federation.from_settings import cut_shape
 from sigil.federation.progress import Silent
 from sigil.federation.run import Run, check_folder, train
 from sigil.federation.settings import Settings, make
-from sigil.federation.shapes import cut_shape
 from sigil.key import Key
 from sigil.suspect import open_suspect
 from sigil.verification import Report, verify

@@ -91,7 +91,7 @@ class Statistics:
         self.by_round: dict[int, list[float]] = {}
         sums: dict[int, Vector] = {}
         for step in recording.steps(client=stealth.CLIENT):
-            number, gradients = step.moment.round, step.gradients.astype(np.float64)
+            number, gradients = step.at.round, step.gradients.astype(np.float64)
             sums[number] = sums.get(number, 0.0) + gradients.sum(0)
             # Few samples have much in common by chance: the last batch of an epoch may be smaller.
             if len(gradients) == size:

@@ -12,13 +12,14 @@ from typing import Any
 
 from sigil import attacks
 from sigil.attacks.halves import Halves
+from sigil.baselines import Backdoor, ParameterMark
 from sigil.data import Dataset
-from sigil.experiments import behaviour, paper
+from sigil.experiments import paper
 from sigil.experiments.experiment import Experiment, Finding, Results, judge
 from sigil.experiments.scales import Scale
 from sigil.experiments.store import Cell, Store
 from sigil.experiments.tables import beside, difference, markdown, mean, spread, values
-from sigil.federation.holdings import client_parts
+from sigil.federation.from_settings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
@@ -99,10 +100,10 @@ def marks(halves: Halves, dataset: Dataset, settings: Settings, store: Store) ->
             "owned": found.report.owned,
         }
     elif settings.behaviour.mark == "backdoor":
-        report = behaviour.backdoor(settings).verify(*halves, dataset, precision=precision)
+        report = Backdoor.from_settings(settings).verify(*halves, dataset, precision=precision)
         numbers["wsr"] = 100 * report.wsr
     elif settings.behaviour.mark == "parameter":
-        numbers["wsr"] = 100 * behaviour.parameter_mark(settings).verify(halves[0]).wsr
+        numbers["wsr"] = 100 * ParameterMark.from_settings(settings).verify(halves[0]).wsr
     return numbers
 
 

@@ -29,8 +29,7 @@ from sigil.experiments.experiment import Results
 from sigil.experiments.scales import STRENGTHS, Scale
 from sigil.experiments.store import Store
 from sigil.federation.federation import Federation
-from sigil.federation.halves import build_halves
-from sigil.federation.holdings import client_parts
+from sigil.federation.from_settings import build_halves, client_parts
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run

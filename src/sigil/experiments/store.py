@@ -20,11 +20,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sigil import files
+from sigil import attacks, baselines, files  # noqa: F401  (they carry out the section behaviour)
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
-from sigil.experiments import behaviour, scales
-from sigil.federation.holdings import load_data
+from sigil.experiments import scales
+from sigil.federation.from_settings import load_data
 from sigil.federation.precision import Precision, choose
 from sigil.federation.run import Run, is_finished, train
 from sigil.federation.settings import RecordSettings, RunSettings, Settings
@@ -99,7 +99,6 @@ class Store:
             self.folder(settings),
             key=self.key(settings),
             data_dir=self.data_dir,
-            client_observers=behaviour.observers(settings),
             wait=True,
         )
 
@@ -180,7 +179,7 @@ def _precision(cell: Cell) -> Precision:
 
 def experiment_key(settings: Settings, data_dir: Path | None = None) -> Key:
     """A key that anybody can make again: for experiments only, never to protect a model."""
-    from sigil.federation.shapes import cut_shape
+    from sigil.federation.from_settings import cut_shape
 
     shape = cut_shape(settings, data_dir)
     text = f"sigil experiment key, seed {settings.run.seed}"

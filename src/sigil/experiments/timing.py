@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from sigil.federation.messages import Activation, LogitGradient
-from sigil.federation.observers import Moment
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 
@@ -52,4 +51,4 @@ class ServerStep:
             # That of a mean loss has this size; which loss it is does not change the arithmetic.
             random = torch.Generator().manual_seed(0)
             self.gradient = torch.randn(logits.shape, generator=random).to(logits) / len(logits)
-        return self.server.backward(LogitGradient(self.gradient), moment=Moment(1, 0, 1)).values
+        return self.server.backward(LogitGradient(self.gradient)).values

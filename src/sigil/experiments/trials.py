@@ -23,12 +23,12 @@ from sigil.baselines import Backdoor, ParameterMark
 from sigil.data import Dataset
 from sigil.experiments.scales import PAPER_BITS
 from sigil.experiments.store import experiment_key
-from sigil.federation.aggregation import WeightedAverage
+from sigil.federation.averaging import WeightedAverage
 from sigil.federation.evaluation import accuracy
 from sigil.federation.federation import Federation
-from sigil.federation.holdings import client_parts
+from sigil.federation.from_settings import client_parts
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver, Moment, ServerObserver
+from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import choose
 from sigil.federation.seeds import generator
 from sigil.federation.server import LabelServer, Server
@@ -47,13 +47,13 @@ class Witness(ClientObserver):
         self.kept: dict[str, list[Tensor]] = {"images": [], "labels": [], "parameters": []}
         self.given: list[Tensor] = []
 
-    def on_batch(self, moment: Moment, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def on_batch(self, at: Step, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         self.kept["images"].append(images.clone())
         self.kept["labels"].append(labels.clone())
         return images, labels
 
-    def on_update(self, moment: Moment, half: nn.Module) -> None:
-        if moment.step == 1:
+    def on_update(self, at: Step, half: nn.Module) -> None:
+        if at.step == 1:
             self.kept["parameters"] += [value.detach().clone() for value in half.parameters()]
 
     def server(self, kind: type[Server]) -> type[Server]:
@@ -162,12 +162,10 @@ class Trial:
         class Relabels(LabelServer):
             """Gives some of each batch the backdoor's class; where to put the patch it does not know."""
 
-            def forward_with_labels(
-                self, message: Activation, labels: Tensor, *, moment: Moment
-            ) -> tuple[CutGradient, Tensor]:
+            def forward_with_labels(self, message: Activation, labels: Tensor) -> tuple[CutGradient, Tensor]:
                 chosen = torch.arange(len(labels)) < math.ceil(backdoor.share * len(labels))
                 changed = torch.where(chosen, backdoor.target, labels)
-                return super().forward_with_labels(message, changed, moment=moment)
+                return super().forward_with_labels(message, changed)
 
         rounds = self.settings.federation.rounds
         clean, tried = (self._train([], rounds=rounds, server_factory=kind) for kind in (None, Relabels))
@@ -189,7 +187,7 @@ class Trial:
         for step in range(100):
             for value in model.parameters():
                 value.grad = torch.zeros_like(value)
-            mark.on_update(Moment(1, 0, step + 1), model)
+            mark.on_update(Step(1, 0, step + 1), model)
             optimizer.step()
         bits.append(mark.verify(model).wsr)
         right.append(self._accuracy(model))
@@ -281,12 +279,12 @@ class Trial:
         for number, part in enumerate(client_parts(self.settings, self.dataset)):
             own = attacks.share(self.dataset, part)
             witness.on_batch(
-                Moment(1, number, 1), torch.from_numpy(own.train.images), torch.from_numpy(own.train.labels)
+                Step(1, number, 1), torch.from_numpy(own.train.images), torch.from_numpy(own.train.labels)
             )
             trained = attacks.finetune(
                 model, own, epochs=1, lr=0.05, batch_size=16, seed=number, precision=self.precision
             )
-            witness.on_update(Moment(1, number, 1), trained)
+            witness.on_update(Step(1, number, 1), trained)
             state = trained.state_dict()
             witness.given += [value.clone() for value in state.values()]
             average.add(state, weight=len(part))

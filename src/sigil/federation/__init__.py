@@ -3,12 +3,13 @@
 from sigil.federation.client import Client
 from sigil.federation.federation import Federation, RoundResult
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver, Moment, ServerObserver
+from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run, open_run, train
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings
 from sigil.federation.step import step
+from sigil.federation.trainer import RoundStart, RoundSums, RoundTrainer
 
 __all__ = [
     "Activation",
@@ -19,13 +20,16 @@ __all__ = [
     "LabelServer",
     "LogitGradient",
     "Logits",
-    "Moment",
     "Recording",
     "RoundResult",
+    "RoundStart",
+    "RoundSums",
+    "RoundTrainer",
     "Run",
     "Server",
     "ServerObserver",
     "Settings",
+    "Step",
     "open_run",
     "step",
     "train",

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from sigil import files
 from sigil.errors import TrainingError
-from sigil.federation.aggregation import State
+from sigil.federation.averaging import State
 
 KEPT = 2
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sigil.errors import TrainingError
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.precision import Precision
 
 
@@ -46,10 +46,10 @@ class Client:
             self._graph = self.half(images)
         return Activation(self._graph.detach())
 
-    def loss_gradient(self, logits: Logits, labels: Tensor, *, moment: Moment) -> LogitGradient:
+    def loss_gradient(self, logits: Logits, labels: Tensor, *, at: Step) -> LogitGradient:
         """Lines 5-6: compute the loss on the own labels and send its gradient."""
         for observer in self.observers:
-            labels = observer.on_labels(moment, labels)
+            labels = observer.on_labels(at, labels)
         outputs = logits.values.float().requires_grad_()
         loss = F.cross_entropy(outputs, labels)
         (gradient,) = torch.autograd.grad(loss, outputs)
@@ -62,21 +62,21 @@ class Client:
         self.loss += loss
         self.steps += 1
 
-    def backward(self, gradient: CutGradient, *, moment: Moment) -> None:
+    def backward(self, gradient: CutGradient, *, at: Step) -> None:
         """Line 13: go back through the client half and update it."""
         if self._graph is None or self._labels is None:
             raise TrainingError("A gradient arrived for which no activation was sent.")
         received: Tensor | None = gradient.values
         for observer in self.observers:
             if received is not None:
-                received = observer.on_gradient_received(moment, received, self._labels)
+                received = observer.on_gradient_received(at, received, self._labels)
         graph, self._graph, self._labels = self._graph, None, None
         if received is None:
             return
         self.optimizer.zero_grad(set_to_none=True)
         graph.backward(received.to(graph.dtype))
         for observer in self.observers:
-            observer.on_update(moment, self.half)
+            observer.on_update(at, self.half)
         self.optimizer.step()
 
     @property

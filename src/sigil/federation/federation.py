@@ -11,19 +11,15 @@ import torch
 from torch import nn
 
 from sigil.data import Dataset
-from sigil.errors import ConfigError
-from sigil.federation import precision as precisions
-from sigil.federation.aggregation import State
+from sigil.federation import behaviour
+from sigil.federation.averaging import State
 from sigil.federation.evaluation import accuracy
-from sigil.federation.halves import build_halves, make_injector
-from sigil.federation.holdings import client_parts
+from sigil.federation.from_settings import Training, scheduled_rate
 from sigil.federation.observers import ClientObserver, ServerObserver
-from sigil.federation.schedule import scheduled_rate
-from sigil.federation.seat import Harvest, Seat, Tick
-from sigil.federation.seeds import derive
 from sigil.federation.server import Server
 from sigil.federation.settings import Settings
-from sigil.federation.workers import Workers, can_spread, fastest_workers
+from sigil.federation.trainer import RoundStart, RoundTrainer, Tick
+from sigil.federation.workers import choose_trainer
 from sigil.injector import InjectionStatistics
 from sigil.key import Key
 from sigil.verification import Report, verify
@@ -43,7 +39,10 @@ class RoundResult:
 
 
 class Federation:
-    """U-SFL, SFL or SL training in one machine: make it, then call :meth:`run_round` as often as wanted.
+    """U-SFL, SFL or SL training: make it, then call :meth:`run_round` as often as wanted.
+
+    `trainer` makes what trains the clients of a round, given the whole :class:`Training`; without one they
+    train on this machine, in this process or in several, whichever is faster.
 
     `server_factory`, called like :class:`Server`, puts another server in its place: a malicious one, as a
     control for detectors. Observers may be added to ``client_observers`` and ``server_observers`` until the
@@ -62,62 +61,53 @@ class Federation:
         client_observers: Sequence[ClientObserver] = (),
         server_observers: Sequence[ServerObserver] = (),
         server_factory: Callable[..., Server] | None = None,
+        trainer: Callable[[Training], RoundTrainer] | None = None,
     ) -> None:
+        self.training = Training.prepare(settings, dataset, key=key, server_kind=server_factory)
+        self._trainer = None if trainer is None else trainer(self.training)
+        self.client_observers = self.training.client_observers
+        self.server_observers = self.training.server_observers
+        self.client_observers += [*behaviour.observers(settings), *client_observers]
+        self.server_observers += server_observers
         self.settings = settings
         self.dataset = dataset
-        self.precision = precisions.choose(settings.run.device, settings.run.precision)
-        self.client_observers = list(client_observers)
-        self.server_observers = list(server_observers)
-        halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape)
-        self.cut, self.shape = halves.cut, halves.shape
-        self.key = key
-        self.injector = make_injector(settings, key, halves=halves)
-        self.parts = client_parts(settings, dataset)
-        self.seat = Seat(
-            halves.client,
-            halves.server,
-            settings=settings,
-            dataset=dataset,
-            parts=self.parts,
-            shape=self.shape,
-            precision=self.precision,
-            injector=self.injector,
-            client_observers=self.client_observers,
-            server_observers=self.server_observers,
-            server_factory=server_factory,
-        )
+        self.precision = self.training.precision
+        self.cut, self.shape = self.training.halves.cut, self.training.halves.shape
+        self.parts = self.training.parts
         self.round = 0
-        self.client_state: State = _copy(self.seat.client_half.state_dict())
-        self.server_state: State = _copy(self.seat.server_half.state_dict())
-        self.workers: Workers | None = None
+        self.client_state: State = _copy(self.training.halves.client.state_dict())
+        self.server_state: State = _copy(self.training.halves.server.state_dict())
 
     @property
     def images_per_round(self) -> int:
         """Training images that a round goes through."""
-        return sum(map(len, self.parts)) * self.settings.federation.local_epochs
+        return self.training.images_per_round
 
     def run_round(self, tick: Tick | None = None) -> RoundResult:
         """Train one round: every client from the global weights, then the weighted average."""
         number = self.round + 1
         began = time.perf_counter()
-        lr = self._learning_rate(number)
+        lr = scheduled_rate(self.settings, number)
+        if self._trainer is None:  # only now are all observers known
+            self._trainer = choose_trainer(self.training)
         for observer in (*self.client_observers, *self.server_observers):
             observer.on_round_start(number)
         with torch.random.fork_rng(devices=[]):
-            harvest = self._train(number, lr, tick)
-        self.client_state = harvest.client.result()
-        self.server_state = harvest.server.result()
+            start = RoundStart(number, lr, self.client_state, self.server_state)
+            sums = self._trainer.train(start, tick=tick)
+        self.client_state = sums.client.result()
+        self.server_state = sums.server.result()
         self.round = number
         for observer in (*self.client_observers, *self.server_observers):
             observer.on_round_end(number)
         return RoundResult(
             round=number,
             lr=lr,
-            loss=harvest.loss / max(1, harvest.steps),
-            images=harvest.images,
+            loss=sums.loss / max(1, sums.steps),
+            images=sums.images,
             seconds=time.perf_counter() - began,
-            injection=injection_means(harvest.injections),
-            missing=tuple(harvest.missing),
+            injection=injection_means(sums.injections),
+            missing=tuple(sums.missing),
         )
 
     def accuracy(self) -> float:
@@ -139,47 +129,17 @@ class Federation:
 
     def halves(self) -> tuple[nn.Module, nn.Module]:
         """The live client half and server half, holding the global weights."""
-        self.seat.client_half.load_state_dict(self.client_state)
-        self.seat.server_half.load_state_dict(self.server_state)
-        return self.seat.client_half, self.seat.server_half
+        halves = self.training.halves
+        halves.client.load_state_dict(self.client_state)
+        halves.server.load_state_dict(self.server_state)
+        return halves.client, halves.server
 
     def close(self) -> None:
-        """End the worker processes and close the observers' files."""
-        if self.workers is not None:
-            self.workers.close()
+        """Release what the trainer holds and close the observers' files."""
+        if self._trainer is not None:
+            self._trainer.close()
         for observer in (*self.client_observers, *self.server_observers):
             observer.close()
-
-    def _train(self, number: int, lr: float, tick: Tick | None) -> Harvest:
-        clients: list[int] = list(range(len(self.parts)))
-        if self.settings.federation.mode == "sl" or self.settings.federation.server_halves == "shared":
-            # Who comes later trains on a server that has seen more: take turns at it.
-            order = np.random.default_rng(derive(self.settings.run.seed, "order", number))
-            clients = [int(index) for index in order.permutation(len(self.parts))]
-        if self.workers is None:
-            self.workers = self._start_workers()
-        if self.workers is not None:
-            return self.workers.train(number, clients, self.client_state, self.server_state, lr, tick)
-        return self.seat.train(number, clients, self.client_state, self.server_state, lr=lr, tick=tick)
-
-    def _learning_rate(self, number: int) -> float:
-        return scheduled_rate(self.settings, number)
-
-    def _start_workers(self) -> Workers | None:
-        count = self.settings.run.workers or fastest_workers(self)
-        if count == 1:
-            return None
-        federation = self.settings.federation
-        if federation.mode == "sl" or federation.server_halves == "shared":
-            raise ConfigError(
-                "Clients that share one server half take turns at it, so run.workers must be 1 (or 0) here."
-            )
-        if not can_spread(self):
-            raise ConfigError(
-                "An observer or a server of its own kind follows the clients in order, so run.workers must "
-                "be 1 (or 0) here."
-            )
-        return Workers(count, self)
 
 
 def _copy(state: State) -> State:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Step:
     """Which step this is: round and step count from 1, step is within the round of this client."""
 
     round: int
@@ -61,24 +61,24 @@ class ServerObserver(Observer):
     def merge(self, sums: dict[str, Tensor]) -> None:
         """Add the sums that a copy has collected."""
 
-    def on_gradient_sent(self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
+    def on_gradient_sent(self, at: Step, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
         """The server is about to send `final` (G_final), made from `main` (G_main), for `activation`."""
 
 
 class ClientObserver(Observer):
     """Looks on from a client, and may act for it: an observer can be a detector or an attack."""
 
-    def on_batch(self, moment: Moment, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def on_batch(self, at: Step, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The client is about to use a batch: return the images and labels to use."""
         return images, labels
 
-    def on_labels(self, moment: Moment, labels: Tensor) -> Tensor:
+    def on_labels(self, at: Step, labels: Tensor) -> Tensor:
         """The client is about to compute its loss: return the labels to use (SplitGuard sends wrong ones)."""
         return labels
 
-    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor | None:
+    def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor | None:
         """A gradient arrived: return what the client shall use, or None for a batch without an update."""
         return gradient
 
-    def on_update(self, moment: Moment, half: nn.Module) -> None:
+    def on_update(self, at: Step, half: nn.Module) -> None:
         """The client is about to update its half: the gradients of its parameters may be added to."""

@@ -19,7 +19,7 @@ class Silent:
         """A run begins or goes on after `first_round` finished rounds."""
 
     def tick(self, images: int) -> None:
-        """So many images were trained on."""
+        """Training went over this many images more."""
 
     def round_end(self, metrics: dict[str, Any]) -> None:
         """A round is over."""
@@ -29,7 +29,7 @@ class Silent:
 
 
 class Lines(Silent):
-    """One plain line a round, for logs and pipes."""
+    """One plain line per round, for logs and pipes."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

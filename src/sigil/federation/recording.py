@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sigil import files
 from sigil.errors import DataError
-from sigil.federation.observers import ClientObserver, Moment
+from sigil.federation.observers import ClientObserver, Step
 
 GRADIENTS, LABELS, INDEX = "gradients.f32", "labels.i64", "index.json"
 
@@ -47,13 +47,13 @@ class GradientRecorder(ClientObserver):
         self.full = False
         self._files: tuple[BinaryIO, BinaryIO] | None = None
 
-    def on_gradient_received(self, moment: Moment, gradient: Tensor, labels: Tensor) -> Tensor:
-        if self._wanted(moment):
+    def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
+        if self._wanted(at):
             size = gradient.numel() * 4
             if (self.rows * math.prod(self.shape) * 4) + size > self.limit:
                 self.full = True
             else:
-                self._append(moment, gradient, labels)
+                self._append(at, gradient, labels)
         return gradient
 
     def on_round_end(self, round_number: int) -> None:
@@ -76,20 +76,20 @@ class GradientRecorder(ClientObserver):
                 file.close()
             self._files = None
 
-    def _wanted(self, moment: Moment) -> bool:
-        if self.full or moment.client not in self.clients:
+    def _wanted(self, at: Step) -> bool:
+        if self.full or at.client not in self.clients:
             return False
-        if self.rounds and moment.round not in self.rounds:
+        if self.rounds and at.round not in self.rounds:
             return False
-        return math.floor(moment.step * self.share) > math.floor((moment.step - 1) * self.share)
+        return math.floor(at.step * self.share) > math.floor((at.step - 1) * self.share)
 
-    def _append(self, moment: Moment, gradient: Tensor, labels: Tensor) -> None:
+    def _append(self, at: Step, gradient: Tensor, labels: Tensor) -> None:
         if self._files is None:
             self._files = self._open()
         gradients_file, labels_file = self._files
         gradients_file.write(gradient.detach().float().cpu().flatten(1).contiguous().numpy().tobytes())
         labels_file.write(labels.cpu().numpy().astype(np.int64).tobytes())
-        self.steps.append([moment.round, moment.client, moment.step, self.rows, len(gradient)])
+        self.steps.append([at.round, at.client, at.step, self.rows, len(gradient)])
         self.rows += len(gradient)
 
     def _open(self) -> tuple[BinaryIO, BinaryIO]:
@@ -105,9 +105,9 @@ class GradientRecorder(ClientObserver):
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One recorded batch: its moment, the gradients (n, d) and the labels (n,)."""
+    """One recorded batch: its step, the gradients (n, d) and the labels (n,)."""
 
-    moment: Moment
+    at: Step
     gradients: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]
 
@@ -152,4 +152,4 @@ class Recording:
         for number, index, step, start, count in self._steps:
             if (chosen is None or number in chosen) and (client is None or client == index):
                 rows = slice(start, start + count)
-                yield RecordedStep(Moment(number, index, step), self.gradients[rows], self.labels[rows])
+                yield RecordedStep(Step(number, index, step), self.gradients[rows], self.labels[rows])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sigil.alignment import save_sums
-from sigil.federation.observers import Moment, ServerObserver
+from sigil.federation.observers import ServerObserver, Step
 
 
 class ReferenceRecorder(ServerObserver):
@@ -39,7 +39,7 @@ class ReferenceRecorder(ServerObserver):
         }
 
     @torch.no_grad()
-    def on_gradient_sent(self, moment: Moment, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
+    def on_gradient_sent(self, at: Step, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
         positions = tuple(range(2, activation.ndim))
         values = activation.float()
         pooled = values.mean(positions) if positions else values

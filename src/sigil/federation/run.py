@@ -4,7 +4,7 @@
 file                    content
 ======================  =============================================================================
 run.json                settings, versions, processor, number format, seed, the key's public commitment
-metrics.jsonl           one line a round
+metrics.jsonl           one line per round
 client.safetensors      the global client half at the end
 server.safetensors      the global server half at the end
 reference.safetensors   the server's sums for alignment
@@ -37,7 +37,7 @@ from sigil import files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import Training, load_data
 from sigil.federation.lock import locked
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.precision import Precision
@@ -45,6 +45,7 @@ from sigil.federation.progress import Silent
 from sigil.federation.recording import GradientRecorder
 from sigil.federation.reference import ReferenceRecorder
 from sigil.federation.settings import Settings, make
+from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
 
 NAMES = (
@@ -91,12 +92,12 @@ def train(
     server_observers: Sequence[ServerObserver] = (),
     name: str | None = None,
     wait: bool = False,
-    make_federation: Callable[..., Federation] = Federation,
+    trainer: Callable[[Training], RoundTrainer] | None = None,
 ) -> Run:
     """Train a run in `folder`, or go on with the one that is there; finished work is never redone.
 
     If another process is at it, `wait` waits for that one's result instead of raising an error.
-    `make_federation`, called like :class:`Federation`, may make one whose clients are elsewhere.
+    `trainer` makes what trains the clients of a round where that is not this machine.
     """
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +113,7 @@ def train(
             client_observers=client_observers,
             server_observers=server_observers,
             name=name or folder.name,
-            make_federation=make_federation,
+            trainer=trainer,
         )
 
 
@@ -162,15 +163,16 @@ def _train(
     client_observers: Sequence[ClientObserver],
     server_observers: Sequence[ServerObserver],
     name: str,
-    make_federation: Callable[..., Federation],
+    trainer: Callable[[Training], RoundTrainer] | None,
 ) -> Run:
     dataset = load_data(settings, data_dir)
-    federation = make_federation(
+    federation = Federation(
         settings,
         dataset,
         key=key,
         client_observers=client_observers,
         server_observers=server_observers,
+        trainer=trainer,
     )
     if settings.record.clients:
         federation.client_observers.append(_recorder(settings, folder, federation.shape))

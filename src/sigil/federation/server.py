@@ -1,7 +1,8 @@
 """The server: the second half of the network and the injector, behind two methods.
 
-It is given activations and logit gradients and nothing else; there is no method through which an image, a
-label or a client parameter could reach it (`tests/federation/test_server.py` walks the object to prove it).
+Each client of a round has a server object of its own, which counts its steps and records what its injector
+did. It is given activations and logit gradients and nothing else; there is no method through which an image,
+a label or a client parameter could reach it (`tests/federation/test_server.py` walks the object to prove it).
 """
 
 from __future__ import annotations
@@ -15,20 +16,24 @@ from torch import Tensor, nn
 
 from sigil.errors import ShapeError, TrainingError
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import Moment, ServerObserver
+from sigil.federation.observers import ServerObserver, Step
 from sigil.federation.precision import Precision
-from sigil.injector import Injector
+from sigil.injector import InjectionStatistics, Injector
 
 
 class ServerEnd(Protocol):
     """All that a client can do with a server, in this process or behind a network."""
 
     def forward(self, message: Activation) -> Logits: ...
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient: ...
+    def backward(self, message: LogitGradient) -> CutGradient: ...
 
 
 class Server:
-    """The server's side of U-SFL: `forward` and `backward`, in turns."""
+    """The server's side of U-SFL for one client in one round: `forward` and `backward`, in turns.
+
+    `statistics_every` is after how many steps the injection is measured again, for :attr:`injections`; with 0
+    the injector's own setting stays.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,9 @@ class Server:
         precision: Precision,
         injector: Injector | None = None,
         observers: Sequence[ServerObserver] = (),
+        round_number: int = 1,
+        client: int = 0,
+        statistics_every: int = 0,
     ) -> None:
         self.half = half
         self.optimizer = optimizer
@@ -46,6 +54,11 @@ class Server:
         self.precision = precision
         self.injector = injector
         self.observers = observers
+        self.round = round_number
+        self.client = client
+        self.steps = 0
+        self.injections: list[InjectionStatistics] = []
+        self._statistics_every = statistics_every
         self._activation: Tensor | None = None
         self._logits: Tensor | None = None
 
@@ -53,7 +66,7 @@ class Server:
         """Lines 3-4 of the embedding algorithm: finish the forward pass and send the logits."""
         return Logits(self._run(message).detach())
 
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+    def backward(self, message: LogitGradient) -> CutGradient:
         """Lines 7-12: go back through the server half, update it with the clean gradient, add the mark."""
         if self._logits is None:
             raise TrainingError("A logit gradient arrived for which no logits were sent.")
@@ -62,47 +75,68 @@ class Server:
                 f"The logit gradient has the shape {tuple(message.values.shape)}, but the logits had "
                 f"{tuple(self._logits.shape)}."
             )
-        return self._finish(message.values.to(self._logits.dtype), moment)
+        return self._finish(message.values.to(self._logits.dtype))
 
     def _run(self, message: Activation) -> Tensor:
         if tuple(message.values.shape[1:]) != self.shape:
             raise ShapeError(
                 f"An activation of the shape {tuple(message.values.shape)} arrived, but the cut has "
-                f"{self.shape} a sample; client and server must agree on the cut."
+                f"{self.shape} per sample; client and server must agree on the cut."
             )
-        # An alias that is a leaf: no copy, and the gradient stops here.
+        # 3  S ← f_s(A). An alias that is a leaf: no copy, and the gradient stops here.
         self._activation = message.values.detach().requires_grad_()
         with self.precision.autocast():
             self._logits = self.half(self._activation)
         assert self._logits is not None
         return self._logits
 
-    def _finish(self, gradient: Tensor, moment: Moment) -> CutGradient:
+    def _finish(self, gradient: Tensor) -> CutGradient:
         activation, logits = self._activation, self._logits
         self._activation = self._logits = None
         assert activation is not None
         assert logits is not None
+        # One backward pass gives the gradients of lines 7 and 8; the mark is added after both.
         self.optimizer.zero_grad(set_to_none=True)
         logits.backward(gradient)
+        #   7  θ_s ← update(θ_s, G_initial)
         self.optimizer.step()
+        #   8  G_main ← backprop(G_initial, A)
         main = activation.grad
         assert main is not None
         activation = activation.detach()
-        final = main if self.injector is None else self.injector(activation, main)
+        final = self._marked(activation, main)
+        self.steps += 1
+        at = Step(self.round, self.client, self.steps)
         for observer in self.observers:
-            observer.on_gradient_sent(moment, activation=activation, main=main, final=final)
+            observer.on_gradient_sent(at, activation=activation, main=main, final=final)
+        #  12  send G_final
         return CutGradient(final)
+
+    def _marked(self, activation: Tensor, main: Tensor) -> Tensor:
+        """Lines 9-11, which :class:`Injector` computes in closed form.
+
+        9   G_wm ← ∂ L_wm(A, M, b) / ∂ A
+        10  G_wm' ← min(1, λ ‖G_main‖ / (‖G_wm‖ + ε)) · G_wm
+        11  G_final ← G_main + G_wm'
+        """
+        if self.injector is None:
+            return main
+        if not self._statistics_every:
+            return self.injector(activation, main)
+        self.injector.statistics = measured = self.steps % self._statistics_every == 0
+        final = self.injector(activation, main)
+        if measured and self.injector.last is not None:
+            self.injections.append(self.injector.last)
+        return final
 
 
 class LabelServer(Server):
     """The server of plain split (federated) learning: labels come with the activation, no logits go back."""
 
-    def forward_with_labels(
-        self, message: Activation, labels: Tensor, *, moment: Moment
-    ) -> tuple[CutGradient, Tensor]:
+    def forward_with_labels(self, message: Activation, labels: Tensor) -> tuple[CutGradient, Tensor]:
         """Forward, loss and backward in one turn; also returns the loss for the record."""
         logits = self._run(message)
         leaf = logits.detach().float().requires_grad_()
         loss = F.cross_entropy(leaf, labels)
         (gradient,) = torch.autograd.grad(loss, leaf)
-        return self._finish(gradient.to(logits.dtype), moment), loss.detach()
+        return self._finish(gradient.to(logits.dtype)), loss.detach()

@@ -11,9 +11,9 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sigil.errors import ConfigError
 
@@ -34,7 +34,7 @@ class DataSettings(Section):
     name: str = Field("digits", description="digits, cifar10, tiny-imagenet, fashion-mnist, folder:…, hub:…")
     train_limit: int | None = Field(None, ge=2, description="use only this many training images")
     test_limit: int | None = Field(None, ge=1, description="use only this many test images")
-    classes: int | None = Field(None, ge=2, description="use only the first so many classes")
+    classes: int | None = Field(None, ge=2, description="use only this many classes, the first")
     augment: bool = Field(True, description="random crops and flips, as usual for the data set")
 
 
@@ -44,7 +44,7 @@ class FederationSettings(Section):
         description="usfl: labels stay at the clients; sfl: labels at the server; sl: in turn",
     )
     server_halves: Literal["per-client", "shared"] = Field(
-        "per-client", description="one server half a client, averaged (V1), or one for all (V2)"
+        "per-client", description="one server half per client, averaged (V1), or one for all (V2)"
     )
     clients: int = Field(10, ge=1, description="number of clients")
     partition: Literal["iid", "dirichlet", "lognormal"] = Field("iid", description="who holds what")
@@ -72,7 +72,7 @@ class WatermarkSettings(Section):
     clip: bool = Field(True, description="clip the watermark gradient; false only as a control")
     per_sample: bool = Field(False, description="clip by each sample's norms instead of the batch's")
     statistics_every: int = Field(
-        10, ge=0, description="record norms and cosine every so many steps; 0: never"
+        10, ge=0, description="steps from one record of norms and cosine to the next; 0: none"
     )
     probes: int = Field(256, ge=1, description="noise inputs for the WSR of each round")
 
@@ -85,7 +85,7 @@ class RecordSettings(Section):
 
 
 class BehaviourSettings(Section):
-    """What clients do beside training; `sigil.experiments.behaviour` turns it into observers."""
+    """What clients do beside training; `sigil.federation.behaviour` turns it into observers."""
 
     noise_snr: float | None = Field(None, gt=0, description="clients add noise of this signal-to-noise ratio")
     noise_reading: Literal["power", "amplitude"] = Field("power", description="what the ratio is of")
@@ -100,9 +100,11 @@ class RunSettings(Section):
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="auto: bfloat16 where the hardware has instructions for it"
     )
-    threads: int = Field(0, ge=0, description="threads a process; 0: all cores, shared among the workers")
+    threads: int = Field(0, ge=0, description="threads per process; 0: all cores, shared among the workers")
     workers: int = Field(0, ge=0, description="processes that train clients side by side; 0: what is fastest")
-    evaluate_every: int = Field(1, ge=1, description="measure accuracy and WSR every so many rounds")
+    evaluate_every: int = Field(
+        1, ge=1, description="rounds from one measurement of accuracy and WSR to the next"
+    )
 
 
 class Settings(Section):
@@ -122,15 +124,19 @@ class Settings(Section):
         """Whether this run embeds a mark."""
         return self.watermark.strength > 0
 
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        # Not a ValueError: pydantic lets it through as it is, one sentence and no list of locations.
+        _check_together(self)
+        return self
+
 
 def make(values: Mapping[str, Any]) -> Settings:
     """Check a nested mapping of settings, as read from TOML."""
     try:
-        settings = Settings.model_validate(values)
+        return Settings.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_sentence(error)) from None
-    _check_together(settings)
-    return settings
 
 
 def read(file: Path | None = None, changes: Iterable[str] = ()) -> Settings:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from sigil.federation.client import Client
-from sigil.federation.observers import Moment
+from sigil.federation.observers import Step
 from sigil.federation.server import LabelServer, ServerEnd
 
 
-def step(client: Client, server: ServerEnd, images: Tensor, labels: Tensor, *, moment: Moment) -> None:
+def step(client: Client, server: ServerEnd, images: Tensor, labels: Tensor, *, at: Step) -> None:
     """Train both halves on one batch; images and labels stay with the client."""
     # Client i executes:
     #   1  A ← f_c(X)
@@ -24,7 +24,7 @@ def step(client: Client, server: ServerEnd, images: Tensor, labels: Tensor, *, m
     # Client i executes:
     #   5  G_initial ← ∂ L_main(S, y) / ∂ S
     #   6  send G_initial
-    initial = client.loss_gradient(logits, labels, moment=moment)
+    initial = client.loss_gradient(logits, labels, at=at)
 
     # Server executes:
     #   7  θ_s ← update(θ_s, G_initial)                          clean: the mark is for the client only
@@ -33,18 +33,18 @@ def step(client: Client, server: ServerEnd, images: Tensor, labels: Tensor, *, m
     #  10  G_wm' ← min(1, λ ‖G_main‖ / (‖G_wm‖ + ε)) · G_wm
     #  11  G_final ← G_main + G_wm'
     #  12  send G_final
-    final = server.backward(initial, moment=moment)
+    final = server.backward(initial)
 
     # Client i executes:
     #  13  θ_c ← update(θ_c, G_final)
-    client.backward(final, moment=moment)
+    client.backward(final, at=at)
 
 
 def step_with_labels(
-    client: Client, server: LabelServer, images: Tensor, labels: Tensor, *, moment: Moment
+    client: Client, server: LabelServer, images: Tensor, labels: Tensor, *, at: Step
 ) -> None:
     """The same for plain SFL and SL, where the server holds the labels: one message each way."""
     activation = client.forward(images)
-    final, loss = server.forward_with_labels(activation, labels, moment=moment)
+    final, loss = server.forward_with_labels(activation, labels)
     client.account(labels, loss)
-    client.backward(final, moment=moment)
+    client.backward(final, at=at)

@@ -1,7 +1,7 @@
 """Clients of a round in several processes, where that is faster than several threads.
 
-Small networks leave most of a second thread idle; two processes of one thread do not. Each worker has a
-seat of its own and trains every n-th client; the averages are merged in the workers' order, so that a run
+Small networks leave most of a second thread idle; two processes of one thread do not. Each worker has
+halves of its own and trains every n-th client; the averages are merged in the workers' order, so that a run
 with the same number of workers and threads repeats bit for bit.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,77 +20,84 @@ from torch import Tensor
 
 from sigil import hardware
 from sigil.data import Split
-from sigil.errors import SigilError, TrainingError
-from sigil.federation.aggregation import State
-from sigil.federation.seat import Harvest, Seat, Tick
-from sigil.injector import Injector
+from sigil.errors import ConfigError, SigilError, TrainingError
+from sigil.federation.from_settings import ServerMaker, Training
+from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, RoundTrainer, Tick
 
-if TYPE_CHECKING:
-    from sigil.federation.federation import Federation
-
-# Below this many images a round, starting processes and passing weights costs more than it brings.
+# Below this many images per round, starting processes and passing weights costs more than it brings.
 WORTHWHILE_IMAGES = 4_000
 
 
-def fastest_workers(federation: Federation) -> int:
-    """How many worker processes suit this run: one a core on a CPU for rounds that are long enough."""
-    settings = federation.settings
+def choose_trainer(training: Training) -> RoundTrainer:
+    """What trains the clients on this machine: one process, or as many as the settings say or suit it."""
+    count = training.settings.run.workers or fastest_workers(training)
+    if count == 1:
+        return LocalTrainer(training)
+    federation = training.settings.federation
+    if federation.mode == "sl" or federation.server_halves == "shared":
+        raise ConfigError(
+            "Clients that share one server half take turns at it, so run.workers must be 1 (or 0) here."
+        )
+    if not can_spread(training):
+        raise ConfigError(
+            "An observer or a server of its own kind follows the clients in order, so run.workers must "
+            "be 1 (or 0) here."
+        )
+    return WorkerTrainer(count, training)
+
+
+def fastest_workers(training: Training) -> int:
+    """How many worker processes suit a training: one per core on a CPU for rounds that are long enough."""
+    settings = training.settings
     if (
-        federation.precision.device.type != "cpu"
+        training.precision.device.type != "cpu"
         or settings.federation.mode == "sl"
         or settings.federation.server_halves == "shared"
-        or not can_spread(federation)
-        or federation.images_per_round < WORTHWHILE_IMAGES
+        or not can_spread(training)
+        or training.images_per_round < WORTHWHILE_IMAGES
         or processes.current_process().daemon
     ):
         return 1
     cores = settings.run.threads or hardware.cores()
-    return max(1, min(cores, len(federation.parts)))
+    return max(1, min(cores, len(training.parts)))
 
 
-def can_spread(federation: Federation) -> bool:
+def can_spread(training: Training) -> bool:
     """Whether nothing that looks on, or serves, must follow the clients one after another."""
     return (
-        not federation.client_observers
-        and all(observer.mergeable for observer in federation.server_observers)
-        and federation.seat.server_factory is None
+        not training.client_observers
+        and all(observer.mergeable for observer in training.server_observers)
+        and training.servers.kind is None
     )
 
 
-class Workers:
-    """A few processes, each with a seat; started once and used for every round."""
+class WorkerTrainer:
+    """A few processes, each with a :class:`LocalTrainer`; started once and used for every round."""
 
-    def __init__(self, count: int, federation: Federation) -> None:
+    def __init__(self, count: int, training: Training) -> None:
         context = processes.get_context("spawn")
-        cores = federation.settings.run.threads or hardware.cores()
+        cores = training.settings.run.threads or hardware.cores()
         threads = max(1, cores // count)
-        self._observers = federation.server_observers
+        self._clients = range(len(training.parts))
+        self._observers = training.server_observers
         self._pipes: list[Connection] = []
         self._processes = []
         for _ in range(count):
             here, there = context.Pipe()
             process = context.Process(target=_work, args=(there, threads), daemon=True)
             process.start()
-            here.send(_recipe(federation))
+            here.send(_recipe(training))
             there.close()
             self._pipes.append(here)
             self._processes.append(process)
 
-    def train(
-        self,
-        number: int,
-        clients: list[int],
-        client_state: State,
-        server_state: State,
-        lr: float,
-        tick: Tick | None,
-    ) -> Harvest:
-        """Train these clients, every n-th by each worker, and merge what they bring."""
+    def train(self, start: RoundStart, *, tick: Tick | None = None) -> RoundSums:
+        """Train all clients, every n-th in each worker, and merge what they come to."""
         count = len(self._pipes)
         for position, pipe in enumerate(self._pipes):
-            pipe.send((number, clients[position::count], client_state, server_state, lr))
-        harvests: dict[int, tuple[Harvest, list[Any]]] = {}
-        while len(harvests) < count:
+            pipe.send((start, list(self._clients[position::count])))
+        results: dict[int, tuple[RoundSums, list[Any]]] = {}
+        while len(results) < count:
             for ready in wait(self._pipes):
                 position = self._pipes.index(ready)  # type: ignore[arg-type]
                 kind, content = self._receive(position)
@@ -98,13 +105,13 @@ class Workers:
                     tick(content)
                 elif kind == "error":
                     raise content
-                elif kind == "harvest":
-                    harvests[position] = content
-        total = Harvest()
+                elif kind == "sums":
+                    results[position] = content
+        total = RoundSums()
         for position in range(count):
-            harvest, sums = harvests[position]
-            total.merge(harvest)
-            for observer, part in zip(self._observers, sums, strict=True):
+            sums, observed = results[position]
+            total.merge(sums)
+            for observer, part in zip(self._observers, observed, strict=True):
                 observer.merge(part)
         return total
 
@@ -150,75 +157,60 @@ class _MappedArray:
         return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=self.shape)
 
 
-def _recipe(federation: Federation) -> dict[str, Any]:
-    """What a worker needs to build a seat like the parent's; it travels through a pipe to our own child."""
-    seat, injector = federation.seat, federation.injector
-    images: Any = seat.dataset.train.images
+def _recipe(training: Training) -> dict[str, Any]:
+    """What a worker needs to make the same training; it travels through a pipe to our own child."""
+    dataset = training.dataset
+    key = training.key if training.settings.marked else None
+    images: Any = dataset.train.images
     if isinstance(images, np.memmap) and images.filename is not None:
         images = _MappedArray(str(images.filename), images.offset, images.shape, str(images.dtype))
-    nothing = Split(np.empty((0, *seat.dataset.shape), np.uint8), np.empty(0, np.int64))
+    nothing = Split(np.empty((0, *dataset.shape), np.uint8), np.empty(0, np.int64))
     return {
-        "halves": (seat.client_half, seat.server_half),
-        "settings": seat.settings,
+        "settings": training.settings,
         # Workers do not test, so the test images stay here; the training images are put in again there.
-        "dataset": replace(seat.dataset, train=nothing, test=nothing),
+        "dataset": replace(dataset, train=nothing, test=nothing),
         "images": images,
-        "labels": np.asarray(seat.dataset.train.labels),
-        "parts": seat.parts,
-        "shape": seat.shape,
-        "precision": seat.precision,
-        "observers": federation.server_observers,
-        "injector": None
-        if injector is None
-        else {
-            "key": _Mark(injector.key.shape, injector.key.matrix, injector.key.target),
-            "strength": injector.strength,
-            "clip": injector.clip,
-            "per_sample": injector.per_sample,
-        },
+        "labels": np.asarray(dataset.train.labels),
+        "precision": training.precision,
+        "halves": training.halves,
+        "parts": training.parts,
+        "observers": training.server_observers,
+        "mark": None if key is None else _Mark(key.shape, key.matrix, key.target),
     }
 
 
-def _build(recipe: dict[str, Any]) -> Seat:
+def _build(recipe: dict[str, Any]) -> Training:
     images = recipe["images"]
     images = images.open() if isinstance(images, _MappedArray) else images
+    settings, precision = recipe["settings"], recipe["precision"]
     # Tensors arrive as shared memory: without copies, all workers would train the same weights at once.
-    client_half, server_half = copy.deepcopy(recipe["halves"])
-    injector = recipe["injector"]
-    return Seat(
-        client_half,
-        server_half,
-        settings=recipe["settings"],
+    halves = copy.deepcopy(recipe["halves"])
+    return Training(
+        settings=settings,
         dataset=replace(recipe["dataset"], train=Split(images, recipe["labels"])),
+        precision=precision,
+        halves=halves,
         parts=recipe["parts"],
-        shape=recipe["shape"],
-        precision=recipe["precision"],
-        injector=None if injector is None else Injector(**injector),
+        servers=ServerMaker(settings, secret=recipe["mark"], halves=halves, precision=precision),
         server_observers=recipe["observers"],
     )
 
 
 def _work(pipe: Connection, threads: int) -> None:
-    """Body of a worker process: build a seat, then train whatever arrives until the pipe closes."""
+    """Body of a worker process: make the training, then train whatever arrives until the pipe closes."""
     torch.set_num_threads(threads)
     try:
-        seat = _build(pipe.recv())
+        training = _build(pipe.recv())
+        trainer = LocalTrainer(training)
         while True:
-            number, clients, client_state, server_state, lr = pipe.recv()
-            for observer in seat.server_observers:
-                observer.on_round_start(number)
+            start, clients = pipe.recv()
+            for observer in training.server_observers:
+                observer.on_round_start(start.number)
             try:
-                harvest = seat.train(
-                    number,
-                    clients,
-                    client_state,
-                    server_state,
-                    lr=lr,
-                    tick=lambda images: pipe.send(("tick", images)),
-                )
+                sums = trainer.train(start, clients=clients, tick=lambda images: pipe.send(("tick", images)))
             except SigilError as error:
                 pipe.send(("error", error))
                 continue
-            pipe.send(("harvest", (harvest, [observer.collect() for observer in seat.server_observers])))
+            pipe.send(("sums", (sums, [observer.collect() for observer in training.server_observers])))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return

@@ -1,11 +1,10 @@
-"""The same training across machines: rounds, tickets and one encrypted stream a client."""
+"""The same training across machines: rounds, tickets and one encrypted stream per client."""
 
 from sigil.transport.certificates import ClientCredentials, ServerCredentials
-from sigil.transport.client_round import RoundTask, RoundUpdate, train_round
+from sigil.transport.client import RemoteServer, RoundTask, RoundUpdate, train_round
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import Reason, Refused
-from sigil.transport.remote import RemoteServer
 from sigil.transport.rounds import ClientOutcome, RoundOutcome
 from sigil.transport.service import SplitService
 from sigil.transport.session import Status

@@ -1,8 +1,8 @@
 """The owner's side of a training across machines: whom to ask, how long to wait, what to average.
 
-:class:`RemoteFederation` is a :class:`Federation` whose clients are elsewhere. Everything else stays as it
-is in one process: the schedule, the average, the metrics, the checkpoints, the run's directory. Whoever
-carries tasks to clients and results back is a :class:`Messenger`: Flower in a run, threads in a test.
+:class:`RemoteTrainer` trains the rounds of a federation whose clients are elsewhere. Everything else stays as
+it is in one process: the schedule, the metrics, the checkpoints, the run's directory. What carries tasks to
+clients and results back is a :class:`Messenger`: Flower in a run, threads in a test.
 
 A round, for the clients that are there when it begins::
 
@@ -24,17 +24,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from sigil.data import Dataset
 from sigil.errors import ConfigError, NetworkError
-from sigil.federation import Federation
-from sigil.federation.seat import Harvest, Tick
-from sigil.federation.settings import BehaviourSettings, Settings
+from sigil.federation.averaging import State
+from sigil.federation.from_settings import Training
+from sigil.federation.settings import BehaviourSettings
+from sigil.federation.trainer import RoundStart, RoundSums, Tick
 from sigil.transport.certificates import ServerCredentials
-from sigil.transport.client_round import RoundTask, RoundUpdate
+from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import Reason
@@ -67,8 +67,8 @@ class Messenger(Protocol):
 
 
 @dataclass(frozen=True)
-class Terms:
-    """On which terms the owner trains with clients elsewhere.
+class NetworkSettings:
+    """With whom the owner trains across machines, where they meet, and how long a round waits.
 
     `clients` maps each client's index to the fingerprint of its certificate; `public` is the address under
     which clients reach the split service, which itself listens on `listen`, both "host:port" (none: they are
@@ -94,20 +94,19 @@ class Terms:
             )
 
 
-class RemoteFederation(Federation):
-    """A federation whose clients are elsewhere: halves travel by messenger, batches by the split service."""
+class RemoteTrainer:
+    """Trains rounds with clients elsewhere: halves travel by messenger, batches by the split service."""
 
-    def __init__(
-        self, settings: Settings, dataset: Dataset, *, messenger: Messenger, terms: Terms, **others: Any
-    ) -> None:
+    def __init__(self, training: Training, *, messenger: Messenger, network: NetworkSettings) -> None:
+        settings = training.settings
         if settings.record.clients or settings.behaviour != BehaviourSettings():
             raise ConfigError(
                 "What clients record or do beside training is theirs to say; leave the sections record and "
                 "behaviour out for a training across machines."
             )
-        super().__init__(settings, dataset, **others)
+        self.training = training
         self.messenger = messenger
-        self.terms = terms
+        self.network = network
         self._service: SplitService | None = None
         self._banned: set[int] = set()
         # Clients that were given up, with the process that was: another one may take part again, and so
@@ -115,64 +114,65 @@ class RemoteFederation(Federation):
         self._gone: dict[int, str | None] = {}
 
     def close(self) -> None:
+        """End the split service."""
         if self._service is not None:
             self._service.stop()
-        super().close()
 
     @property
     def service(self) -> SplitService:
         """The split service, started at the first use: by then all observers are known."""
         if self._service is None:
-            terms = self.terms
+            training, network = self.training, self.network
             self._service = SplitService(
-                self.settings,
-                key=self.key,
-                classes=self.dataset.classes,
-                input_shape=self.dataset.shape,
-                credentials=terms.credentials,
-                address=terms.listen,
+                training.settings,
+                key=training.key,
+                classes=training.dataset.classes,
+                input_shape=training.dataset.shape,
+                credentials=network.credentials,
+                address=network.listen,
                 # Whom to wait for, and how long, is decided here.
-                limits=replace(terms.limits, return_seconds=None),
-                metrics=terms.metrics,
-                wire=terms.wire,
-                observers=self.server_observers,
+                limits=replace(network.limits, return_seconds=None),
+                metrics=network.metrics,
+                wire=network.wire,
+                observers=training.server_observers,
             ).start()
         return self._service
 
-    def _train(self, number: int, lr: float, tick: Tick | None) -> Harvest:
+    def train(self, start: RoundStart, *, tick: Tick | None = None) -> RoundSums:
+        """Train one round with the clients that are there when it begins."""
         service = self.service
         here = self._gather()
-        if absent := sorted(self.terms.clients.keys() - here.keys()):
-            log.info("round %d begins without client %s", number, ", ".join(map(str, absent)))
-        fingerprints = {client: self.terms.clients[client] for client in here}
-        tickets = service.open_round(number, self.server_state, lr=lr, clients=fingerprints)
+        if absent := sorted(self.network.clients.keys() - here.keys()):
+            log.info("round %d begins without client %s", start.number, ", ".join(map(str, absent)))
+        fingerprints = {client: self.network.clients[client] for client in here}
+        tickets = service.open_round(start.number, start.server, lr=start.lr, clients=fingerprints)
         tasks = {
             client: RoundTask(
-                round=number,
-                address=self.terms.public or service.address,
+                round=start.number,
+                address=self.network.public or service.address,
                 ticket=ticket,
-                lr=lr,
-                client_state=self.client_state,
-                wire=self.terms.wire,
+                lr=start.lr,
+                client_state=start.client,
+                wire=self.network.wire,
             )
             for client, ticket in tickets.items()
         }
         updates = self._conduct(tasks, here, tick)
         outcome = service.wait_round(timeout=0, minimum=0)
         self._ban(outcome)
-        harvest = self._harvest(outcome, updates)
-        done = len(self.terms.clients) - len(harvest.missing)
-        if done < self.terms.minimum:
+        sums = self._sums(outcome, updates)
+        done = len(self.network.clients) - len(sums.missing)
+        if done < self.network.minimum:
             raise NetworkError(
-                f"Only {done} of {len(here)} clients did round {number} as agreed, but "
-                f"{self.terms.minimum} must; the last checkpoint is kept: start again with other clients or "
-                "a smaller --minimum."
+                f"Only {done} of {len(here)} clients did round {start.number} as agreed, but "
+                f"{self.network.minimum} must; the last checkpoint is kept: start again with other clients "
+                "or a smaller --minimum."
             )
-        return harvest
+        return sums
 
     def _gather(self) -> dict[int, str]:
         """Wait for the clients of a round: for all that may come, or for `minimum` after `wait` seconds."""
-        terms = self.terms
+        network = self.network
         began = time.monotonic()
         told = False
         while True:
@@ -182,16 +182,16 @@ class RemoteFederation(Federation):
             for client, process in present.items():
                 if client in self._gone and self._gone[client] != process:
                     del self._gone[client]
-            expected = terms.clients.keys() - self._banned - self._gone.keys()
+            expected = network.clients.keys() - self._banned - self._gone.keys()
             here = {client: present[client] for client in sorted(expected & present.keys())}
-            patient = terms.wait is None or time.monotonic() - began < terms.wait
-            if len(here) >= terms.minimum and (len(here) == len(expected) or not patient):
+            patient = network.wait is None or time.monotonic() - began < network.wait
+            if len(here) >= network.minimum and (len(here) == len(expected) or not patient):
                 self._gone |= dict.fromkeys(expected - here.keys())
                 return here
-            if len(terms.clients) - len(self._banned) < terms.minimum:
+            if len(network.clients) - len(self._banned) < network.minimum:
                 raise NetworkError(
                     f"{len(self._banned)} clients broke the rules and are out, and the rest are fewer than "
-                    f"the {terms.minimum} that a round needs; start again with a smaller --minimum."
+                    f"the {network.minimum} that a round needs; start again with a smaller --minimum."
                 )
             if not told:
                 log.info("waiting for clients: %d of %d are here", len(here), len(expected))
@@ -219,7 +219,7 @@ class RemoteFederation(Federation):
                 elif update is None:
                     failures[client] += 1
                     again[client] = now + PAUSE_SECONDS
-                elif self._fits(client, update):
+                elif self._fits(client, update, tasks[client].client_state):
                     updates[client] = update
             statuses = self.service.statuses()
             present = self.messenger.present()
@@ -236,9 +236,9 @@ class RemoteFederation(Federation):
                     seen[client] = now
                 rest = [c for c, s in statuses.items() if c not in dropped and s not in _LOST]
                 starting = statuses[client] is Status.EXPECTED and client in present
-                patience = math.inf if self.terms.wait is None else self.terms.wait
+                patience = math.inf if self.network.wait is None else self.network.wait
                 silent = now - seen[client] > (max(patience, START_SECONDS) if starting else patience)
-                if failures[client] >= MAX_FAILURES or (silent and len(rest) > self.terms.minimum):
+                if failures[client] >= MAX_FAILURES or (silent and len(rest) > self.network.minimum):
                     log.warning("the round goes on without client %d", client)
                     dropped.add(client)
                     self._gone[client] = processes[client]
@@ -251,9 +251,9 @@ class RemoteFederation(Federation):
                 before, counted = counted, self._images()
                 tick(counted - before)
 
-    def _fits(self, client: int, update: RoundUpdate) -> bool:
+    def _fits(self, client: int, update: RoundUpdate, ours: State) -> bool:
         """Whether what a client sent is its half: the same tensors, and numbers in them."""
-        ours, theirs = self.client_state, update.client_state
+        theirs = update.client_state
         fits = (
             math.isfinite(update.loss)
             and ours.keys() == theirs.keys()
@@ -275,23 +275,23 @@ class RemoteFederation(Federation):
             if result.status is Status.EXPELLED and result.reason is not Reason.RECONNECTS:
                 self._banned.add(client)
 
-    def _harvest(self, outcome: RoundOutcome, updates: Mapping[int, RoundUpdate]) -> Harvest:
+    def _sums(self, outcome: RoundOutcome, updates: Mapping[int, RoundUpdate]) -> RoundSums:
         """The averages, in the order of the clients: bit for bit those of a training in one process."""
         done = [client for client in outcome.finished if client in updates]
-        harvest = Harvest(missing=sorted(self.terms.clients.keys() - set(done)))
+        sums = RoundSums(missing=sorted(self.network.clients.keys() - set(done)))
         for client in done:
             update, counted = updates[client], outcome.clients[client]
             assert counted.state is not None
-            harvest.client.add(update.client_state, weight=counted.weight)
-            harvest.server.add(counted.state, weight=counted.weight)
-            harvest.loss += update.loss * counted.steps
-            harvest.steps += counted.steps
-            harvest.images += counted.images
-            harvest.injections += counted.injections
-        return harvest
+            sums.client.add(update.client_state, weight=counted.weight)
+            sums.server.add(counted.state, weight=counted.weight)
+            sums.loss += update.loss * counted.steps
+            sums.steps += counted.steps
+            sums.images += counted.images
+            sums.injections += counted.injections
+        return sums
 
     def _images(self) -> int:
-        return int(self.terms.metrics.registry.get_sample_value("sigil_images_total") or 0)
+        return int(self.network.metrics.registry.get_sample_value("sigil_images_total") or 0)
 
 
 def _over(status: Status, brought: bool) -> bool:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sigil.federation.aggregation import State, WeightedAverage
+from sigil.federation.averaging import State, WeightedAverage
 from sigil.injector import InjectionStatistics
 from sigil.transport.rejections import Reason
-from sigil.transport.session import Session, Setup, Status
+from sigil.transport.session import ServedHalf, Session, Status
 from sigil.transport.tickets import Seal, TicketBook
 
 
@@ -17,7 +17,7 @@ from sigil.transport.tickets import Seal, TicketBook
 class ClientOutcome:
     """What became of one client: all numbers are the server's own count.
 
-    `weight` is the number of different samples, as the average uses it: images a round / local epochs.
+    `weight` is the number of different samples, as the average uses it: images of the round / local epochs.
     `reason` says why it was expelled.
     """
 
@@ -27,7 +27,6 @@ class ClientOutcome:
     steps: int
     images: int
     weight: float
-    reconnects: int
     injections: list[InjectionStatistics]
     state: State | None
 
@@ -43,26 +42,6 @@ class RoundOutcome:
     def finished(self) -> list[int]:
         """The clients that went all the way, in order."""
         return [index for index, client in self.clients.items() if client.status is Status.FINISHED]
-
-    @property
-    def missing(self) -> list[int]:
-        """The clients without which the round ended, in order."""
-        return [index for index in self.clients if index not in set(self.finished)]
-
-    @property
-    def images(self) -> int:
-        """Images that the finished clients trained on."""
-        return sum(self.clients[index].images for index in self.finished)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the finished clients."""
-        return sum(self.clients[index].steps for index in self.finished)
-
-    @property
-    def injections(self) -> list[InjectionStatistics]:
-        """Recorded injections of the finished clients, in the order of a run in one process."""
-        return [row for index in self.finished for row in self.clients[index].injections]
 
     def server_state(self, clients: Iterable[int] | None = None) -> State:
         """The average of the finished clients' server halves, or of those of them whose index is given.
@@ -83,16 +62,23 @@ class Round:
     """A round that is under way; lives on the service's event loop."""
 
     def __init__(
-        self, number: int, server_state: State, *, lr: float, clients: Mapping[int, str], setup: Setup
+        self, number: int, server_state: State, *, lr: float, clients: Mapping[int, str], served: ServedHalf
     ) -> None:
         self.number = number
         self.tickets = TicketBook()
         self.sessions: dict[int, Session] = {}
         self.issued: dict[int, str] = {}
-        self.changed = asyncio.Event()
-        self._epochs = setup.settings.federation.local_epochs
+        self._changed = asyncio.Event()
+        self._epochs = served.servers.settings.federation.local_epochs
         for index in sorted(clients):
-            self.sessions[index] = Session(index, round_number=number, state=server_state, lr=lr, setup=setup)
+            self.sessions[index] = Session(
+                index,
+                round_number=number,
+                state=server_state,
+                lr=lr,
+                served=served,
+                changed=self._changed.set,
+            )
             self.issued[index] = self.tickets.issue(Seal(number, index, clients[index]))
 
     @property
@@ -101,12 +87,12 @@ class Round:
         return all(session.over for session in self.sessions.values())
 
     async def wait(self, timeout: float | None) -> None:
-        """Wait until all clients are settled, at most so long."""
+        """Wait until all clients are settled, at most `timeout` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 while not self.settled:
-                    self.changed.clear()
-                    await self.changed.wait()
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             return
 
@@ -123,7 +109,6 @@ class Round:
             steps=session.steps,
             images=session.images,
             weight=session.images / self._epochs,
-            reconnects=max(0, session.reconnects),
             injections=session.injections,
             state=session.server_state if finished else None,
         )

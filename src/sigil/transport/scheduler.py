@@ -20,7 +20,10 @@ Result = TypeVar("Result")
 
 
 class Budget:
-    """A number of bytes that open steps share; who does not fit waits in order of arrival."""
+    """A number of bytes that open steps share; who does not fit waits in order of arrival.
+
+    `changed` is told the bytes in flight whenever they change.
+    """
 
     def __init__(self, size: int, *, changed: Callable[[int], object] = lambda used: None) -> None:
         self._size = size
@@ -28,13 +31,8 @@ class Budget:
         self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._changed = changed
 
-    @property
-    def used(self) -> int:
-        """Bytes in flight now."""
-        return self._used
-
     async def acquire(self, amount: int) -> None:
-        """Wait until so many bytes are free, and take them."""
+        """Wait until `amount` bytes are free, and take them."""
         if not self._queue and self._used + amount <= self._size:
             self._take(amount)
             return

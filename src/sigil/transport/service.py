@@ -17,28 +17,30 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 
 from sigil.errors import ConfigError, NetworkError
-from sigil.federation import precision as precisions
-from sigil.federation.aggregation import State
-from sigil.federation.halves import build_halves, make_injector
+from sigil.federation.averaging import State
+from sigil.federation.from_settings import ServerMaker, build_halves
 from sigil.federation.observers import ServerObserver
+from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
 from sigil.key import Key
 from sigil.transport import wire
 from sigil.transport.certificates import ServerCredentials, fingerprint
-from sigil.transport.engine import Engine
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.rounds import Round, RoundOutcome
-from sigil.transport.session import Session, Setup, Status
+from sigil.transport.scheduler import Budget, Scheduler
+from sigil.transport.session import ServedHalf, Status
 from sigil.transport.stream import Stream
 from sigil.transport.wire import Wire
 
@@ -74,7 +76,7 @@ _OPTIONS = [
 
 
 class SplitService:
-    """A gRPC server that trains the server halves of whoever holds a ticket.
+    """A gRPC server that trains the server halves of all who hold a ticket.
 
     `input_shape` is (C, H, W) of the images. `address` is "host:port", port 0 for any free one; after
     :meth:`start`, :attr:`address` tells it. `wire` is the number format of activations and cut gradients:
@@ -102,27 +104,28 @@ class SplitService:
             raise ConfigError(
                 "An observer follows the clients one after another, but here they train at once."
             )
-        halves = build_halves(settings, classes=classes, input_shape=input_shape)
-        precision = precisions.choose(settings.run.device, settings.run.precision)
-        half = halves.server.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
+        precision = choose(settings.run.device, settings.run.precision)
+        halves = build_halves(settings, classes=classes, input_shape=input_shape, precision=precision)
         self.metrics = metrics or Metrics()
-        self._setup = Setup(
-            settings=settings,
-            half=half,
-            shape=halves.shape,
+        limits = limits or Limits()
+        self._served = ServedHalf(
+            servers=ServerMaker(settings, secret=key, halves=halves, precision=precision),
+            half=halves.server,
             classes=classes,
-            precision=precision,
-            injector=make_injector(settings, key, halves=halves),
             observers=observers,
-            limits=limits or Limits(),
+            limits=limits,
             wire=wire,
+            metrics=self.metrics,
+            budget=Budget(limits.bytes_in_flight, changed=self.metrics.in_flight.set),
+            scheduler=Scheduler(),
         )
-        _check_budget(self._setup)
+        _check_budget(self._served)
         self._credentials = credentials
         self._wanted = address
         self._address: str | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._engine: Engine | None = None
+        self._round: Round | None = None
+        self._streams: Counter[str] = Counter()
         self._ready: Future[None] = Future()
         self._stopping: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._main, name="sigil-service", daemon=True)
@@ -135,14 +138,9 @@ class SplitService:
         return self._address
 
     @property
-    def port(self) -> int:
-        """The port alone."""
-        return int(self.address.rpartition(":")[2])
-
-    @property
     def initial_state(self) -> State:
         """The server half before the first round, as the seed makes it."""
-        return {name: value.detach().clone() for name, value in self._setup.half.state_dict().items()}
+        return {name: value.detach().clone() for name, value in self._served.half.state_dict().items()}
 
     def start(self) -> Self:
         """Listen; returns when clients can connect."""
@@ -200,57 +198,38 @@ class SplitService:
         self._call(self._give_up(client))
 
     async def _statuses(self) -> dict[int, Status]:
-        current = self._running().round
+        current = self._round
         return {} if current is None else {index: s.status for index, s in current.sessions.items()}
 
     async def _give_up(self, client: int) -> None:
-        engine = self._running()
-        if engine.round is not None:
-            await self._end(engine.round.sessions[client])
+        if self._round is not None:
+            await self._round.sessions[client].end()
 
     async def _open(self, number: int, state: State, lr: float, clients: dict[int, str]) -> dict[int, str]:
-        engine = self._running()
         await self._close()
         state = {name: value.detach().clone() for name, value in state.items()}
-        engine.round = Round(number, state, lr=lr, clients=clients, setup=self._setup)
+        self._round = Round(number, state, lr=lr, clients=clients, served=self._served)
         self.metrics.round.set(number)
-        return dict(engine.round.issued)
+        return dict(self._round.issued)
 
     async def _wait(self, timeout: float | None) -> RoundOutcome:
-        current = self._running().round
+        current = self._round
         if current is None:
             raise NetworkError("There is no open round to wait for; open one first.")
         await current.wait(timeout)
         await self._close()
         for session in current.sessions.values():
             if session.status is Status.FINISHED:
-                for observer, part in zip(self._setup.observers, session.observers, strict=True):
+                for observer, part in zip(self._served.observers, session.observers, strict=True):
                     observer.merge(part.collect())
         return current.outcome()
 
     async def _close(self) -> None:
         """Close the open round, if there is one, with all its streams."""
-        engine = self._running()
-        current, engine.round = engine.round, None
+        current, self._round = self._round, None
         if current is not None:
             for session in current.sessions.values():
-                await self._end(session)
-
-    async def _end(self, session: Session) -> None:
-        """Wait no longer for a client."""
-        for timer in session.timers:
-            timer.cancel()
-        async with session.lock:
-            if session.settled:
-                return  # its stream is ending by itself
-            if session.stream is not None:
-                session.stream.close(Reason.CLOSED)
-            self._running().lose(session)
-
-    def _running(self) -> Engine:
-        if self._engine is None:
-            raise NetworkError("The split service is not running; start it first.")
-        return self._engine
+                await session.end()
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._loop is None or not self._thread.is_alive():
@@ -268,7 +247,6 @@ class SplitService:
 
     async def _run(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        self._engine = Engine(self._setup, self.metrics)
         server = grpc.aio.server(options=_OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         _, service, method = wire.METHOD.split("/")
@@ -291,19 +269,32 @@ class SplitService:
         self._ready.set_result(None)
         await self._stopping.wait()
         await server.stop(grace=0.2)
-        self._engine.scheduler.close()
+        self._served.scheduler.close()
 
     async def _serve(self, requests: object, context: Any) -> None:
         """One stream; nothing but a reason and a sentence of ours ever goes out with its end."""
-        assert self._engine is not None
         (certificate,) = context.auth_context()["x509_pem_cert"]
         holder = fingerprint(certificate)
         try:
-            # Whoever does not even read why it was refused still has that stream open.
-            with self._engine.admitted(holder):
-                await self._answered(Stream(self._engine, context, holder=holder).run(), context)
+            # A client that does not even read why it was refused still has that stream open.
+            with self._admitted(holder):
+                stream = Stream(self._served, context, current=lambda: self._round, holder=holder)
+                await self._answered(stream.run(), context)
         except Rejection as rejection:
             await self._refuse(context, rejection)
+
+    @contextmanager
+    def _admitted(self, holder: str) -> Iterator[None]:
+        """Count a stream of this certificate's holder, if there is room for one more."""
+        limits = self._served.limits
+        if self._streams.total() >= limits.streams or self._streams[holder] >= limits.streams_per_client:
+            raise Rejection(Reason.STREAMS, "There are too many streams; close some or come back later.")
+        self._streams[holder] += 1
+        try:
+            yield
+        finally:
+            self._streams[holder] -= 1
+            self._streams += Counter()  # forgets those without any
 
     async def _answered(self, work: Coroutine[Any, Any, None], context: Any) -> None:
         try:
@@ -333,10 +324,10 @@ def _check_mode(settings: Settings) -> None:
         )
 
 
-def _check_budget(setup: Setup) -> None:
-    largest = 2 * setup.samples_per_batch * math.prod(setup.shape) * 4
-    if largest > setup.limits.bytes_in_flight:
+def _check_budget(served: ServedHalf) -> None:
+    largest = 2 * served.samples_per_batch * math.prod(served.shape) * 4
+    if largest > served.limits.bytes_in_flight:
         raise ConfigError(
             f"One step may need {largest} bytes, but the limit bytes_in_flight is "
-            f"{setup.limits.bytes_in_flight}; raise it or lower the batch size."
+            f"{served.limits.bytes_in_flight}; raise it or lower the batch size."
         )

@@ -14,28 +14,29 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sigil.federation.aggregation import State
-from sigil.federation.local import fresh_optimizer, is_measured
+from sigil.federation.averaging import State
+from sigil.federation.from_settings import ServerMaker, fresh_optimizer
 from sigil.federation.messages import Activation, LogitGradient
-from sigil.federation.observers import Moment, ServerObserver
+from sigil.federation.observers import ServerObserver
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
-from sigil.federation.settings import Settings
-from sigil.injector import InjectionStatistics, Injector
+from sigil.injector import InjectionStatistics
 from sigil.transport.limits import Limits
+from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import Reason, Rejection
+from sigil.transport.scheduler import Budget, Scheduler
 from sigil.transport.wire import Header, Kind, Wire, check_finite
 
-if TYPE_CHECKING:
-    from sigil.transport.stream import Stream
+log = logging.getLogger("sigil.transport")
 
 
 class Status(Enum):
@@ -54,29 +55,53 @@ class Status(Enum):
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What all sessions of a service share; `half` is copied for each of them."""
+class ServedHalf:
+    """The server half that a service offers, and what all its sessions share; each trains a copy of it."""
 
-    settings: Settings
+    servers: ServerMaker
     half: nn.Module
-    shape: tuple[int, ...]
     classes: int
-    precision: Precision
-    injector: Injector | None
     observers: Sequence[ServerObserver]
     limits: Limits
     wire: Wire
+    metrics: Metrics
+    budget: Budget
+    scheduler: Scheduler
+
+    @property
+    def precision(self) -> Precision:
+        return self.servers.precision
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample at the cut."""
+        return self.servers.shape
 
     @property
     def samples_per_batch(self) -> int:
         # A last batch of one sample is joined to the one before it.
-        return self.limits.samples_per_batch or self.settings.federation.batch_size + 1
+        return self.limits.samples_per_batch or self.servers.settings.federation.batch_size + 1
+
+
+class OpenStream(Protocol):
+    """The connection of a client that is there."""
+
+    def close(self, reason: Reason) -> None: ...
 
 
 class Session:
-    """One client's part of one round."""
+    """One client's part of one round, through all its connections; `changed` is called when it is settled."""
 
-    def __init__(self, client: int, *, round_number: int, state: State, lr: float, setup: Setup) -> None:
+    def __init__(
+        self,
+        client: int,
+        *,
+        round_number: int,
+        state: State,
+        lr: float,
+        served: ServedHalf,
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
         self.client = client
         self.round = round_number
         self.status = Status.EXPECTED
@@ -88,9 +113,10 @@ class Session:
         self.began = 0.0  # when the step under way did
         self.left = 0.0  # when the last stream ended
         self.lock = asyncio.Lock()
-        self.stream: Stream | None = None
-        self.timers: list[asyncio.Task[None]] = []
-        self._state, self._lr, self._setup = state, lr, setup
+        self.stream: OpenStream | None = None
+        self._timers: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._state, self._lr, self._served, self._changed = state, lr, served, changed
         self.restart()
 
     def restart(self) -> None:
@@ -98,7 +124,6 @@ class Session:
         self.answers = 0
         self.last: tuple[Kind, Tensor] | None = None
         self.images = 0
-        self.injections: list[InjectionStatistics] = []
         self.observers: list[ServerObserver] = []
         self._batch = 0
         self._server: Server | None = None
@@ -112,6 +137,11 @@ class Session:
     def steps(self) -> int:
         """Steps done."""
         return self.answers // 2
+
+    @property
+    def injections(self) -> list[InjectionStatistics]:
+        """What this client's server has recorded of its injections."""
+        return [] if self._server is None else self._server.injections
 
     @property
     def settled(self) -> bool:
@@ -128,6 +158,115 @@ class Session:
         """The server half of this client as it is now."""
         return self._state if self._server is None else self._server.half.state_dict()
 
+    def attach(self, stream: OpenStream, *, answers: int) -> None:
+        """Go on with a client that connected and has this many answers; it supersedes its last stream."""
+        metrics, limits = self._served.metrics, self._served.limits
+        if self.status in (Status.EXPELLED, Status.LOST):
+            raise Rejection(Reason.CLOSED, f"Round {self.round} is over for this client.")
+        if self.reconnects >= limits.reconnects:
+            if self.stream is None:
+                self.expel(Reason.RECONNECTS)
+            raise Rejection(Reason.RECONNECTS, "This client came back too often in this round.")
+        if self.answers and answers and answers not in (self.answers - 1, self.answers):
+            raise Rejection(Reason.ORDER, f"The client has {answers} answers, but {self.answers} were given.")
+        self._stop_timers()
+        if self.stream is not None:
+            self.stream.close(Reason.SUPERSEDED)
+            metrics.clients.dec()
+        elif self.reconnects >= 0:
+            self.waited += asyncio.get_running_loop().time() - self.left
+        self.reconnects += 1
+        if self.reconnects:
+            metrics.reconnects.inc()
+        if not answers or not self.answers:
+            self.restart()
+            self.release()
+            self.waited = 0.0
+        if self.status is not Status.FINISHED or not answers:
+            self.status = Status.CONNECTED
+        self.stream = stream
+        metrics.clients.inc()
+
+    def leave(self, stream: OpenStream, *, drop: bool) -> None:
+        """A stream ended: its client may come back, to its step for a while and to its round for longer."""
+        if self.stream is not stream:
+            return
+        limits = self._served.limits
+        self.stream = None
+        self._served.metrics.clients.dec()
+        if self.settled:
+            self._changed()
+            return
+        self.status = Status.ABSENT
+        if self.answers % 2 == 0 and not self.lock.locked():
+            self.release()  # no step is open: what was on its way is gone
+        patience = 0.0 if drop else max(0.0, limits.step_seconds - self.waited)
+        self.left = asyncio.get_running_loop().time()
+        self._timers = [self.spawn(self._drop_step(patience))]
+        if limits.return_seconds is not None:
+            self._timers.append(self.spawn(self._give_up(limits.return_seconds)))
+
+    async def end(self) -> None:
+        """Wait no longer for the client."""
+        self._stop_timers()
+        async with self.lock:
+            if self.settled:
+                return  # its stream is ending by itself
+            if self.stream is not None:
+                self.stream.close(Reason.CLOSED)
+            self._lose()
+
+    def expel(self, reason: Reason) -> None:
+        """End the client's round for good."""
+        self.status, self.reason = Status.EXPELLED, reason
+        self._clear()
+        log.warning("client %d is out of round %d: %s", self.client, self.round, reason.value)
+
+    def release(self) -> None:
+        """Give back what the open step held of the budget."""
+        amount, self.reserved = self.reserved, 0
+        if amount:
+            self._served.budget.release(amount)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Start something that outlives the stream that began it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # whatever waits for it sees it; nothing may be left to
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    def _lose(self) -> None:
+        self.status = Status.LOST
+        self._clear()
+        log.warning("client %d did not finish round %d", self.client, self.round)
+
+    def _clear(self) -> None:
+        self.restart()
+        self.release()
+        self._changed()
+
+    async def _drop_step(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        async with self.lock:
+            if self.stream is None and not self.settled:
+                self.restart()
+                self.release()
+
+    async def _give_up(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        async with self.lock:
+            if self.stream is None and not self.settled:
+                self._lose()
+
     def expect(self, header: Header) -> None:
         """Reject any header but that of the next message, within all limits."""
         if (header.round, header.client) != (self.round, self.client):
@@ -140,16 +279,16 @@ class Session:
                 Reason.ORDER,
                 f"{header.kind.name} of step {header.step} came, not {wanted.name} of step {self.step}.",
             )
-        setup, limits = self._setup, self._setup.limits
+        served, limits = self._served, self._served.limits
         if wanted is Kind.ACTIVATION:
-            narrow = setup.wire == "bfloat16"
+            narrow = served.wire == "bfloat16"
             if narrow and header.dtype is not torch.bfloat16:
                 raise Rejection(Reason.DTYPE, "Activations travel as bfloat16 here.")
             samples = header.shape[0]
-            if header.shape[1:] != setup.shape or not 2 <= samples <= setup.samples_per_batch:
+            if header.shape[1:] != served.shape or not 2 <= samples <= served.samples_per_batch:
                 raise Rejection(
                     Reason.SHAPE,
-                    f"An activation here is 2 to {setup.samples_per_batch} samples of {setup.shape}, "
+                    f"An activation here is 2 to {served.samples_per_batch} samples of {served.shape}, "
                     f"not {header.shape}.",
                 )
             if self.steps >= limits.steps_per_round or self.images + samples > limits.samples_per_round:
@@ -157,10 +296,10 @@ class Session:
         else:
             if header.dtype is not torch.float32:
                 raise Rejection(Reason.DTYPE, "Logit gradients travel as float32.")
-            if header.shape != (self._batch, setup.classes):
+            if header.shape != (self._batch, served.classes):
                 raise Rejection(
                     Reason.SHAPE,
-                    f"The logit gradient must be {(self._batch, setup.classes)}, not {header.shape}.",
+                    f"The logit gradient must be {(self._batch, served.classes)}, not {header.shape}.",
                 )
         if self.bytes + header.size > limits.bytes_per_round:
             raise Rejection(Reason.STEPS, "This client has sent all the bytes that a round allows.")
@@ -168,21 +307,14 @@ class Session:
     def forward(self, values: Tensor) -> Tensor:
         """Activation to logits; on the compute thread."""
         check_finite(values)
-        logits = self._live().forward(Activation(values.to(self._setup.precision.device))).values
+        logits = self._live().forward(Activation(values.to(self._served.precision.device))).values
         self._batch = len(values)
         return logits.float().cpu()
 
     def backward(self, values: Tensor) -> Tensor:
         """Logit gradient to cut gradient; on the compute thread."""
         check_finite(values)
-        setup, server = self._setup, self._live()
-        measured = setup.injector is not None and is_measured(setup.settings, self.step)
-        if setup.injector is not None:
-            setup.injector.statistics = measured
-        moment = Moment(self.round, self.client, self.step)
-        final = server.backward(LogitGradient(values.to(setup.precision.device)), moment=moment).values
-        if measured and setup.injector is not None and setup.injector.last is not None:
-            self.injections.append(setup.injector.last)
+        final = self._live().backward(LogitGradient(values.to(self._served.precision.device))).values
         self.images += self._batch
         return final.cpu()
 
@@ -198,19 +330,17 @@ class Session:
     def _live(self) -> Server:
         """This client's server, made from the round's weights at the first step."""
         if self._server is None:
-            setup = self._setup
-            half = copy.deepcopy(setup.half)
+            served = self._served
+            half = copy.deepcopy(served.half)
             half.load_state_dict(self._state)
             half.train()
-            self.observers = [copy.deepcopy(observer) for observer in setup.observers]
+            self.observers = [copy.deepcopy(observer) for observer in served.observers]
             for observer in self.observers:
                 observer.on_round_start(self.round)
-            self._server = Server(
-                half,
-                fresh_optimizer(half, self._lr, settings=setup.settings, precision=setup.precision),
-                shape=setup.shape,
-                precision=setup.precision,
-                injector=setup.injector,
-                observers=self.observers,
+            optimizer = fresh_optimizer(
+                half, self._lr, settings=served.servers.settings, precision=served.precision
+            )
+            self._server = served.servers.make(
+                self.client, half, optimizer, round_number=self.round, observers=self.observers
             )
         return self._server

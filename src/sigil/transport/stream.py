@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from sigil.transport import wire
-from sigil.transport.engine import Engine
 from sigil.transport.rejections import Reason, Rejection
-from sigil.transport.session import Session, Status
+from sigil.transport.rounds import Round
+from sigil.transport.session import ServedHalf, Session, Status
 from sigil.transport.tickets import Seal
 from sigil.transport.wire import Header, Kind
 
@@ -48,10 +48,21 @@ class Context(Protocol):
 
 
 class Stream:
-    """The server's end of one stream, opened by the `holder` of the certificate with this fingerprint."""
+    """The server's end of one stream, opened by the `holder` of the certificate with this fingerprint.
 
-    def __init__(self, engine: Engine, context: Context, *, holder: str) -> None:
-        self._engine = engine
+    `current` tells the round that is open now, if there is one.
+    """
+
+    def __init__(
+        self,
+        served: ServedHalf,
+        context: Context,
+        *,
+        current: Callable[[], Round | None],
+        holder: str,
+    ) -> None:
+        self._served = served
+        self._current = current
         self._context = context
         self._holder = holder
         self._task = asyncio.current_task()
@@ -73,7 +84,6 @@ class Stream:
             raise Rejection(self._closing, "The server closed this stream.") from None
 
     async def _serve(self) -> None:
-        engine = self._engine
         header, session = await self._hello()
         drop = False
         try:
@@ -84,59 +94,28 @@ class Stream:
             reason = error.reason if isinstance(error, Rejection) else Reason.INTERNAL
             drop = reason is not Reason.TRUNCATED
             if session.stream is self and reason not in _FORGIVEN:
-                engine.expel(session, reason)
+                session.expel(reason)
             raise
         finally:
-            engine.leave(session, self, drop=drop)
+            session.leave(self, drop=drop)
 
     async def _hello(self) -> tuple[Header, Session]:
         try:
-            async with asyncio.timeout(self._engine.limits.hello_seconds):
+            async with asyncio.timeout(self._served.limits.hello_seconds):
                 message = await self._read()
         except TimeoutError:
             raise Rejection(Reason.DEADLINE, "No HELLO came in time.") from None
         header, ticket = wire.read_hello(message)
-        current = self._engine.round
+        current = self._current()
         if current is None or current.number != header.round:
             raise Rejection(Reason.CLOSED, f"Round {header.round} is not open.")
         current.tickets.check(ticket, claimed=Seal(header.round, header.client, self._holder))
         session = current.sessions[header.client]
         async with session.lock:
-            if self._engine.round is not current:
+            if self._current() is not current:
                 raise Rejection(Reason.CLOSED, f"Round {header.round} is not open.")
-            self._attach(session, header)
+            session.attach(self, answers=header.step)
         return header, session
-
-    def _attach(self, session: Session, hello: Header) -> None:
-        engine = self._engine
-        if session.status in (Status.EXPELLED, Status.LOST):
-            raise Rejection(Reason.CLOSED, f"Round {session.round} is over for this client.")
-        if session.reconnects >= engine.limits.reconnects:
-            if session.stream is None:
-                engine.expel(session, Reason.RECONNECTS)
-            raise Rejection(Reason.RECONNECTS, "This client came back too often in this round.")
-        if session.answers and hello.step and hello.step not in (session.answers - 1, session.answers):
-            raise Rejection(
-                Reason.ORDER, f"The client has {hello.step} answers, but {session.answers} were given."
-            )
-        for timer in session.timers:
-            timer.cancel()
-        if session.stream is not None:
-            session.stream.close(Reason.SUPERSEDED)
-            engine.metrics.clients.dec()
-        elif session.reconnects >= 0:
-            session.waited += asyncio.get_running_loop().time() - session.left
-        session.reconnects += 1
-        if session.reconnects:
-            engine.metrics.reconnects.inc()
-        if not hello.step or not session.answers:
-            session.restart()
-            engine.release(session)
-            session.waited = 0.0
-        if session.status is not Status.FINISHED or not hello.step:
-            session.status = Status.CONNECTED
-        session.stream = self
-        engine.metrics.clients.inc()
 
     async def _welcome(self, hello: Header, session: Session) -> None:
         answer = Header(Kind.WELCOME, session.round, session.client, session.answers)
@@ -147,7 +126,6 @@ class Stream:
 
     async def _turn(self, session: Session) -> bool:
         """Take one message and answer it; false after the last one."""
-        engine = self._engine
         async with self._waiting(session):
             header = wire.unpack(await self._read())
         if header.kind is Kind.FINISH:
@@ -156,21 +134,21 @@ class Stream:
         session.expect(header)
         session.last = None
         if header.kind is Kind.ACTIVATION:
-            engine.release(session)
+            session.release()
             # The activation and its gradient, at their full width whatever the wire's is.
             amount = 2 * math.prod(header.shape) * torch.float32.itemsize
-            await engine.budget.acquire(amount)
+            await self._served.budget.acquire(amount)
             session.reserved = amount
             session.waited = 0.0
             session.began = asyncio.get_running_loop().time()
-        assembly = wire.Assembly(header, widen=not engine.setup.precision.bfloat16)
+        assembly = wire.Assembly(header, widen=not self._served.precision.bfloat16)
         async with self._waiting(session):
             while not assembly.complete:
                 assembly.add(await self._read())
         session.bytes += header.size
         values = assembly.tensor()
         del assembly
-        task = engine.spawn(self._compute(session, header.kind, values))
+        task = session.spawn(self._compute(session, header.kind, values))
         del values
         answer = await asyncio.shield(task)
         if header.kind is Kind.LOGIT_GRADIENT:
@@ -185,7 +163,7 @@ class Stream:
                 raise Rejection(Reason.SUPERSEDED, "The server closed this stream.")
             work = session.forward if kind is Kind.ACTIVATION else session.backward
             try:
-                answer: Tensor = await self._engine.scheduler.run(partial(work, values))
+                answer: Tensor = await self._served.scheduler.run(partial(work, values))
             except Rejection:
                 raise
             except Exception:
@@ -203,14 +181,14 @@ class Stream:
             round_number=session.round,
             client=session.client,
             step=step,
-            narrow=self._engine.setup.wire == "bfloat16",
+            narrow=self._served.wire == "bfloat16",
         )
         async with self._waiting(session):
             for message in messages:
                 await self._write(message)
         if kind is Kind.CUT_GRADIENT:
-            self._engine.release(session)
-            metrics = self._engine.metrics
+            session.release()
+            metrics = self._served.metrics
             metrics.steps.inc()
             metrics.images.inc(len(values))
             metrics.step_seconds.observe(asyncio.get_running_loop().time() - session.began)
@@ -224,9 +202,9 @@ class Stream:
             )
         if session.status is not Status.FINISHED:
             async with session.lock:
-                await self._engine.scheduler.run(session.finish)
+                await self._served.scheduler.run(session.finish)
                 session.status, session.last = Status.FINISHED, None
-        self._engine.release(session)
+        session.release()
         async with self._waiting(session):
             await self._write(Header(Kind.FINISHED, session.round, session.client, session.steps).pack())
 
@@ -236,12 +214,12 @@ class Stream:
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
-            async with asyncio.timeout(self._engine.limits.step_seconds - session.waited):
+            async with asyncio.timeout(self._served.limits.step_seconds - session.waited):
                 yield
         except TimeoutError:
             raise Rejection(
                 Reason.DEADLINE,
-                f"The server waited {self._engine.limits.step_seconds:g} seconds for this client.",
+                f"The server waited {self._served.limits.step_seconds:g} seconds for this client.",
             ) from None
         finally:
             session.waited += clock() - began
@@ -251,13 +229,13 @@ class Stream:
             message = await self._context.read()
         if message is grpc.aio.EOF:
             raise Rejection(Reason.TRUNCATED, _ENDED)
-        self._engine.metrics.received.inc(len(message))
+        self._served.metrics.received.inc(len(message))
         return bytes(message)
 
     async def _write(self, message: bytes) -> None:
         with _broken_is_ended():
             await self._context.write(message)
-        self._engine.metrics.sent.inc(len(message))
+        self._served.metrics.sent.inc(len(message))
 
 
 @contextmanager

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.replay import replay
 from sigil import models
 from sigil.errors import ConfigError
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import load_data
 from sigil.federation.run import is_finished, open_run
 from sigil.federation.settings import make
 from sigil.key import Key
 from sigil.transport import Limits
 from sigil.transport.flower.deployment import Deployment
 from sigil.transport.flower.processes import free_port
-from sigil.transport.flower.rehearsal import replay
 from sigil.transport.flower.superlink import APP
 
 SEED = bytes(range(50, 82))

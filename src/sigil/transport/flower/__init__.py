@@ -4,10 +4,10 @@
 module             content
 =================  ====================================================================================
 ``app/``           the Flower app: a ``pyproject.toml`` without a line of code, for ``flwr run``
-``server_app``     the ServerApp: one message a client a round
+``server_app``     the ServerApp: one message per client and round
 ``client_app``     the ClientApp: one round on the split service's stream
 ``superlink``      the owner's SuperLink, on the loopback address
-``gate``           the only way to it from outside: lets Flower's Fleet API through and nothing else
+``https_front``    the only way to it from outside: lets Flower's Fleet API through and nothing else
 ``supernode``      a client's SuperNode, and the process that runs its ClientApp
 ``tasks``          how a process of ours takes a task of Flower's and does it
 ``processes``      child processes that never outlive their parent

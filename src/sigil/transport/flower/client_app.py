@@ -9,7 +9,7 @@ bundle        the folder that the owner handed over
 data-dir      where the client's data sets are
 data          name of the client's data set, if it is not the owner's: folder:PATH, say
 part          take only this part of the agreed partition, where all clients hold the same data set
-server        "host:port" of the owner's gate, if it is not the one in the bundle (a tunnel, say)
+server        "host:port" of the owner's HTTPS front, if not that of the bundle (a tunnel, say)
 device        where to compute
 ============  =========================================================================================
 
@@ -33,11 +33,11 @@ from flwr.clientapp import ClientApp
 
 from sigil.data import Dataset
 from sigil.errors import NetworkError
-from sigil.federation.holdings import client_parts, load_data
+from sigil.federation.from_settings import client_parts, load_data
 from sigil.federation.settings import Settings
 from sigil.transport import certificates
 from sigil.transport.certificates import ClientCredentials
-from sigil.transport.client_round import train_round
+from sigil.transport.client import train_round
 from sigil.transport.flower import messages
 
 log = logging.getLogger("sigil.transport")
@@ -85,11 +85,11 @@ def finish(message: Message, context: Context) -> Message:
     return Message(RecordDict({"end": ConfigRecord()}), reply_to=message)
 
 
-def split_address(gate: str) -> str:
-    """Where the split service is if the gate is there: one port further."""
-    host, _, port = gate.rpartition(":")
+def split_address(front: str) -> str:
+    """Where the split service is if the HTTPS front is there: one port further."""
+    host, _, port = front.rpartition(":")
     if not host or not port.isdecimal():
-        raise NetworkError(f"{gate!r} is not an address of the form host:port.")
+        raise NetworkError(f"{front!r} is not an address of the form host:port.")
     return f"{host}:{int(port) + 1}"
 
 

@@ -46,12 +46,12 @@ from sigil.transport import certificates
 from sigil.transport.certificates import ServerCredentials, bundle_folder
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address
 from sigil.transport.flower.client_app import app as client_app
-from sigil.transport.flower.gate import Gate
-from sigil.transport.flower.server_app import Assignment, make_app
+from sigil.transport.flower.https_front import HttpsFront
+from sigil.transport.flower.server_app import OwnerRun, make_app
 from sigil.transport.flower.superlink import SuperLink
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
-from sigil.transport.owner import Terms
+from sigil.transport.owner import NetworkSettings
 from sigil.transport.wire import Wire
 
 OWNER_FILE = "owner.json"
@@ -62,7 +62,7 @@ JOIN_FILE = "join.json"
 class Deployment:
     """A training across machines, as the owner described it.
 
-    Clients reach the gate at `host`:`port` and the split service one port further. `out` is the run's
+    Clients reach the HTTPS front at `host`:`port` and the split service one port further. `out` is the run's
     directory, `network` that of the certificates.
     """
 
@@ -86,7 +86,7 @@ class Deployment:
 
     @property
     def address(self) -> str:
-        """Where clients find the gate."""
+        """Where clients find the HTTPS front."""
         return _address(self.host, self.port)
 
     @property
@@ -125,15 +125,15 @@ class Deployment:
         except (OSError, ValueError, KeyError, TypeError):
             raise ConfigError(f"{file} is not a file that `sigil serve --prepare` wrote.") from None
 
-    def assignment(
+    def owner_run(
         self, key: Key | None = None, *, progress: Silent | None = None, simulated: bool = False
-    ) -> Assignment:
+    ) -> OwnerRun:
         """What the ServerApp is to do; the key is read from its file if it is not given."""
         if key is None and self.key_file is not None:
             key = Key.load(self.key_file, passphrase=os.environ.get("SIGIL_PASSPHRASE"))
         bundles = {client: bundle_folder(self.network, client) for client in range(self.clients)}
         port = 0 if simulated else self.port + 1
-        terms = Terms(
+        network = NetworkSettings(
             clients={
                 client: certificates.fingerprint((bundle / "client.pem").read_bytes())
                 for client, bundle in bundles.items()
@@ -148,35 +148,35 @@ class Deployment:
             metrics=Metrics(),
         )
         nodes = {_public_key(bundle): client for client, bundle in bundles.items()}
-        return Assignment(
+        return OwnerRun(
             settings=self.settings,
             out=self.out,
-            terms=terms,
+            network=network,
             nodes=None if simulated else nodes,
             key=key,
             data_dir=self.data_dir,
             progress=progress or Silent(),
         )
 
-    def serve(self, assignment: Assignment, *, ready: Callable[[], None]) -> None:
-        """Run SuperLink, gate, split service and ServerApp until the training is done.
+    def serve(self, owner_run: OwnerRun, *, ready: Callable[[], None]) -> None:
+        """Run SuperLink, HTTPS front, split service and ServerApp until the training is done.
 
         `ready` is called as soon as clients can join.
         """
         ca, certificate, key = (self.network / name for name in ("ca.pem", "server.pem", "server.key"))
         if self.metrics_port is not None:
-            assignment.terms.metrics.serve(self.metrics_port)
+            owner_run.network.metrics.serve(self.metrics_port)
         with (
             SuperLink(self.network, ca=ca, certificate=certificate, key=key) as link,
-            Gate(self._listen, self.port, target=link.address, ca=ca, certificate=certificate, key=key),
+            HttpsFront(self._listen, self.port, target=link.address, ca=ca, certificate=certificate, key=key),
         ):
-            assert assignment.nodes is not None
-            for public_key, client in assignment.nodes.items():
+            assert owner_run.nodes is not None
+            for public_key, client in owner_run.nodes.items():
                 self._invite(client, link.register(public_key))
             ready()
-            link.run(make_app(lambda: assignment))
+            link.run(make_app(lambda: owner_run))
 
-    def simulate(self, assignment: Assignment, *, cores: int) -> None:
+    def simulate(self, owner_run: OwnerRun, *, cores: int) -> None:
         """Train with virtual clients on Flower's Ray backend, `cores` of them at a time."""
         from flwr.simulation import run_simulation
 
@@ -197,7 +197,7 @@ class Deployment:
             ) from None
         try:
             run_simulation(  # on the Ray that runs already
-                server_app=make_app(lambda: assignment),
+                server_app=make_app(lambda: owner_run),
                 client_app=client_app,
                 num_supernodes=self.clients,
                 backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}},
@@ -209,7 +209,7 @@ class Deployment:
                 "try again when the machine is less busy."
             ) from None
         finally:
-            assignment.stop.set()  # the ServerApp is a thread, and would wait for clients for ever
+            owner_run.stop.set()  # the ServerApp is a thread, and would wait for clients for ever
 
     def _invite(self, client: int, node: int | None) -> None:
         """Write what a client must know to join, beside its certificate."""

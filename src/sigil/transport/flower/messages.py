@@ -1,8 +1,8 @@
 """The two messages that Flower carries in a round: a client's task, and what it brought back.
 
-A half travels as one array of bytes in safetensors format, which Flower cuts into pieces of 5 MB. An array a
-tensor would be a hundred requests a client and round. Arrays in numpy's format are never read here: their
-header could ask for any amount of memory.
+A half travels as one array of bytes in safetensors format, which Flower cuts into pieces of 5 MB. One array
+per tensor would be a hundred requests per client and round. Arrays in numpy's format are never read here:
+their header could ask for any amount of memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from sigil.errors import ConfigError, NetworkError
-from sigil.federation.aggregation import State
+from sigil.federation.averaging import State
 from sigil.federation.settings import Section, Settings, make
-from sigil.transport.client_round import RoundTask, RoundUpdate
+from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.wire import Wire
 
 FORMAT = "safetensors"

@@ -2,7 +2,7 @@
 
 It runs in the process that holds the key: that of `sigil serve`, or the one that Flower starts for a
 ServerApp on the owner's machine. Nothing secret comes to it through Flower; what it is to train is an
-:class:`Assignment`, made in the same process or read from the file that ``SIGIL_OWNER`` names.
+:class:`OwnerRun`, made in the same process or read from the file that ``SIGIL_OWNER`` names.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sigil.federation.progress import Silent
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings
 from sigil.key import Key
-from sigil.transport.client_round import RoundTask, RoundUpdate
+from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.flower import messages
-from sigil.transport.owner import RemoteFederation, Terms
+from sigil.transport.owner import NetworkSettings, RemoteTrainer
 
 log = logging.getLogger("sigil.transport")
 
@@ -36,8 +36,8 @@ GOODBYE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """What a ServerApp is to train, and on which terms.
+class OwnerRun:
+    """The run that a ServerApp trains, and with whom.
 
     `nodes` maps the public key of each client's node (PEM) to the client's index; none in a simulation,
     where the nodes are numbered as they come. Setting `stop` ends the ServerApp with an error.
@@ -45,7 +45,7 @@ class Assignment:
 
     settings: Settings
     out: Path
-    terms: Terms
+    network: NetworkSettings
     nodes: Mapping[bytes, int] | None
     key: Key | None = field(default=None, repr=False)
     data_dir: Path | None = None
@@ -54,7 +54,7 @@ class Assignment:
 
 
 class FlowerMessenger:
-    """Carries tasks and updates as Flower messages, one a client and round."""
+    """Carries tasks and updates as Flower messages, one per client and round."""
 
     def __init__(
         self,
@@ -131,33 +131,33 @@ class FlowerMessenger:
             time.sleep(0.3)
 
 
-def conduct(assignment: Assignment, grid: Grid) -> Run:
+def conduct(owner_run: OwnerRun, grid: Grid) -> Run:
     """Train the whole run, over whatever clients `grid` reaches."""
-    messenger = FlowerMessenger(grid, assignment.settings, nodes=assignment.nodes, stop=assignment.stop)
+    messenger = FlowerMessenger(grid, owner_run.settings, nodes=owner_run.nodes, stop=owner_run.stop)
     run = train(
-        assignment.settings,
-        assignment.out,
-        key=assignment.key,
-        data_dir=assignment.data_dir,
-        progress=assignment.progress,
-        make_federation=partial(RemoteFederation, messenger=messenger, terms=assignment.terms),
+        owner_run.settings,
+        owner_run.out,
+        key=owner_run.key,
+        data_dir=owner_run.data_dir,
+        progress=owner_run.progress,
+        trainer=partial(RemoteTrainer, messenger=messenger, network=owner_run.network),
     )
     messenger.dismiss()
     return run
 
 
-def make_app(assignment: Callable[[], Assignment]) -> ServerApp:
-    """The ServerApp that does what `assignment`, called when it starts, says."""
+def make_app(owner_run: Callable[[], OwnerRun]) -> ServerApp:
+    """The ServerApp that does what `owner_run`, called when it starts, says."""
     server_app = ServerApp()
 
     @server_app.main()
     def main(grid: Grid, context: Context) -> None:
-        conduct(assignment(), grid)
+        conduct(owner_run(), grid)
 
     return server_app
 
 
-def _read_assignment() -> Assignment:
+def _read_owner_run() -> OwnerRun:
     from sigil.transport.flower.deployment import Deployment
 
     file = os.environ.get(OWNER_VARIABLE)
@@ -166,11 +166,11 @@ def _read_assignment() -> Assignment:
             f"The ServerApp does not know what to train; set {OWNER_VARIABLE} to the file that "
             "`sigil serve --prepare` wrote."
         )
-    return Deployment.load(Path(file)).assignment()
+    return Deployment.load(Path(file)).owner_run()
 
 
 def _reason(reply: Message) -> str:
     return reply.error.reason if reply.has_error() and reply.error.reason else "its answer cannot be read"
 
 
-app = make_app(_read_assignment)
+app = make_app(_read_owner_run)

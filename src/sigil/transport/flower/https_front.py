@@ -1,10 +1,10 @@
-"""The gate: the only way from outside to the owner's SuperLink, and only to its Fleet API.
+"""The HTTPS front: the only way from outside to the owner's SuperLink, and only to its Fleet API.
 
 A SuperLink serves three APIs on one port. Fleet is for clients and checks each call's signature against the
 registered public keys. Control (start and stop runs, register and remove nodes) and Runtime (act as the
-ServerApp) are the owner's, and whoever reaches the port may call them. Clients are not trusted here, so the
-SuperLink listens on the loopback address, and this process forwards ``POST /v1/fleet/…`` to it, a limited
-number of bytes at a time, and refuses everything else.
+ServerApp) are the owner's, and anybody who reaches the port may call them. Clients are not trusted here,
+so the SuperLink listens on the loopback address, and this process forwards ``POST /v1/fleet/…`` to it, a
+limited number of bytes at a time, and refuses everything else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TIMEOUT = 60.0
 HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
 
 
-class Gate:
+class HttpsFront:
     """An HTTPS server in a thread of this process that forwards Flower's Fleet API."""
 
     def __init__(
@@ -64,7 +64,9 @@ class Gate:
                 access_log=False,
             )
         )
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="gate", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listener],), name="https-front", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:

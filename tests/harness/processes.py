@@ -1,11 +1,11 @@
-"""A rehearsal: an owner and its clients as real processes on one machine, to see what a fault does.
+"""An owner and its clients as real processes on one machine, to see what a fault does.
 
 The tests of faults and ``benchmarks/faults.py`` kill, stop and restart what this starts::
 
-    with Rehearsal(Path("runs/a"), clients=2, options=["--set", "federation.rounds=3"]) as rehearsal:
-        owner = rehearsal.serve()
-        clients = [rehearsal.join(index, "--part", str(index)) for index in range(2)]
-        rehearsal.reach(1)                  # in the middle of a round
+    with TrainingProcesses(Path("runs/a"), clients=2, options=["--set", "federation.rounds=3"]) as training:
+        owner = training.serve()
+        clients = [training.join(index, "--part", str(index)) for index in range(2)]
+        training.reach(1)                  # in the middle of a round
         clients[1].kill()
         …
 """
@@ -23,20 +23,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
-
-from sigil.data import Dataset
 from sigil.errors import NetworkError
-from sigil.federation import Federation, Settings
-from sigil.federation.schedule import scheduled_rate
-from sigil.key import Key
 from sigil.transport.certificates import bundle_folder
 from sigil.transport.flower.processes import free_port
 
 _SAMPLE = re.compile(r'^(sigil_\w+)(?:\{reason="(\w+)"\})? (\S+)$', re.MULTILINE)
 
 
-class Rehearsal:
+class TrainingProcesses:
     """One owner and some clients; all processes end with it."""
 
     def __init__(self, out: Path, *, clients: int, options: Sequence[str] = ()) -> None:
@@ -151,24 +145,6 @@ class Rehearsal:
             )
         self._processes.append(process)
         return process
-
-
-def replay(
-    settings: Settings, dataset: Dataset, *, key: Key | None, participants: Sequence[Sequence[int]]
-) -> Federation:
-    """The same training in one process, with only these clients in the rounds 1, 2, …: what must come out."""
-    federation = Federation(settings, dataset, key=key)
-    for number, clients in enumerate(participants, start=1):
-        with torch.random.fork_rng(devices=[]):
-            harvest = federation.seat.train(
-                number,
-                clients,
-                federation.client_state,
-                federation.server_state,
-                lr=scheduled_rate(settings, number),
-            )
-        federation.load(number, harvest.client.result(), harvest.server.result())
-    return federation
 
 
 def free_pair() -> int:

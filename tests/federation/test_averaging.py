@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigil.errors import TrainingError
-from sigil.federation.aggregation import WeightedAverage
+from sigil.federation.averaging import WeightedAverage
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(-100, 100, width=32)), min_size=1, max_size=20))

@@ -1,4 +1,4 @@
-"""The gate: Flower's Fleet API passes, nothing else does."""
+"""The HTTPS front: Flower's Fleet API passes, nothing else does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import uvicorn
 
 from sigil.errors import NetworkError
 from sigil.transport import certificates
-from sigil.transport.flower.gate import Gate
+from sigil.transport.flower.https_front import HttpsFront
 from sigil.transport.flower.processes import free_port
 
 
@@ -43,13 +43,13 @@ class Backend:
 class Place:
     backend: Backend
     server: uvicorn.Server
-    gate: Gate
+    front: HttpsFront
     client: httpx.Client
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gate")
+    folder = tmp_path_factory.mktemp("front")
     certificates.make(folder, clients=1)
     return folder
 
@@ -77,10 +77,10 @@ def place(folder: Path) -> Iterator[Place]:
     target = f"127.0.0.1:{backend.port}"
     trust = ssl.create_default_context(cafile=folder / "ca.pem")
     with (
-        Gate("127.0.0.1", port, target=target, ca=folder / "ca.pem", limit=100_000, **files) as gate,
+        HttpsFront("127.0.0.1", port, target=target, ca=folder / "ca.pem", limit=100_000, **files) as front,
         httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trust, trust_env=False) as client,
     ):
-        yield Place(backend, server, gate, client)
+        yield Place(backend, server, front, client)
     server.should_exit = True
     thread.join()
 
@@ -131,7 +131,7 @@ def test_a_superlink_that_is_away_is_said_to_be_away(folder: Path) -> None:
     port = free_port()
     files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
     trust = ssl.create_default_context(cafile=folder / "ca.pem")
-    with Gate("127.0.0.1", port, target=f"127.0.0.1:{free_port()}", ca=folder / "ca.pem", **files):
+    with HttpsFront("127.0.0.1", port, target=f"127.0.0.1:{free_port()}", ca=folder / "ca.pem", **files):
         answer = httpx.post(f"https://127.0.0.1:{port}/v1/fleet/x", verify=trust, trust_env=False)
     assert answer.status_code == 503
 
@@ -139,4 +139,4 @@ def test_a_superlink_that_is_away_is_said_to_be_away(folder: Path) -> None:
 def test_a_port_that_is_taken_is_one_sentence(place: Place, folder: Path) -> None:
     files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
     with pytest.raises(NetworkError, match="choose another --port"):
-        Gate("127.0.0.1", place.backend.port, target="127.0.0.1:1", ca=folder / "ca.pem", **files)
+        HttpsFront("127.0.0.1", place.backend.port, target="127.0.0.1:1", ca=folder / "ca.pem", **files)

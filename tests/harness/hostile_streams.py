@@ -1,11 +1,11 @@
-"""A siege: streams that a service must refuse, each with the reasons that are right for it.
+"""Hostile streams: what a service must refuse, each with the reasons that are right for it.
 
 The tests and ``benchmarks/malformed.py`` send them to a live service, by the thousand::
 
     attacker = Attacker(random, tickets, shape=shape, classes=10, stolen=ticket_of_another, bomb=pickled)
-    assault = attacker.draw()
-    answer = send(channel, assault.messages)        # a Reason, or a bare status of gRPC
-    assert answer in assault.expected
+    stream = attacker.draw()
+    answer = send(channel, stream.messages)         # a Reason, or a bare status of gRPC
+    assert answer in stream.expected
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANY: frozenset[Answer] = frozenset(Reason) - {Reason.INTERNAL}
 
 
 @dataclass(frozen=True)
-class Assault:
+class HostileStream:
     """One stream: what kind of attack it is, its messages, and the answers that are right for it."""
 
     kind: str
@@ -64,7 +64,7 @@ class Attacker:
         self._stolen = stolen
         self._bomb = bomb
 
-    def draw(self) -> Assault:
+    def draw(self) -> HostileStream:
         """One stream, of a kind drawn at random."""
         kinds = [
             self.noise,
@@ -85,26 +85,26 @@ class Attacker:
         ]
         return kinds[self._random.integers(len(kinds))]()
 
-    def noise(self) -> Assault:
+    def noise(self) -> HostileStream:
         """Random bytes."""
-        return _assault("random bytes", [self._random.bytes(self._below(3000))], Reason.MALFORMED)
+        return _stream("random bytes", [self._random.bytes(self._below(3000))], Reason.MALFORMED)
 
-    def oversized(self) -> Assault:
+    def oversized(self) -> HostileStream:
         """A message that is longer than gRPC may accept; the service never sees it."""
         message = bytes(wire.MAX_MESSAGE_BYTES + 1)
-        return _assault("oversized message", [message], grpc.StatusCode.RESOURCE_EXHAUSTED)
+        return _stream("oversized message", [message], grpc.StatusCode.RESOURCE_EXHAUSTED)
 
-    def pickled(self) -> Assault:
+    def pickled(self) -> HostileStream:
         """A pickle where the first message belongs."""
-        return _assault("pickle", [self._bomb], Reason.MALFORMED)
+        return _stream("pickle", [self._bomb], Reason.MALFORMED)
 
-    def pickled_payload(self) -> Assault:
+    def pickled_payload(self) -> HostileStream:
         """A pickle where a tensor belongs."""
         client, hello = self._hello()
         header, _ = self._activation(client)
-        return _assault("pickle", [hello, header, self._bomb], Reason.SIZE)
+        return _stream("pickle", [hello, header, self._bomb], Reason.SIZE)
 
-    def damaged_hello(self) -> Assault:
+    def damaged_hello(self) -> HostileStream:
         """A greeting cut off, extended, or with one bit changed that means something."""
         _, message = self._hello()
         kind = self._below(3)
@@ -116,50 +116,50 @@ class Attacker:
             # Not the number of answers: any is a good greeting for a session that has given none.
             place = self._random.choice([*range(16), *range(20, len(message))])
             message = self._flipped(message, int(place))
-        return Assault("damaged greeting", [message], ANY)
+        return HostileStream("damaged greeting", [message], ANY)
 
-    def wrong_ticket(self) -> Assault:
+    def wrong_ticket(self) -> HostileStream:
         """A ticket out of thin air."""
         ticket = self._random.bytes(wire.TICKET_BYTES)
         hello = wire.hello(ticket, round_number=1, client=self._below(5), answers=0)
-        return _assault("invented ticket", [hello], Reason.TICKET)
+        return _stream("invented ticket", [hello], Reason.TICKET)
 
-    def stolen_ticket(self) -> Assault:
+    def stolen_ticket(self) -> HostileStream:
         """Somebody else's ticket."""
         hello = wire.hello(bytes.fromhex(self._stolen), round_number=1, client=0, answers=0)
-        return _assault("stolen ticket", [hello], Reason.CERTIFICATE)
+        return _stream("stolen ticket", [hello], Reason.CERTIFICATE)
 
-    def no_hello(self) -> Assault:
+    def no_hello(self) -> HostileStream:
         """A tensor without a greeting."""
-        return _assault("wrong order", self._activation(0), Reason.MALFORMED)
+        return _stream("wrong order", self._activation(0), Reason.MALFORMED)
 
-    def damaged_header(self) -> Assault:
+    def damaged_header(self) -> HostileStream:
         """A header with one bit changed."""
         client, hello = self._hello()
         header, *chunks = self._activation(client)
-        return Assault("damaged header", [hello, self._flipped(header, self._below(20)), *chunks], ANY)
+        return HostileStream("damaged header", [hello, self._flipped(header, self._below(20)), *chunks], ANY)
 
-    def wrong_dtype(self) -> Assault:
+    def wrong_dtype(self) -> HostileStream:
         """A number format that does not exist."""
         client, hello = self._hello()
         header, *chunks = self._activation(client)
         code = int(self._random.choice([0, *range(3, 256)]))
         header = header[:7] + bytes([code]) + header[8:]
-        return _assault("wrong dtype", [hello, header, *chunks], Reason.DTYPE)
+        return _stream("wrong dtype", [hello, header, *chunks], Reason.DTYPE)
 
-    def wrong_shape(self) -> Assault:
+    def wrong_shape(self) -> HostileStream:
         """A tensor of up to 2¹²⁴ numbers, more than a size of 64 bits can tell."""
         client, hello = self._hello()
         largest = 2 ** (6 + self._below(26))
         shape = tuple(int(n) for n in self._random.integers(largest // 2, largest, size=wire.MAX_AXES))
         header = Header(Kind.ACTIVATION, 1, client, 1, torch.float32, False, shape)
         if header.size < 2**64:
-            return _assault("wrong shape", [hello, header.pack()], Reason.SHAPE)
+            return _stream("wrong shape", [hello, header.pack()], Reason.SHAPE)
         packed = bytearray(Header(Kind.ACTIVATION, 1, client, 1, torch.float32, False, (4,)).pack())
         struct.pack_into("<BH4IQ", packed, 21, 4, 0, *shape, header.size % 2**64)
-        return _assault("wrong shape", [hello, bytes(packed)], Reason.SIZE)
+        return _stream("wrong shape", [hello, bytes(packed)], Reason.SIZE)
 
-    def wrong_order(self) -> Assault:
+    def wrong_order(self) -> HostileStream:
         """A step too far, a gradient before its activation, or an end before the beginning."""
         client, hello = self._hello()
         kind = self._below(3)
@@ -170,34 +170,34 @@ class Attacker:
             messages = list(wire.frame(Kind.LOGIT_GRADIENT, values, round_number=1, client=client, step=1))
         else:
             messages = [Header(Kind.FINISH, 1, client, self._below(5)).pack()]
-        return _assault("wrong order", [hello, *messages], Reason.ORDER)
+        return _stream("wrong order", [hello, *messages], Reason.ORDER)
 
-    def replayed(self) -> Assault:
+    def replayed(self) -> HostileStream:
         """The same step twice."""
         client, hello = self._hello()
         step = self._activation(client)
-        return _assault("replayed step", [hello, *step, *step], Reason.ORDER)
+        return _stream("replayed step", [hello, *step, *step], Reason.ORDER)
 
-    def wrong_chunk(self) -> Assault:
+    def wrong_chunk(self) -> HostileStream:
         """Another number of bytes than was announced."""
         client, hello = self._hello()
         header, chunk = self._activation(client)
         length = int(self._random.choice([0, len(chunk) - 1, len(chunk) + 1, 100_000]))
-        return _assault("wrong length", [hello, header, bytes(length)], Reason.SIZE)
+        return _stream("wrong length", [hello, header, bytes(length)], Reason.SIZE)
 
-    def truncated(self) -> Assault:
+    def truncated(self) -> HostileStream:
         """A stream that ends in the middle."""
         client, hello = self._hello()
         header, _ = self._activation(client)
-        return _assault("truncated", [hello, header][: 1 + self._below(2)], Reason.TRUNCATED)
+        return _stream("truncated", [hello, header][: 1 + self._below(2)], Reason.TRUNCATED)
 
-    def not_finite(self) -> Assault:
+    def not_finite(self) -> HostileStream:
         """NaN or infinity in a tensor."""
         client, hello = self._hello()
         header, chunk = self._activation(client)
         values = np.frombuffer(chunk, "<f4").copy()
         values[self._below(len(values))] = self._random.choice([np.nan, np.inf, -np.inf])
-        return _assault("NaN or infinity", [hello, header, values.tobytes()], Reason.VALUES)
+        return _stream("NaN or infinity", [hello, header, values.tobytes()], Reason.VALUES)
 
     def _hello(self) -> tuple[int, bytes]:
         """A good beginning, with a ticket that was not used yet."""
@@ -261,5 +261,5 @@ def _ends(line: socket.socket) -> bool:
         return True
 
 
-def _assault(kind: str, messages: Sequence[bytes], *expected: Answer) -> Assault:
-    return Assault(kind, messages, frozenset(expected))
+def _stream(kind: str, messages: Sequence[bytes], *expected: Answer) -> HostileStream:
+    return HostileStream(kind, messages, frozenset(expected))

@@ -1,30 +1,41 @@
-"""The remote server: the same two methods as :class:`sigil.federation.Server`, at the end of a stream.
+"""A client's end: a round with its own half, its own data, and the server half at the end of a stream.
 
-A connection that breaks is opened again, and the exchange goes on where it stopped: the client says how many
-answers it has, the server how many it gave, and the one that is missing is sent again. Nothing is computed
-twice, so the result is the same bit for bit. If the server has meanwhile given up the step,
-:class:`RoundRestarted` is raised, and the caller begins the round again from its first step.
+:class:`RemoteServer` has the same two methods as :class:`sigil.federation.Server`. A connection that breaks
+is opened again, and the exchange goes on where it stopped: the client says how many answers it has, the
+server how many it gave, and the one that is missing is sent again. Nothing is computed twice, so the result
+is the same bit for bit. If the server has meanwhile given up the step, :class:`RoundRestarted` is raised,
+and :func:`train_round` begins the round again from its first step.
 """
 
 from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import grpc
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from sigil.data import Dataset
 from sigil.errors import NetworkError
+from sigil.federation.averaging import State
+from sigil.federation.from_settings import build_halves
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import Moment
-from sigil.federation.precision import Precision
+from sigil.federation.observers import ClientObserver
+from sigil.federation.precision import Precision, choose
+from sigil.federation.settings import Settings
+from sigil.federation.trainer import Tick, train_client
 from sigil.transport import tickets, wire
 from sigil.transport.certificates import SERVER_NAME, ClientCredentials
 from sigil.transport.rejections import Reason, Refused, Rejection
 from sigil.transport.wire import Header, Kind, Wire
 
+_MAX_RESTARTS: Final = 10
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
@@ -40,6 +51,99 @@ _LONGEST_PAUSE: Final = 2.0
 _PASSING: Final = (Reason.DEADLINE, Reason.STREAMS)
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """What the owner asks of a client: train these weights for one round, with this ticket."""
+
+    round: int
+    address: str
+    ticket: str = field(repr=False)
+    lr: float
+    client_state: State = field(repr=False)
+    wire: Wire = "float32"
+
+
+@dataclass(frozen=True)
+class RoundUpdate:
+    """What a client has to show for a round: its half, and its own count of images, steps and mean loss."""
+
+    client_state: State
+    images: int
+    steps: int
+    loss: float
+
+
+def train_round(
+    task: RoundTask,
+    *,
+    settings: Settings,
+    dataset: Dataset,
+    indices: npt.NDArray[np.int64],
+    client_index: int,
+    credentials: ClientCredentials,
+    observers: Sequence[ClientObserver] = (),
+    patience: float = 60.0,
+    tick: Tick | None = None,
+) -> RoundUpdate:
+    """Train one round on the images `indices` of `dataset`, with the server half behind `task.address`.
+
+    Broken connections are opened again for up to `patience` seconds each, and the round goes on where it
+    was; if the server has given the step up meanwhile, the round is trained again from its start, before
+    the eyes of the observers. Either way the result is the same bit for bit.
+    :class:`sigil.transport.Refused` means that this ticket is good for nothing any more.
+    """
+    precision = choose(settings.run.device, settings.run.precision)
+    half = build_halves(
+        settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision
+    ).client
+    remote = RemoteServer(
+        task.address,
+        ticket=task.ticket,
+        round_number=task.round,
+        client=client_index,
+        classes=dataset.classes,
+        credentials=credentials,
+        precision=precision,
+        wire=task.wire,
+        patience=patience,
+    )
+
+    def train() -> RoundUpdate:
+        half.load_state_dict(task.client_state)
+        half.train()
+        result = train_client(
+            client_index,
+            half,
+            remote,
+            settings=settings,
+            dataset=dataset,
+            indices=indices,
+            round_number=task.round,
+            lr=task.lr,
+            precision=precision,
+            observers=observers,
+            tick=tick,
+        )
+        remote.finish()
+        state = {name: value.detach().clone() for name, value in half.state_dict().items()}
+        loss = result.loss / max(1, result.steps)
+        return RoundUpdate(state, images=result.images, steps=result.steps, loss=loss)
+
+    try:
+        for _ in range(_MAX_RESTARTS):
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    return train()
+            except RoundRestarted:
+                continue
+    finally:
+        remote.close()
+    raise NetworkError(
+        f"Round {task.round} was begun {_MAX_RESTARTS} times and never ended; the connection to "
+        f"{task.address} is too bad, or the server's step_seconds too short for this machine."
+    )
 
 
 class RoundRestarted(Exception):
@@ -85,7 +189,7 @@ class RemoteServer:
         self._shape = tuple(message.values.shape)
         return Logits(self._exchange(Kind.ACTIVATION, message.values, Kind.LOGITS))
 
-    def backward(self, message: LogitGradient, *, moment: Moment) -> CutGradient:
+    def backward(self, message: LogitGradient) -> CutGradient:
         """Send the gradient of the loss, (N, classes), and receive that at the cut, (N, *shape)."""
         values = self._exchange(Kind.LOGIT_GRADIENT, message.values, Kind.CUT_GRADIENT)
         return CutGradient(values)

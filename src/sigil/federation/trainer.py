@@ -1,0 +1,218 @@
+"""One round of training: global states in, weighted averages out.
+
+A :class:`RoundTrainer` does it in this process (:class:`LocalTrainer`, here), in several processes
+(:mod:`sigil.federation.workers`) or with clients elsewhere (:mod:`sigil.transport.owner`). What one client
+does in a round, :func:`train_client`, is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from sigil.data import Dataset
+from sigil.errors import TrainingError
+from sigil.federation.averaging import State, WeightedAverage
+from sigil.federation.client import Client
+from sigil.federation.from_settings import Training, fresh_optimizer, local_batches
+from sigil.federation.observers import ClientObserver
+from sigil.federation.precision import Precision
+from sigil.federation.seeds import derive
+from sigil.federation.server import LabelServer, ServerEnd
+from sigil.federation.settings import Settings
+from sigil.federation.step import step, step_with_labels
+from sigil.injector import InjectionStatistics
+
+Tick = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class RoundStart:
+    """What a round begins with: its number, its learning rate and the global weights of both halves."""
+
+    number: int
+    lr: float
+    client: State
+    server: State
+
+
+@dataclass
+class RoundSums:
+    """What some clients of a round came to: running averages and sums, ready to be merged with others'."""
+
+    client: WeightedAverage = field(default_factory=WeightedAverage)
+    server: WeightedAverage = field(default_factory=WeightedAverage)
+    loss: float = 0.0
+    steps: int = 0
+    images: int = 0
+    injections: list[InjectionStatistics] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+
+    def merge(self, other: RoundSums) -> None:
+        """Add what other clients came to."""
+        self.client.merge(other.client)
+        self.server.merge(other.server)
+        self.loss += other.loss
+        self.steps += other.steps
+        self.images += other.images
+        self.injections += other.injections
+        self.missing += other.missing
+
+
+class RoundTrainer(Protocol):
+    """Trains the clients of a federation, round by round, wherever they are."""
+
+    def train(self, start: RoundStart, *, tick: Tick | None = None) -> RoundSums:
+        """Train one round; `tick` is called with the number of images of each step as they are done."""
+
+    def close(self) -> None:
+        """Release processes and connections."""
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What one client did in one round, by its own count; `loss` is the sum over its steps."""
+
+    images: int
+    steps: int
+    loss: float
+
+
+def train_client(
+    index: int,
+    half: nn.Module,
+    server: ServerEnd | LabelServer,
+    *,
+    settings: Settings,
+    dataset: Dataset,
+    indices: npt.NDArray[np.int64],
+    round_number: int,
+    lr: float,
+    precision: Precision,
+    observers: Sequence[ClientObserver] = (),
+    tick: Tick | None = None,
+) -> LocalResult:
+    """Train one client's `half` for one round on the images `indices`, with the half behind `server`."""
+    client = Client(
+        index,
+        half,
+        fresh_optimizer(half, lr, settings=settings, precision=precision),
+        precision=precision,
+        observers=observers,
+    )
+    images = 0
+    for at, pictures, labels in local_batches(
+        settings,
+        dataset,
+        indices=indices,
+        round_number=round_number,
+        client=index,
+        precision=precision,
+        observers=observers,
+    ):
+        if isinstance(server, LabelServer):
+            step_with_labels(client, server, pictures, labels, at=at)
+        else:
+            step(client, server, pictures, labels, at=at)
+        images += len(labels)
+        if tick is not None:
+            tick(len(labels))
+    loss = float(client.loss)
+    if not math.isfinite(loss):
+        raise TrainingError(
+            f"The loss of client {index} is {loss} in round {round_number}, so training stops here "
+            "with the last good checkpoint kept; lower optimizer.lr or lengthen optimizer.warmup_rounds."
+        )
+    return LocalResult(images=images, steps=client.steps, loss=loss)
+
+
+class LocalTrainer:
+    """Trains clients one after another in this process, on one live copy of the two halves.
+
+    A client's round starts by loading the global weights into them and ends by adding the result to a
+    running average. So memory does not grow with the number of clients, and a client's result depends on
+    nothing but the global weights, its data and the seed.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def train(
+        self, start: RoundStart, *, tick: Tick | None = None, clients: Sequence[int] | None = None
+    ) -> RoundSums:
+        """Train all clients, or only these, each from the global weights (or in turn)."""
+        training = self.training
+        settings, halves = training.settings, training.halves
+        in_turn = settings.federation.mode == "sl"
+        shared_server = in_turn or settings.federation.server_halves == "shared"
+        sums = RoundSums()
+        halves.client.load_state_dict(start.client)
+        halves.server.load_state_dict(start.server)
+        halves.client.train()
+        halves.server.train()
+        optimizer = self._server_optimizer(start)
+        for position, index in enumerate(self._in_order(start.number) if clients is None else clients):
+            if position and not in_turn:
+                halves.client.load_state_dict(start.client)
+            if position and not shared_server:
+                halves.server.load_state_dict(start.server)
+                optimizer = self._server_optimizer(start)
+            server = training.servers.make(
+                index,
+                halves.server,
+                optimizer,
+                round_number=start.number,
+                observers=training.server_observers,
+            )
+            result = train_client(
+                index,
+                halves.client,
+                server,
+                settings=settings,
+                dataset=training.dataset,
+                indices=training.parts[index],
+                round_number=start.number,
+                lr=start.lr,
+                precision=training.precision,
+                observers=training.client_observers,
+                tick=tick,
+            )
+            sums.images += result.images
+            sums.steps += result.steps
+            sums.loss += result.loss
+            sums.injections += server.injections
+            samples = len(training.parts[index])
+            if not in_turn:
+                sums.client.add(halves.client.state_dict(), weight=samples)
+            if not shared_server:
+                sums.server.add(halves.server.state_dict(), weight=samples)
+        if in_turn:
+            sums.client.add(halves.client.state_dict(), weight=1)
+        if shared_server:
+            sums.server.add(halves.server.state_dict(), weight=1)
+        return sums
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _in_order(self, number: int) -> list[int]:
+        """All clients, in the order in which they train."""
+        settings, count = self.training.settings, len(self.training.parts)
+        if settings.federation.mode == "sl" or settings.federation.server_halves == "shared":
+            # A later client trains on a server that has seen more: take turns at it.
+            order = np.random.default_rng(derive(settings.run.seed, "order", number))
+            return [int(index) for index in order.permutation(count)]
+        return list(range(count))
+
+    def _server_optimizer(self, start: RoundStart) -> torch.optim.Optimizer:
+        training = self.training
+        return fresh_optimizer(
+            training.halves.server, start.lr, settings=training.settings, precision=training.precision
+        )
