@@ -10,7 +10,9 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import psutil
 import pytest
@@ -29,11 +31,67 @@ SESSION = "SIGIL_TEST_SESSION"  # inherited by everything that a test starts, al
 GRACE = 30.0  # seconds for what is ending to be gone, however busy the machine is
 
 
+HERE = Path(__file__).parent
+
+FORMATS = (
+    "attacks/test_*.py",
+    "baselines/test_capability.py",
+    "detectors/test_*.py",
+    "federation/test_federation.py",
+    "federation/test_precision.py",
+    "federation/test_run.py",
+    "federation/test_s*.py",
+    "test_injector.py",
+    "transport/test_client_round.py",
+    "transport/test_owner.py",
+    "transport/test_remote.py",
+    "transport/test_s*.py",
+)
+"""What depends on the number format, as patterns of test names; `make formats` runs it."""
+
+SLOW = (
+    "attacks/*",
+    "baselines/test_capability.py::test_cooperating*",
+    "cli/test_attack.py",
+    "cli/test_detect.py",
+    "cli/test_main.py::test_a_reader*",
+    "cli/test_main.py::test_help*",
+    "cli/test_serve.py::test_a_simulation*",
+    "cli/test_train.py",
+    "cli/test_verify.py::*disguised*",
+    "data/test_pictures.py",
+    "docs/test_commands.py::test_every_block_runs*",
+    "experiments/*",
+    "federation/test_federation.py::test_every_mode*",
+    "federation/test_run.py",
+    "models/test_*.py::*densenet121*",
+    "models/test_splitting.py::test_a_client_half_exports_to_onnx",
+    "models/test_splitting.py::test_a_client_half_is_one_graph*",
+    "suspect/test_opening.py::test_mutations*",
+    "test_alignment.py",
+    "test_docs.py",
+    "test_lineage.py::*densenet121*",
+    "test_lineage.py::*mobilenetv2*",
+    "test_local_ray.py",
+    "test_matching.py",
+    "test_statistics.py::test_p_is_*",
+    "test_suite.py::test_a_childs_child*",
+    "transport/*",
+)
+"""What starts processes or trains for longer than seconds, as patterns; `make quick` leaves it out."""
+
+
 @pytest.fixture(autouse=True)
 def _no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests must not depend on the user's own data or passphrase."""
     for name in ("SIGIL_DATA", "SIGIL_CACHE", "SIGIL_PASSPHRASE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def patterns() -> tuple[str, ...]:
+    """By which tests are marked."""
+    return *FORMATS, *SLOW
 
 
 @pytest.fixture(scope="session")
@@ -64,3 +122,18 @@ def _every_process_is_ended(leftovers: Callable[[], list[str]]) -> Iterator[None
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     assert not found, [line for _, line in found]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests by the patterns above."""
+    for item in items:
+        _, _, test = item.nodeid.partition("::")
+        file = item.path.relative_to(HERE).as_posix()
+        for marker, patterns in (("formats", FORMATS), ("slow", SLOW)):
+            if any(_matches(file, test, pattern) for pattern in patterns):
+                item.add_marker(marker)
+
+
+def _matches(file: str, test: str, pattern: str) -> bool:
+    place, _, name = pattern.partition("::")
+    return fnmatchcase(file, place) and fnmatchcase(test, name or "*")
