@@ -18,16 +18,16 @@ def student(**options: Any) -> models.Model:
 
 
 def test_the_student_answers_like_the_teacher_and_never_sees_a_label(
-    marked: Any, more_digits: Dataset
+    accurate: Any, more_digits: Dataset
 ) -> None:
     from dataclasses import replace
 
     images, labels = more_digits.train.images, more_digits.train.labels
     wrong = replace(more_digits, train=Split(images, np.zeros_like(labels)))
     fresh = student()
-    taught = attacks.extract(marked.whole, fresh, wrong, epochs=10, batch_size=32)
+    taught = attacks.extract(accurate.whole, fresh, wrong, epochs=10, batch_size=32)
     teacher, before, after = (
-        attacks.measure(m, data=more_digits).accuracy for m in (marked.whole, fresh, taught)
+        attacks.measure(m, data=more_digits).accuracy for m in (accurate.whole, fresh, taught)
     )
     assert teacher is not None
     assert before is not None
