@@ -38,7 +38,6 @@ FORMATS = (
     "baselines/test_capability.py",
     "detectors/test_*.py",
     "federation/test_federation.py",
-    "federation/test_precision.py",
     "federation/test_run.py",
     "federation/test_s*.py",
     "test_injector.py",
