@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs format clean
+.PHONY: help setup demo test quick formats fuzz check docs format clean
 
 help:  ## show what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -28,8 +28,26 @@ check: setup  ## lint, format and types
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two cores and three workers, as some tests wait for processes that they started. A worker that has nothing
+# left takes tests from the others.
+WORKERS ?= 3
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
 test: check  ## checks, then every test
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+quick: setup  ## the tests that start no process and train nothing, in a minute
+	$(PYTEST) -m 'not slow'
+
+# `auto` takes the number format of the processor, so one machine shows one of them only. The variables of
+# PyTorch, oneDNN and MKL choose among the instructions that the processor has.
+formats: setup  ## what depends on the number format: in bfloat16, then with AVX2 at most
+	SIGIL_PRECISION=bfloat16 $(PYTEST) -m formats
+	SIGIL_PRECISION=float32 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
+		$(PYTEST) -m formats
+
+fuzz: setup  ## what Hypothesis checks, with other and twenty times as many examples each time
+	$(PYTEST) -m hypothesis --hypothesis-profile=fuzz
 
 $(VENV)/.docs: $(VENV)/.ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

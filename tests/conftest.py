@@ -1,4 +1,4 @@
-"""Settings for every test: one thread a worker, so that two workers fill two cores."""
+"""Settings for every test: one thread per worker, what Hypothesis tries, and no process left behind."""
 
 from __future__ import annotations
 
@@ -6,15 +6,78 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
 import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
 
-# The machine may be shared: a slow example is not a failing one.
-settings.register_profile("sigil", deadline=None, print_blob=True)
+# The machine may be shared: a slow example is not a failing one. By default every run tries the same
+# examples, so that a change is green or red by itself; `make fuzz` tries others, and more of them.
+settings.register_profile("sigil", deadline=None, print_blob=True, derandomize=True)
+settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile("sigil")
+
+SESSION = "SIGIL_TEST_SESSION"  # inherited by everything that a test starts, also by children's children
+GRACE = 30.0  # seconds for what is ending to be gone, however busy the machine is
+
+
+HERE = Path(__file__).parent
+
+FORMATS = (
+    "attacks/test_*.py",
+    "baselines/test_capability.py",
+    "detectors/test_*.py",
+    "federation/test_federation.py",
+    "federation/test_run.py",
+    "federation/test_s*.py",
+    "test_injector.py",
+    "transport/test_client_round.py",
+    "transport/test_owner.py",
+    "transport/test_remote.py",
+    "transport/test_s*.py",
+)
+"""What depends on the number format, as patterns of test names; `make formats` runs it."""
+
+SLOW = (
+    "attacks/*",
+    "baselines/test_capability.py::test_cooperating*",
+    "cli/test_attack.py",
+    "cli/test_detect.py",
+    "cli/test_main.py::test_a_reader*",
+    "cli/test_main.py::test_help*",
+    "cli/test_serve.py::test_a_simulation*",
+    "cli/test_train.py",
+    "cli/test_verify.py::*disguised*",
+    "data/test_pictures.py",
+    "docs/test_commands.py::test_every_block_runs*",
+    "experiments/*",
+    "federation/test_federation.py::test_every_mode*",
+    "federation/test_run.py",
+    "models/test_*.py::*densenet121*",
+    "models/test_splitting.py::test_a_client_half_exports_to_onnx",
+    "models/test_splitting.py::test_a_client_half_is_one_graph*",
+    "suspect/test_opening.py::test_mutations*",
+    "test_alignment.py",
+    "test_docs.py",
+    "test_lineage.py::*densenet121*",
+    "test_lineage.py::*mobilenetv2*",
+    "test_local_ray.py",
+    "test_matching.py",
+    "test_statistics.py::test_p_is_*",
+    "test_suite.py::test_a_childs_child*",
+    "transport/*",
+)
+"""What starts processes or trains for longer than seconds, as patterns; `make quick` leaves it out."""
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +85,54 @@ def _no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests must not depend on the user's own data or passphrase."""
     for name in ("SIGIL_DATA", "SIGIL_CACHE", "SIGIL_PASSPHRASE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def patterns() -> tuple[str, ...]:
+    """By which tests are marked."""
+    return *FORMATS, *SLOW
+
+
+@pytest.fixture(scope="session")
+def leftovers() -> Callable[[], list[str]]:
+    """The command lines of the processes that run because of this session, itself not counted."""
+    os.environ[SESSION] = uuid.uuid4().hex
+    return lambda: [line for _, line in _offspring(os.environ[SESSION])]
+
+
+def _offspring(session: str) -> list[tuple[psutil.Process, str]]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid != os.getpid() and process.environ().get(SESSION) == session:
+                found.append((process, " ".join(process.cmdline())))
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _every_process_is_ended(leftovers: Callable[[], list[str]]) -> Iterator[None]:
+    """Whatever a file of tests starts has ended when the file is done, also what lost its parent."""
+    yield
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # lives as long as Python
+    last = time.monotonic() + GRACE
+    while (found := _offspring(os.environ[SESSION])) and time.monotonic() < last:
+        time.sleep(0.1)
+    for process, _ in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert not found, [line for _, line in found]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests by the patterns above."""
+    for item in items:
+        _, _, test = item.nodeid.partition("::")
+        file = item.path.relative_to(HERE).as_posix()
+        for marker, patterns in (("formats", FORMATS), ("slow", SLOW)):
+            if any(_matches(file, test, pattern) for pattern in patterns):
+                item.add_marker(marker)
+
+
+def _matches(file: str, test: str, pattern: str) -> bool:
+    place, _, name = pattern.partition("::")
+    return fnmatchcase(file, place) and fnmatchcase(test, name or "*")

@@ -194,13 +194,13 @@ def test_rows_outside_the_matrix_are_refused(start: int, stop: int) -> None:
         small_key().rows(start, stop)
 
 
-def test_derivation_takes_less_than_a_tenth_of_a_second() -> None:
+def test_derivation_takes_less_than_a_tenth_of_a_second_of_the_processor() -> None:
     key = small_key(shape=(256, 8, 8), bits=50)
     times = []
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.thread_time()  # not the clock: the machine may be busy
         key.rows(0, key.dimension)
-        times.append(time.perf_counter() - begin)
+        times.append(time.thread_time() - begin)
     assert min(times) < 0.1
 
 

@@ -241,7 +241,7 @@ def test_p_is_never_too_small_under_the_null(weights):
 # --- the bound --------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.lists(st.integers(1, 200), min_size=1, max_size=80),
     st.floats(0.0, 1.0),
@@ -281,10 +281,10 @@ def test_the_bound_is_within_a_small_factor_and_better_than_chernoff(bits):
 
 def test_a_huge_problem_gets_a_bound_in_no_time():
     weights = np.arange(1, 20_001)
-    start = time.perf_counter()
+    start = time.thread_time()  # not the clock: the machine may be busy
     result = tail(weights, int(weights.sum()) // 10)
     limit = threshold(weights, probes=20_000, alpha=FIVE_SIGMA)
-    assert time.perf_counter() - start < 5.0
+    assert time.thread_time() - start < 5.0
     assert not result.exact
     assert -1000.0 < result.log10_p < -10.0
     assert 0.5 < limit < 0.52
@@ -464,9 +464,9 @@ def test_speed_within_five_times_the_claim(bits, probes, seconds):
     target = (2 * ones > probes) ^ (generator.random(bits) < 0.3)
     elapsed = []
     for _ in range(2):
-        start = time.perf_counter()
+        start = time.thread_time()
         result = p_value(ones, target, probes)
-        elapsed.append(time.perf_counter() - start)
+        elapsed.append(time.thread_time() - start)
     assert result.exact
     assert min(elapsed) < seconds
 

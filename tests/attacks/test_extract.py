@@ -17,13 +17,18 @@ def student(**options: Any) -> models.Model:
     return models.build("vgg11", **({"classes": 10, "width": 8, "channels": 1, "seed": 5} | options))
 
 
-def test_the_student_answers_like_the_teacher_and_never_sees_a_label(marked: Any, digits: Dataset) -> None:
+def test_the_student_answers_like_the_teacher_and_never_sees_a_label(
+    accurate: Any, more_digits: Dataset
+) -> None:
     from dataclasses import replace
 
-    wrong = replace(digits, train=Split(digits.train.images, np.zeros_like(digits.train.labels)))
+    images, labels = more_digits.train.images, more_digits.train.labels
+    wrong = replace(more_digits, train=Split(images, np.zeros_like(labels)))
     fresh = student()
-    taught = attacks.extract(marked.whole, fresh, wrong, epochs=20, batch_size=32)
-    teacher, before, after = (attacks.measure(m, data=digits).accuracy for m in (marked.whole, fresh, taught))
+    taught = attacks.extract(accurate.whole, fresh, wrong, epochs=10, batch_size=32)
+    teacher, before, after = (
+        attacks.measure(m, data=more_digits).accuracy for m in (accurate.whole, fresh, taught)
+    )
     assert teacher is not None
     assert before is not None
     assert after is not None

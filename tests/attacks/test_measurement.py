@@ -13,18 +13,18 @@ from sigil.data import Dataset
 from sigil.errors import AttackError
 
 
-def test_whole_and_halves_measure_alike(marked: Any, digits: Dataset) -> None:
-    whole = attacks.measure(marked.whole, data=digits, key=marked.key, cut="pool2", probes=64)
-    halves = attacks.measure(marked.halves, data=digits, key=marked.key, probes=64)
+def test_whole_and_halves_measure_alike(accurate: Any, digits: Dataset) -> None:
+    whole = attacks.measure(accurate.whole, data=digits, key=accurate.key, cut="pool2", probes=64)
+    halves = attacks.measure(accurate.halves, data=digits, key=accurate.key, probes=64)
     assert whole == halves
     assert halves.accuracy is not None
     assert halves.report is not None
     assert halves.accuracy > 0.7
     assert halves.report.wsr > 0.95
-    assert marked.whole.training
+    assert accurate.whole.training
     with torch.no_grad():
         images = (torch.from_numpy(digits.test.images) / 255 - digits.mean[0]) / digits.std[0]
-        model = models.join(*marked.halves).eval()
+        model = models.join(*accurate.halves).eval()
         right = model(images.float()).argmax(1) == torch.from_numpy(digits.test.labels)
     assert halves.accuracy == pytest.approx(float(right.float().mean()), abs=0.02)
 

@@ -12,6 +12,7 @@ from sigil import attacks, models
 from sigil.attacks.permute import _draw
 from sigil.data import Dataset
 from sigil.errors import AttackError, ModelError
+from sigil.federation.precision import choose
 
 BOUNDED = {"conv1", "conv2", "avgpool", "flatten"}
 
@@ -96,7 +97,10 @@ def test_a_dense_layer_keeps_its_own_channels() -> None:
 def test_the_mark_is_gone_and_the_accuracy_is_not(marked: Any, digits: Dataset) -> None:
     attacked = attacks.permute(marked.halves)
     before, after = (
-        attacks.measure(m, data=digits, key=marked.key, probes=64) for m in (marked.halves, attacked)
+        # In float32, where the scales cancel for every image of the test set; bfloat16 rounds scaled
+        # channels differently, and an image between two classes may change sides.
+        attacks.measure(m, data=digits, key=marked.key, probes=64, precision=choose("cpu", "float32"))
+        for m in (marked.halves, attacked)
     )
     assert before.report is not None
     assert after.report is not None

@@ -57,7 +57,8 @@ def test_as_the_servers_observer_a_baseline_embeds_nothing(mark: Backdoor | Para
 
 def test_cooperating_clients_embed_both_in_the_same_federation() -> None:
     dataset = data.load("digits", train_limit=300, test_limit=100)
-    backdoor, parameter = Backdoor(size=2), ParameterMark()
+    # A patch of three pixels is learned in time from every seed; one of two is not from each.
+    backdoor, parameter = Backdoor(size=3), ParameterMark()
     federation = Federation(SETTINGS, dataset, client_observers=[backdoor, parameter])
     fresh = parameter.verify(federation.halves()[0]).wsr
     for _ in range(3):

@@ -38,7 +38,7 @@ def test_every_sample_once_and_two_for_everybody(options: dict[str, Any], count:
     assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(count))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(
     st.integers(2, 300),
     st.integers(1, 20),

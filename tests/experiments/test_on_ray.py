@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from ray._private import services
 
 from sigil.errors import ExperimentError
 from sigil.experiments import on_ray, reproduce, scales
@@ -43,6 +44,10 @@ def test_a_machine_without_the_folder_says_so(tmp_path: Path) -> None:
 
 def test_no_cluster_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray looks at every process of the machine and in a folder that all share: there may be one of others.
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", set)
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
     store = Store("smoke", results=tmp_path, runs=tmp_path)
     with (
         pytest.raises(ExperimentError, match="Ray cannot be reached at 'auto'"),

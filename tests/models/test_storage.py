@@ -359,7 +359,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return path, path.read_bytes()
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(data=st.data())
 def test_damaged_files_load_or_are_refused(scratch: tuple[Path, bytes], data: st.DataObject) -> None:
     """Whatever happens to the bytes, the outcome is a model or a SuspectError."""

@@ -158,10 +158,10 @@ def test_a_huge_input_shape_in_the_file_costs_no_memory(half: models.Model, tmp_
     copy.input_shape = (3, 4096, 4096)
     path = tmp_path / "huge.safetensors"
     models.save(path, copy)
-    began = time.monotonic()
+    began = time.thread_time()  # not the clock: the machine may be busy
     with pytest.raises(ShapeError, match=r"\(8, 1024, 1024\)"):
         open_suspect(path, activation_shape=ACTIVATION)
-    assert time.monotonic() - began < 2
+    assert time.thread_time() - began < 2
 
 
 def test_a_file_replaced_while_it_is_read_is_refused(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,7 @@ def test_mutations_give_a_suspect_or_an_error_of_ours(
     chance = random.Random(kind)
     path = tmp_path / f"mutated{source.suffix}"
     refused = []
-    began = time.monotonic()
+    began = time.thread_time()
     for _ in range(200):
         path.write_bytes(mutated(content, chance))
         try:
@@ -247,4 +247,4 @@ def test_mutations_give_a_suspect_or_an_error_of_ours(
             refused.append(str(error))
     assert len(refused) > 20
     assert not any("\n" in sentence for sentence in refused)
-    assert time.monotonic() - began < 30
+    assert time.thread_time() - began < 30

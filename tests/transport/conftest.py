@@ -47,7 +47,7 @@ def small_settings(**changes: Any) -> Settings:
         "federation": {"clients": 3, "rounds": 2, "local_epochs": 2, "batch_size": 16},
         "optimizer": {"lr": 0.05, "warmup_rounds": 0},
         "watermark": {"strength": 0.5, "bits": 16, "statistics_every": 2},
-        "run": {"device": "cpu", "precision": "float32", "workers": 1, "seed": 3},
+        "run": {"device": "cpu", "workers": 1, "seed": 3},
     }
     for section, entries in changes.items():
         values[section] = {**values.get(section, {}), **entries}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +74,9 @@ def test_two_rounds_of_three_clients_equal_a_training_in_one_process(
     assert_equal(server_state, federation.server_state)
 
 
-def test_a_narrow_wire_moves_the_weights_alike_with_half_the_bytes(net: Any) -> None:
+def test_a_narrow_wire_moves_the_weights_alike_with_half_the_bytes(make_net: Any) -> None:
+    # Both ends in float32: where they compute in bfloat16, a narrow wire changes nothing.
+    net = make_net(run={"precision": "float32"})
     federation = net.local()
     start = torch.cat([value.flatten().float() for value in federation.client_state.values()])
     moves, sizes = {}, {}
@@ -208,15 +209,16 @@ def test_a_client_that_gives_up_says_where_it_tried(net: Any, alone: Alone) -> N
         net.train(task, 0, patience=0.5)
 
 
-def test_a_ticket_of_an_abandoned_round_is_refused_at_once(net: Any, service: Any, alone: Alone) -> None:
+def test_a_ticket_of_an_abandoned_round_is_refused_at_once(
+    net: Any, service: Any, proxy: Any, alone: Alone
+) -> None:
     old = net.open(service, alone.server_start, clients=1)
     new = net.open(service, alone.server_start, clients=1)
     assert old != new
-    began = time.monotonic()
     with pytest.raises(Refused) as refused:
-        net.train(net.task(service, old[0], alone.client_start), 0)
+        net.train(net.task(proxy, old[0], alone.client_start), 0)
     assert refused.value.reason is Reason.TICKET
-    assert time.monotonic() - began < 10  # seconds, while a lost connection is tried again for longer
+    assert proxy.connections == 1, "a refusal is not a lost connection, which is tried again"
 
 
 def test_a_client_whose_training_diverges_is_out_and_told_why(net: Any, service: Any, alone: Alone) -> None:

@@ -84,7 +84,10 @@ def cluster(address: str, store: Store, *, jobs: int = 0) -> Iterator[tuple[RayP
         yield RayPool(ray.remote(num_cpus=1)(_work), size, sign), shared
     finally:
         sign.unlink(missing_ok=True)
-        ray.shutdown()
+        if address == "local":
+            local_ray.stop()
+        else:
+            ray.shutdown()
 
 
 def _work(sign: Path, work: Callable[..., None], *arguments: object) -> None:

@@ -210,6 +210,7 @@ class Deployment:
             ) from None
         finally:
             owner_run.stop.set()  # the ServerApp is a thread, and would wait for clients for ever
+            local_ray.stop()
 
     def _invite(self, client: int, node: int | None) -> None:
         """Write what a client must know to join, beside its certificate."""

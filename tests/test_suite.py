@@ -1,0 +1,36 @@
+"""The suite watches over itself: patterns that name tests, and processes that outlive them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+# A child that starts a child of its own and leaves it alone.
+ORPHAN = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
+print(child.pid, flush=True)
+child.returncode = 0
+sys.stdin.read()
+"""
+
+
+def test_the_patterns_of_the_markers_name_files_that_exist(patterns: tuple[str, ...]) -> None:
+    gone = [pattern for pattern in patterns if not list(TESTS.glob(pattern.partition("::")[0]))]
+    assert gone == []
+
+
+def test_a_childs_child_is_found_until_it_ends(leftovers: Callable[[], list[str]]) -> None:
+    assert leftovers() == []
+    command = [sys.executable, "-c", ORPHAN]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        assert sorted(line.rsplit(" ")[-1] == "input()" for line in leftovers()) == [False, True]
+    # The child read the end of its input when its parent had gone; nothing else ended it.
+    while leftovers():
+        time.sleep(0.05)
