@@ -29,7 +29,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from sigil.experiments.timing import interleaved
+from sigil.experiments.lab.timing import interleaved
 from sigil.federation import Activation, CutGradient, Federation, LogitGradient, Logits, Moment, Settings
 from sigil.federation.aggregation import WeightedAverage
 from sigil.federation.halves import build_halves

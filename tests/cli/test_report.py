@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from sigil.cli.main import main
-from sigil.experiments import fidelity, registry, scales
-from sigil.experiments.experiment import Finding
-from sigil.experiments.store import Store
+from sigil.experiments.lab import registry, scales
+from sigil.experiments.lab.experiment import Finding
+from sigil.experiments.lab.store import Store
+from sigil.experiments.paper import table3_fidelity as fidelity
 from sigil.federation.run import train
 from sigil.federation.settings import make
 from sigil.federation.shapes import cut_shape

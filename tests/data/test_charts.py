@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from sigil.data import draw_partition, partition
-from sigil.data.pictures import _counts
+from sigil.data.charts import _counts
 from sigil.errors import DataError
 
 LABELS = np.arange(2000) % 10

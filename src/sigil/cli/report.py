@@ -39,12 +39,12 @@ def report(
       sigil report runs/a runs/b --out both.html
     """
     if any((folder / "run.json").exists() for folder in folders):
-        from sigil.experiments.run_report import write_runs
+        from sigil.experiments.pages.run_report import write_runs
 
         written = [write_runs(folders, out)]
     else:
         from sigil.errors import ExperimentError
-        from sigil.experiments.report import write
+        from sigil.experiments.pages.report import write
 
         if len(folders) > 1:
             raise ExperimentError(

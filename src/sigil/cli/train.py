@@ -62,7 +62,7 @@ def train(
       sigil train --settings > my.toml              all settings, to edit
       sigil train --config my.toml -o runs/b
     """
-    from sigil.experiments.behaviour import observers
+    from sigil.experiments.lab.behaviour import observers
     from sigil.federation import progress
     from sigil.federation import run as runs
     from sigil.federation import settings as reader

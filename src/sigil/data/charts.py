@@ -1,4 +1,4 @@
-"""A picture of who holds what."""
+"""A chart of who holds what."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 _CHUNK = 1024
 
 
-def channel_moments(
+def channel_statistics(
     images: npt.NDArray[np.uint8],
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Give the mean and standard deviation of each channel of uint8 images, on the scale 0 to 1.

@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sigil.evidence.facts import Facts, gather
 from sigil.evidence.page import render
-from sigil.experiments import figures
+from sigil.experiments.pages import figures
 from sigil.federation.progress import Silent
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings, make
@@ -95,7 +95,7 @@ def _verdict(name: str, run: Run, key: Key, key_file: Path, folder: Path) -> Sto
 
 def _page(key: Key, stories: tuple[Story, ...]) -> str:
     environment = Environment(
-        loader=PackageLoader("sigil.experiments", "."), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("sigil.experiments.pages", "."), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template("demo.html").render(
         key=key, stories=stories, curves=_curves(stories), settings=stories[0].run.settings

@@ -85,7 +85,7 @@ class RecordSettings(Section):
 
 
 class BehaviourSettings(Section):
-    """What clients do beside training; `sigil.experiments.behaviour` turns it into observers."""
+    """What clients do beside training; `sigil.experiments.lab.behaviour` turns it into observers."""
 
     noise_snr: float | None = Field(None, gt=0, description="clients add noise of this signal-to-noise ratio")
     noise_reading: Literal["power", "amplitude"] = Field("power", description="what the ratio is of")

@@ -13,11 +13,12 @@ import torch
 
 from sigil import models
 from sigil.attacks.subject import Halves
-from sigil.experiments import alignment, alignment_null, scales
-from sigil.experiments.alignment import cells, same_channels
-from sigil.experiments.alignment_page import show, verdict
-from sigil.experiments.disguises import DISGUISES, permuted
-from sigil.experiments.store import Cell, Result
+from sigil.experiments.beyond import alignment, alignment_null
+from sigil.experiments.beyond.alignment import cells, same_channels
+from sigil.experiments.beyond.alignment_page import show, verdict
+from sigil.experiments.beyond.disguises import DISGUISES, permuted
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.store import Cell, Result
 from sigil.key import Key
 from sigil.probing import noise
 from sigil.verification import verify

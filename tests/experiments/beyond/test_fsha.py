@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from sigil import data
-from sigil.experiments import fsha, scales, splitguard, stealth
-from sigil.experiments.store import Result, Store
+from sigil.experiments.beyond import fsha, splitguard
+from sigil.experiments.lab import scales, stealth
+from sigil.experiments.lab.store import Result, Store
 
 
 def test_pixels_undo_the_normalisation() -> None:

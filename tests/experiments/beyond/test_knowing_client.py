@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from sigil.experiments import informed
-from sigil.experiments.informed import Statistics, auc, common, cosine
-from sigil.experiments.store import Cell, Result
+from sigil.experiments.beyond import knowing_client as informed
+from sigil.experiments.beyond.knowing_client import Statistics, auc, common, cosine
+from sigil.experiments.lab.store import Cell, Result
 from sigil.federation.observers import Moment
 from sigil.federation.recording import GradientRecorder
 from sigil.federation.run import Run

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sigil.experiments import proof, scales
-from sigil.experiments.store import Result
+from sigil.experiments.beyond import proof
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.store import Result
 
 SCALE = scales.get("cpu")
 

@@ -8,9 +8,14 @@ from typing import Any
 
 import pytest
 
-from sigil.experiments import clients, noise, proof, scales, scaling, split_point, splitout
-from sigil.experiments.ablations import OUTLIERS
-from sigil.experiments.store import Result
+from sigil.experiments.beyond import proof, scaling
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.ablations import OUTLIERS
+from sigil.experiments.lab.store import Result
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import figure7_noise as noise
+from sigil.experiments.paper import table6_split_point as split_point
+from sigil.experiments.paper import table12_clients as clients
 from sigil.federation.settings import FederationSettings, Settings
 
 SCALE = scales.get("cpu")

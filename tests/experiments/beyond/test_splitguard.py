@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from sigil.experiments import fsha, scales, scrutinizer, splitguard, splitout
-from sigil.experiments.store import Cell, Result, Store
+from sigil.experiments.beyond import fsha, splitguard
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.paper import figure5_scrutinizer as scrutinizer
+from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.federation.settings import Settings, make
 
 SMOKE = scales.get("smoke")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sigil.experiments.experiment import Finding, judge, listed
+from sigil.experiments.lab.experiment import Finding, judge, listed
 
 
 def test_a_claim_must_hold_for_every_number() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from sigil.errors import ExperimentError
-from sigil.experiments import on_ray, reproduce, scales
-from sigil.experiments.experiment import final_numbers
-from sigil.experiments.fidelity import model_cells
-from sigil.experiments.store import Store
+from sigil.experiments.lab import on_ray, reproduce, scales
+from sigil.experiments.lab.experiment import final_numbers
+from sigil.experiments.lab.store import Store
+from sigil.experiments.paper.table3_fidelity import model_cells
 
 
 def test_cells_measured_on_ray_are_those_of_processes(

@@ -10,8 +10,8 @@ import pytest
 
 from sigil.cli.main import main
 from sigil.errors import ExperimentError
-from sigil.experiments import registry, reproduce, scales
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.lab import registry, reproduce, scales
+from sigil.experiments.lab.store import Cell, Store
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from sigil import models
-from sigil.experiments import paper, scales
-from sigil.experiments.registry import EXPERIMENTS
-from sigil.experiments.scales import STRENGTHS, TASKS
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.registry import EXPERIMENTS
+from sigil.experiments.lab.scales import STRENGTHS, TASKS
 from sigil.federation import Client, Moment, Server, step
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings

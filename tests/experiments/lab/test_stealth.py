@@ -11,8 +11,9 @@ import torch
 
 from sigil.attacks.fsha import FSHA
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
-from sigil.experiments import adaptive, scales, stealth
-from sigil.experiments.store import Result, Store
+from sigil.experiments.lab import scales, stealth
+from sigil.experiments.lab.store import Result, Store
+from sigil.experiments.paper import table5_adaptive as adaptive
 
 SMOKE = scales.get("smoke")
 

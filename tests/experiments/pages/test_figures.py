@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from sigil.experiments import figures
+from sigil.experiments.pages import figures
 
 
 def draw(path: Path) -> None:

@@ -4,7 +4,7 @@ import re
 
 from markupsafe import Markup
 
-from sigil.experiments.markup import html
+from sigil.experiments.pages.markup import html
 
 PAGE = """# Title
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from sigil.experiments import tables
-from sigil.experiments.store import Cell, Result
-from sigil.experiments.tables import Entry, Table
+from sigil.experiments.lab.store import Cell, Result
+from sigil.experiments.pages import tables
+from sigil.experiments.pages.tables import Entry, Table
 
 CELLS = [Cell("x", "a", seed, ()) for seed in (0, 1, 2)]
 RESULTS = {

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sigil.experiments import scales, scrutinizer
-from sigil.experiments.store import Result, Store
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.store import Result, Store
+from sigil.experiments.paper import figure5_scrutinizer as scrutinizer
 
 SMOKE = scales.get("smoke")
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from sigil.experiments import scales, splitout
-from sigil.experiments.store import Result, Store
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.store import Result, Store
+from sigil.experiments.paper import figure6_splitout as splitout
 
 SMOKE = scales.get("smoke")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from sigil import models
-from sigil.experiments import threshold
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.paper import section5_threshold as threshold
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 
@@ -45,7 +45,7 @@ def test_a_clean_model_and_random_keys(measured: tuple[Cell, dict[str, object]])
 def test_the_table_the_figure_and_the_verdict(
     measured: tuple[Cell, dict[str, object]], tmp_path: Path
 ) -> None:
-    from sigil.experiments.store import Result
+    from sigil.experiments.lab.store import Result
 
     cell, numbers = measured
     results = {(cell.name, cell.seed): Result(cell.name, cell.seed, cell.options, numbers)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sigil.experiments import efficiency
-from sigil.experiments.timing import interleaved
+from sigil.experiments.lab.timing import interleaved
+from sigil.experiments.paper import section6_efficiency as efficiency
 from sigil.key import Key
 
 

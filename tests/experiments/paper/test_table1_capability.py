@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from sigil.baselines import Backdoor
-from sigil.experiments import capability
-from sigil.experiments.store import Cell, Result
-from sigil.experiments.trials import NO, PARTLY, YES, Trial, Witness, tensors
+from sigil.experiments.lab.store import Cell, Result
+from sigil.experiments.paper import table1_capability as capability
+from sigil.experiments.paper.table1_server_trials import NO, PARTLY, YES, Trial, Witness, tensors
 from sigil.federation.messages import Activation
 from sigil.federation.observers import Moment
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sigil.experiments import adaptive, noise, scales, split_point, splitout
-from sigil.experiments.ablations import NOISE, OUTLIERS, SPLITOUT
-from sigil.experiments.store import Result
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.ablations import NOISE, OUTLIERS, SPLITOUT
+from sigil.experiments.lab.store import Result
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import figure7_noise as noise
+from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.experiments.paper import table6_split_point as split_point
 
 SCALE = scales.get("cpu")
 

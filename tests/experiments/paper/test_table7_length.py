@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sigil.experiments import length, proof, scales, splitout
-from sigil.experiments.ablations import SPLITOUT
-from sigil.experiments.store import Result
+from sigil.experiments.beyond import proof
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.ablations import SPLITOUT
+from sigil.experiments.lab.store import Result
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import table7_length as length
 
 SCALE = scales.get("cpu")
 

@@ -21,13 +21,14 @@ from sigil.alignment import Alignment, Reference, align
 from sigil.attacks.subject import Halves
 from sigil.data import Dataset, Split
 from sigil.errors import SigilError
-from sigil.experiments import alignment_null as null
-from sigil.experiments import removal, scales
-from sigil.experiments.alignment_page import show, verdict
-from sigil.experiments.disguises import DISGUISES, Disguised, permuted
-from sigil.experiments.experiment import Experiment
-from sigil.experiments.scales import TASKS, Scale, Sections
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.beyond import alignment_null as null
+from sigil.experiments.beyond.alignment_page import show, verdict
+from sigil.experiments.beyond.disguises import DISGUISES, Disguised, permuted
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.experiment import Experiment
+from sigil.experiments.lab.scales import TASKS, Scale, Sections
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.paper import table4_removal as removal
 from sigil.federation.evaluation import accuracy
 from sigil.federation.initial import initial_half
 from sigil.federation.precision import choose

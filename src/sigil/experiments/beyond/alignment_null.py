@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sigil import statistics
 from sigil.alignment import Alignment, Reference, align
-from sigil.experiments.store import OWNER, Store
+from sigil.experiments.lab.store import OWNER, Store
 from sigil.federation.initial import initial_half
 from sigil.federation.run import Run
 from sigil.key import Key

@@ -10,11 +10,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from scipy import stats
 
-from sigil.experiments import figures
-from sigil.experiments.alignment_null import Floats
-from sigil.experiments.experiment import Finding, Results, judge
-from sigil.experiments.store import Cell
-from sigil.experiments.tables import MISSING, markdown
+from sigil.experiments.beyond.alignment_null import Floats
+from sigil.experiments.lab.experiment import Finding, Results, judge
+from sigil.experiments.lab.store import Cell
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import MISSING, markdown
 from sigil.verification import ALPHA
 
 WAYS = ("images", "noise", "initial weights")

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks, statistics
-from sigil.experiments import scales
-from sigil.experiments.experiment import Experiment, Finding, Results
-from sigil.experiments.removal import attackers_share, entry, marks
-from sigil.experiments.scales import STRENGTHS, Scale
-from sigil.experiments.store import Cell, Store, experiment_key
-from sigil.experiments.tables import markdown, spread, values
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.experiment import Experiment, Finding, Results
+from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.store import Cell, Store, experiment_key
+from sigil.experiments.pages.tables import markdown, spread, values
+from sigil.experiments.paper.table4_removal import attackers_share, entry, marks
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.federation.seeds import derive

@@ -17,11 +17,13 @@ import numpy.typing as npt
 from torch import Tensor
 
 from sigil.data import Dataset
-from sigil.experiments import figures, splitguard, stealth
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Result, Store
-from sigil.experiments.tables import markdown
+from sigil.experiments.beyond import splitguard
+from sigil.experiments.lab import stealth
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import markdown
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings, make
 

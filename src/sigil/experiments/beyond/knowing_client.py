@@ -25,11 +25,12 @@ import numpy.typing as npt
 from scipy.stats import mannwhitneyu
 
 from sigil.detectors import local_gradients_of_run
-from sigil.experiments import figures, stealth
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import MISSING, markdown
+from sigil.experiments.lab import stealth
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import MISSING, markdown
 from sigil.federation.run import Run
 
 Vector = npt.NDArray[np.float64]

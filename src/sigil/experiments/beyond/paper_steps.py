@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sigil.experiments import adaptive
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.removal import entry
-from sigil.experiments.scales import STRENGTHS, Scale
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import markdown, mean
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import markdown, mean
+from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.experiments.paper.table4_removal import entry
 from sigil.federation.run import Run
 
 ATTACKS = ("none", adaptive.CONTROL, "R_wm 10", adaptive.AVERAGING)

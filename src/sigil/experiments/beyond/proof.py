@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks
-from sigil.experiments import adaptive, splitout
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.removal import entry, marks
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import MISSING, markdown, spread, values
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import MISSING, markdown, spread, values
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.experiments.paper.table4_removal import entry, marks
 from sigil.federation.run import Run
 from sigil.verification import ALPHA
 

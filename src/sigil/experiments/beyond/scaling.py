@@ -18,15 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sigil.experiments import adaptive, paper, splitout, stealth
-from sigil.experiments.ablations import OUTLIERS
-from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
-from sigil.experiments.proof import LEVEL
-from sigil.experiments.removal import entry
-from sigil.experiments.scales import Scale
-from sigil.experiments.split_point import CUTS
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import difference, markdown, mean, spread, values
+from sigil.experiments.beyond.proof import LEVEL
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab import stealth
+from sigil.experiments.lab.ablations import OUTLIERS
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import difference, markdown, mean, spread, values
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.experiments.paper.table4_removal import entry
+from sigil.experiments.paper.table6_split_point import CUTS
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
-from sigil.experiments import figures, stealth
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Result, Store
-from sigil.experiments.tables import MISSING, markdown
+from sigil.experiments.lab import stealth
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import MISSING, markdown
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings, make
 

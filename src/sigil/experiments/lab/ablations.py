@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sigil.experiments import adaptive, proof, splitout
-from sigil.experiments.experiment import Measure, Results, final_numbers
-from sigil.experiments.removal import ATTACKS, attackers_share, entry, marks
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import beside, spread, values
+from sigil.experiments.beyond import proof
+from sigil.experiments.lab.experiment import Measure, Results, final_numbers
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import beside, spread, values
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.experiments.paper.table4_removal import ATTACKS, attackers_share, entry, marks
 from sigil.federation.run import Run
 
 SPLITOUT, NOISE = "SplitOut", "noise 1/100"

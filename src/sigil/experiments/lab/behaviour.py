@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sigil.attacks import NoiseInjection
 from sigil.baselines import Backdoor, ParameterMark
-from sigil.experiments.scales import PAPER_BITS
+from sigil.experiments.lab.scales import PAPER_BITS
 from sigil.federation.observers import ClientObserver
 from sigil.federation.settings import Settings
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Result, Store
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Result, Store
 from sigil.federation.run import Run
 
 Results = dict[tuple[str, int], Result]

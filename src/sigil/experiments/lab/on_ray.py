@@ -20,7 +20,7 @@ import torch
 
 from sigil import local_ray
 from sigil.errors import ExperimentError, reason
-from sigil.experiments.store import Store
+from sigil.experiments.lab.store import Store
 
 
 class RayPool:

@@ -11,7 +11,9 @@ from typing import Any
 @cache
 def numbers() -> dict[str, Any]:
     """All numbers of the paper, by table."""
-    content: dict[str, Any] = json.loads(files("sigil.experiments").joinpath("paper.json").read_text("utf-8"))
+    content: dict[str, Any] = json.loads(
+        files("sigil.experiments.lab").joinpath("paper.json").read_text("utf-8")
+    )
     return content
 
 

@@ -5,35 +5,27 @@ from __future__ import annotations
 import difflib
 
 from sigil.errors import ExperimentError
-from sigil.experiments import (
-    adaptive,
-    alignment,
-    ambiguity,
-    capability,
-    clients,
-    efficiency,
-    extraction,
-    fidelity,
-    fsha,
-    gradient_norms,
-    informed,
-    length,
-    longer,
-    noise,
-    non_iid,
-    orthogonality,
-    proof,
-    removal,
-    scaling,
-    scrutinizer,
-    split_point,
-    splitguard,
-    splitout,
-    threshold,
-    training_curves,
-    unbalanced,
-)
-from sigil.experiments.experiment import Experiment
+from sigil.experiments.beyond import alignment, ambiguity, extraction, fsha, proof, scaling, splitguard
+from sigil.experiments.beyond import knowing_client as informed
+from sigil.experiments.beyond import paper_steps as longer
+from sigil.experiments.lab.experiment import Experiment
+from sigil.experiments.paper import figure3_training_curves as training_curves
+from sigil.experiments.paper import figure4_orthogonality as orthogonality
+from sigil.experiments.paper import figure5_scrutinizer as scrutinizer
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import figure7_noise as noise
+from sigil.experiments.paper import figure8_gradient_norms as gradient_norms
+from sigil.experiments.paper import section5_threshold as threshold
+from sigil.experiments.paper import section6_efficiency as efficiency
+from sigil.experiments.paper import table1_capability as capability
+from sigil.experiments.paper import table3_fidelity as fidelity
+from sigil.experiments.paper import table4_removal as removal
+from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.experiments.paper import table6_split_point as split_point
+from sigil.experiments.paper import table7_length as length
+from sigil.experiments.paper import table12_clients as clients
+from sigil.experiments.paper import table13_non_iid as non_iid
+from sigil.experiments.paper import table14_unbalanced as unbalanced
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT

@@ -2,7 +2,7 @@
 
 Trainings and cells run side by side in as many processes as there are cores, one thread each: for small
 networks that is faster than one training on all cores. The same work can be spread over the machines of a Ray
-cluster (:mod:`sigil.experiments.on_ray`). Every finished training and cell is on the disk at once, so an
+cluster (:mod:`sigil.experiments.lab.on_ray`). Every finished training and cell is on the disk at once, so an
 interruption loses at most a round.
 """
 
@@ -18,9 +18,9 @@ from typing import Protocol
 
 import torch
 
-from sigil.experiments import registry, scales
-from sigil.experiments.experiment import listed
-from sigil.experiments.store import Cell, Store
+from sigil.experiments.lab import registry, scales
+from sigil.experiments.lab.experiment import listed
+from sigil.experiments.lab.store import Cell, Store
 from sigil.federation.settings import Settings
 
 Say = Callable[[str], None]
@@ -64,7 +64,7 @@ def reproduce(
             if not store.has(cell):
                 missing.setdefault((cell.experiment, cell.file), (name, cell))
     if missing and ray is not None:
-        from sigil.experiments.on_ray import cluster
+        from sigil.experiments.lab.on_ray import cluster
 
         with cluster(ray, store, jobs=jobs) as (pool, shared):
             _measure(list(missing.values()), shared, pool, say)

@@ -24,10 +24,10 @@ from sigil.attacks.fsha import FSHA
 from sigil.data import Dataset, evaluate_batches
 from sigil.detectors import Detector, GradientScrutinizer, SplitGuard, SplitOut, local_gradients_of_run
 from sigil.detectors.splitout import MINIMUM
-from sigil.experiments import figures
-from sigil.experiments.experiment import Results
-from sigil.experiments.scales import STRENGTHS, Scale
-from sigil.experiments.store import Store
+from sigil.experiments.lab.experiment import Results
+from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.store import Store
+from sigil.experiments.pages import figures
 from sigil.federation.federation import Federation
 from sigil.federation.halves import build_halves
 from sigil.federation.holdings import client_parts

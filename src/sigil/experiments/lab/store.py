@@ -22,7 +22,7 @@ from typing import Any
 
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
-from sigil.experiments import behaviour, scales
+from sigil.experiments.lab import behaviour, scales
 from sigil.federation.holdings import load_data
 from sigil.federation.run import Run, is_finished, train
 from sigil.federation.settings import RecordSettings, Settings

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sigil.experiments import paper
-from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
-from sigil.experiments.scales import STRENGTHS, Scale
-from sigil.experiments.store import Cell
-from sigil.experiments.tables import beside, difference, markdown, mean, spread, values
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.store import Cell
+from sigil.experiments.pages.tables import beside, difference, markdown, mean, spread, values
 
 Rows = Callable[[Scale], Mapping[str, Mapping[str, Any]]]
 

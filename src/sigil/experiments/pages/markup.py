@@ -12,7 +12,7 @@ from itertools import groupby
 
 from markupsafe import Markup, escape
 
-from sigil.experiments.tables import MISSING, Entry, Table
+from sigil.experiments.pages.tables import MISSING, Entry, Table
 
 Picture = Callable[[str, str], Markup]
 """How to show a picture: its description and its file's name to an element."""

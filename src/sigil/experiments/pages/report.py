@@ -20,11 +20,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sigil.errors import ExperimentError
-from sigil.experiments import figures, markup, registry, scales
-from sigil.experiments.experiment import Experiment, Finding, listed
-from sigil.experiments.scales import SCALES
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import Table
+from sigil.experiments.lab import registry, scales
+from sigil.experiments.lab.experiment import Experiment, Finding, listed
+from sigil.experiments.lab.scales import SCALES
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages import figures, markup
+from sigil.experiments.pages.tables import Table
 
 NOTHING = Markup("")
 COLUMNS = ("experiment", "table", "row", "column", "quantity", "ours", "deviation", "paper")
@@ -106,7 +107,7 @@ def render(*, title: str, lead: Markup, sections: Sequence[Section], rest: Marku
     """The page as HTML text."""
     findings = [finding for section in sections for finding in section.findings]
     environment = Environment(
-        loader=PackageLoader("sigil.experiments", "."),
+        loader=PackageLoader("sigil.experiments.pages", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

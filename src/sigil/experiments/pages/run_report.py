@@ -10,9 +10,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sigil.experiments import figures, markup
-from sigil.experiments.report import NOTHING, Section, render, shown
-from sigil.experiments.tables import markdown
+from sigil.experiments.pages import figures, markup
+from sigil.experiments.pages.report import NOTHING, Section, render, shown
+from sigil.experiments.pages.tables import markdown
 from sigil.federation.run import Run, open_run
 from sigil.federation.settings import Settings
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sigil.experiments.store import Cell, Result
+from sigil.experiments.lab.store import Cell, Result
 
 MISSING = "not run"
 _NUMBER = r"[+−-]?\d[\d.,]*(?:e[+-]?\d+)?"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sigil.experiments import fidelity, figures
-from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
-from sigil.experiments.scales import STRENGTHS, TASKS
-from sigil.experiments.store import Cell
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.scales import STRENGTHS, TASKS
+from sigil.experiments.lab.store import Cell
+from sigil.experiments.pages import figures
+from sigil.experiments.paper import table3_fidelity as fidelity
 
 
 def show(cells: list[Cell], results: Results, folder: Path) -> str:

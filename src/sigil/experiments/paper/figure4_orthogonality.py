@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigil.experiments import fidelity, figures
-from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
-from sigil.experiments.scales import STRENGTHS, Scale
-from sigil.experiments.store import Cell
-from sigil.experiments.tables import markdown, mean, spread, values
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.store import Cell
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import markdown, mean, spread, values
+from sigil.experiments.paper import table3_fidelity as fidelity
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:

@@ -13,11 +13,13 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from sigil.detectors import GradientScrutinizer
-from sigil.experiments import figures, splitguard, stealth
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Result, Store
-from sigil.experiments.tables import MISSING, markdown
+from sigil.experiments.beyond import splitguard
+from sigil.experiments.lab import stealth
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import MISSING, markdown
 from sigil.federation.run import Run
 
 NAME = stealth.PooledScrutinizer.name

@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from sigil.experiments import figures, paper, splitguard, stealth
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import PAPER_BITS, Scale
-from sigil.experiments.store import Cell, Result, Store
-from sigil.experiments.tables import MISSING, beside, difference, markdown, mean, spread, values
+from sigil.experiments.beyond import splitguard
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab import stealth
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import PAPER_BITS, Scale
+from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import MISSING, beside, difference, markdown, mean, spread, values
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigil.experiments import figures
-from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
-from sigil.experiments.scales import STRENGTHS, Scale
-from sigil.experiments.store import Cell
-from sigil.experiments.tables import difference, markdown, mean, spread, values
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.store import Cell
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import difference, markdown, mean, spread, values
 
 RATIOS = {"noise-free": None, "1/10": 1 / 10, "1/30": 1 / 30, "1/50": 1 / 50, "1/100": 1 / 100}
 

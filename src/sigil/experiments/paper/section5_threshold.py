@@ -19,11 +19,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 from sigil import models, statistics
-from sigil.experiments import figures, paper
-from sigil.experiments.experiment import Experiment, Finding, Results
-from sigil.experiments.scales import PAPER_BITS, TASKS, Scale
-from sigil.experiments.store import OWNER, Cell, Store
-from sigil.experiments.tables import MISSING, beside, markdown
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab.experiment import Experiment, Finding, Results
+from sigil.experiments.lab.scales import PAPER_BITS, TASKS, Scale
+from sigil.experiments.lab.store import OWNER, Cell, Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import MISSING, beside, markdown
 from sigil.federation.run import Run
 from sigil.key import Key
 from sigil.verification import ALPHA, PAPER_THRESHOLD, verify

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from sigil import models
-from sigil.experiments import paper
-from sigil.experiments.experiment import Experiment, Finding, Results
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import OWNER, Cell, Store
-from sigil.experiments.tables import beside, markdown, spread, values
-from sigil.experiments.timing import ServerStep, interleaved
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab.experiment import Experiment, Finding, Results
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import OWNER, Cell, Store
+from sigil.experiments.lab.timing import ServerStep, interleaved
+from sigil.experiments.pages.tables import beside, markdown, spread, values
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.injector import Injector

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sigil.experiments.variations import table
+from sigil.experiments.lab.variations import table
 
 EXPERIMENT = table(
     "clients",

@@ -1,6 +1,6 @@
 """Who can do what (the paper's first table): what a server is given, and which mark it can embed with it.
 
-Every cell is tried out; `sigil.experiments.trials` holds the trials.
+Every cell is tried out; `sigil.experiments.paper.table1_server_trials` holds the trials.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sigil.baselines import ParameterMark
-from sigil.experiments.experiment import Experiment, Finding, Results
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import MISSING, markdown
-from sigil.experiments.trials import NO, NONE, PARTLY, YES, Outcome, Trial
+from sigil.experiments.lab.experiment import Experiment, Finding, Results
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import MISSING, markdown
+from sigil.experiments.paper.table1_server_trials import NO, NONE, PARTLY, YES, Outcome, Trial
 from sigil.federation.run import Run
 
 FRAMEWORKS = {"FL": None, "SL / SFL": "sfl", "U-SL / U-SFL": "usfl"}

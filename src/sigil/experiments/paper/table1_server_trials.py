@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from sigil import attacks, data, models
 from sigil.baselines import Backdoor, ParameterMark
 from sigil.data import Dataset
-from sigil.experiments.scales import PAPER_BITS
-from sigil.experiments.store import experiment_key
+from sigil.experiments.lab.scales import PAPER_BITS
+from sigil.experiments.lab.store import experiment_key
 from sigil.federation.aggregation import WeightedAverage
 from sigil.federation.evaluation import accuracy
 from sigil.federation.federation import Federation

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigil.experiments import paper
-from sigil.experiments.experiment import Experiment, Finding, Results, final_numbers, judge
-from sigil.experiments.scales import STRENGTHS, TASKS, Scale
-from sigil.experiments.store import Cell
-from sigil.experiments.tables import beside, difference, markdown, mean, spread, values
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.scales import STRENGTHS, TASKS, Scale
+from sigil.experiments.lab.store import Cell
+from sigil.experiments.pages.tables import beside, difference, markdown, mean, spread, values
 
 
 def name_of(model: str, strength: float) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 from sigil import attacks
 from sigil.attacks.subject import Halves
 from sigil.data import Dataset
-from sigil.experiments import behaviour, paper
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import beside, difference, markdown, mean, spread, values
+from sigil.experiments.lab import behaviour
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import beside, difference, markdown, mean, spread, values
 from sigil.federation.holdings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.run import Run

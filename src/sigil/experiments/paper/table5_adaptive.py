@@ -19,12 +19,13 @@ from typing import Any
 from sigil import attacks
 from sigil.attacks.subject import Halves
 from sigil.attacks.subspace import Subspace
-from sigil.experiments import paper, scales
-from sigil.experiments.experiment import Experiment, Finding, Results
-from sigil.experiments.removal import attackers_share, entry, marks
-from sigil.experiments.scales import STRENGTHS, Scale
-from sigil.experiments.store import Cell, Store
-from sigil.experiments.tables import markdown, values
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab import scales
+from sigil.experiments.lab.experiment import Experiment, Finding, Results
+from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import markdown, values
+from sigil.experiments.paper.table4_removal import attackers_share, entry, marks
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sigil import models
-from sigil.experiments import ablations, adaptive, paper, splitout
-from sigil.experiments.ablations import NOISE, OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell
-from sigil.experiments.tables import difference, markdown, mean
+from sigil.experiments.lab import ablations
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab.ablations import NOISE, OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell
+from sigil.experiments.pages.tables import difference, markdown, mean
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import table5_adaptive as adaptive
 from sigil.federation.settings import Settings
 
 CUTS = ("layer1", "layer2", "layer3", "layer4")

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sigil.experiments import ablations, paper, proof, splitout
-from sigil.experiments.ablations import OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
-from sigil.experiments.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.scales import Scale
-from sigil.experiments.store import Cell
-from sigil.experiments.tables import markdown, mean
+from sigil.experiments.beyond import proof
+from sigil.experiments.lab import ablations
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab.ablations import OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
+from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell
+from sigil.experiments.pages.tables import markdown, mean
+from sigil.experiments.paper import figure6_splitout as splitout
 
 COLUMNS = ("none", SPLITOUT, *REMOVAL, *WINDOWS)
 
