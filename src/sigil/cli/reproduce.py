@@ -17,10 +17,12 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME...", help="Experiments, or `all`.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke (seconds), cpu (minutes each), paper (GPU).")] = "smoke",
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), cpu (minutes each), desk (hours each), paper (GPU).")
+    ] = "smoke",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to N-1.")] = 1,
     status: Annotated[bool, typer.Option("--status", help="Only say what has been measured.")] = False,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes side by side; 0: one a core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes side by side; 0: one per core.")] = 0,
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Work on this Ray cluster: HOST:PORT, ray://…, auto or local."),

@@ -135,4 +135,4 @@ def _curves(stories: tuple[Story, ...]) -> str:
 
 
 def _percent(metrics: list[dict[str, Any]], name: str) -> list[float | None]:
-    return [None if row.get(name) is None else 100 * row[name] for row in metrics]
+    return figures.percent([row.get(name) for row in metrics])

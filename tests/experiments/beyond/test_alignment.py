@@ -18,7 +18,9 @@ from sigil.experiments.beyond.alignment import cells, same_channels
 from sigil.experiments.beyond.alignment_page import show, verdict
 from sigil.experiments.beyond.disguises import DISGUISES, permuted
 from sigil.experiments.lab import scales
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Cell, Result
+from sigil.experiments.pages.drawing import markdown
 from sigil.key import Key
 from sigil.probing import noise
 from sigil.verification import verify
@@ -153,7 +155,7 @@ def measured(p_values: Any) -> dict[tuple[str, int], Result]:
 
 
 def test_the_page_shows_what_was_measured_and_what_was_not(tmp_path: Path) -> None:
-    page = show(plan(), measured(np.linspace(0.001, 0.999, 400)), tmp_path)
+    page = markdown(show(Measured(plan(), measured(np.linspace(0.001, 0.999, 400))), tmp_path))
     assert "100 % recovered<br>WSR 99.8<br>p = 10^-15.0" in page
     assert "not believed, 12 % recovered<br>WSR 50.0" in page
     assert "| vgg11 | not run |" in page
@@ -164,15 +166,19 @@ def test_the_page_shows_what_was_measured_and_what_was_not(tmp_path: Path) -> No
 
 def test_claims_are_held_against_the_cells() -> None:
     uniform, crowded = np.linspace(0.001, 0.999, 400), np.linspace(0.001, 0.6, 400)
-    claims = {finding.text.split(":")[0]: finding.agrees for finding in verdict(plan(), measured(uniform))}
+    claims = {
+        finding.text.split(":")[0]: finding.agrees for finding in verdict(Measured(plan(), measured(uniform)))
+    }
     assert claims["Disguised and as it is, the copy is no proof (log10 p > −2)"] is True
     assert claims["Aligned, WSR is at least 99 %"] is False  # noise alone was not believed
     assert claims["Random keys on clean models"] is True
     assert claims["Real keys on clean models"] is None
     assert claims["No clean model of other origin is believed, of 1"] is True
-    moved = {finding.text.split(":")[0]: finding.agrees for finding in verdict(plan(), measured(crowded))}
+    moved = {
+        finding.text.split(":")[0]: finding.agrees for finding in verdict(Measured(plan(), measured(crowded)))
+    }
     assert moved["Random keys on clean models"] is False
-    assert all(finding.agrees is None for finding in verdict(plan(), {}))
+    assert all(finding.agrees is None for finding in verdict(Measured(plan(), {})))
 
 
 def test_images_of_another_set_are_made_to_fit() -> None:

@@ -8,7 +8,9 @@ import numpy as np
 from sigil import data
 from sigil.experiments.beyond import fsha, splitguard
 from sigil.experiments.lab import scales, stealth
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Result, Store
+from sigil.experiments.pages.drawing import markdown
 
 
 def test_pixels_undo_the_normalisation() -> None:
@@ -30,8 +32,8 @@ def test_the_hijacked_training_is_drawn_with_the_clients_own_images(tmp_path: Pa
     private = {image.tobytes() for image in np.asarray(data.load("digits").train.images)}
     assert all(image.tobytes() in private for image in shown)
     results = {(hijacked.name, 0): Result(hijacked.name, 0, {}, numbers)}
-    page = fsha.show(cells, results, tmp_path)
+    page = markdown(fsha.show(Measured(cells, results), tmp_path))
     assert f"{numbers['nearest']:.1f} % of 256 reconstructions" in page
     assert "| honest | not run |" in page
     assert (tmp_path / "fsha.png").read_bytes().startswith(b"\x89PNG")
-    assert fsha.verdict(cells, results)[0].agrees is False  # two steps reconstruct nothing
+    assert fsha.verdict(Measured(cells, results))[0].agrees is False  # two steps reconstruct nothing

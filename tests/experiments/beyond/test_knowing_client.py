@@ -10,7 +10,9 @@ import torch
 
 from sigil.experiments.beyond import knowing_client as informed
 from sigil.experiments.beyond.knowing_client import Statistics, auc, common, cosine
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Cell, Result
+from sigil.experiments.pages.drawing import markdown
 from sigil.federation.observers import Moment
 from sigil.federation.recording import GradientRecorder
 from sigil.federation.run import Run
@@ -82,8 +84,8 @@ def test_the_page_has_a_row_a_server_and_says_what_is_missing(tmp_path: Path) ->
         "curves": {"round": [1, 2], "common": [0.04, 0.02], "auc": [99.0, 83.0], "persistence": [0.8]},
     }
     results = {("layer3 strength 0.1", 0): Result("layer3 strength 0.1", 0, {}, numbers)}
-    page = informed.show(cells, results, tmp_path)
+    page = markdown(informed.show(Measured(cells, results), tmp_path))
     assert "| layer3 | λ = 0.1 | 99 % | 0.030 | 91 % | 99 % | 70.0 % | 0.80 |" in page
     assert "| layer3 | honest | not run |" in page
     assert (tmp_path / "informed.png").read_bytes().startswith(b"\x89PNG")
-    assert [finding.agrees for finding in informed.verdict(cells, results)] == [None, False, None]
+    assert [finding.agrees for finding in informed.verdict(Measured(cells, results))] == [None, False, None]

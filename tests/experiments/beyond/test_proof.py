@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sigil.experiments.beyond import proof
 from sigil.experiments.lab import scales
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Result
 
 SCALE = scales.get("cpu")
@@ -18,7 +19,7 @@ def agrees(p: dict[str, float], *, seeds: int = 1) -> dict[str, bool | None]:
         if cell.experiment == "proof"
         for value in [p.get(cell.name, -9.0) if cell.seed == 0 else -9.0]
     }
-    findings = proof.verdict(cells, results)
+    findings = proof.verdict(Measured(cells, results))
     return {finding.text.split(" bits are")[0]: finding.agrees for finding in findings[1:]}
 
 
@@ -34,5 +35,7 @@ def test_one_attack_on_one_seed_is_enough_to_break_it() -> None:
 def test_nothing_is_said_of_a_length_before_all_attacks_were_tried() -> None:
     cells = proof.cells(SCALE, [0])
     some = {("128 bits none", 0): Result("", 0, {}, {"log10_p": -38.0, "owned": True})}
-    by_text = {finding.text.split(" bits are")[0]: finding.agrees for finding in proof.verdict(cells, some)}
+    by_text = {
+        finding.text.split(" bits are")[0]: finding.agrees for finding in proof.verdict(Measured(cells, some))
+    }
     assert by_text["128"] is None

@@ -10,8 +10,10 @@ import pytest
 
 from sigil.experiments.beyond import proof, scaling
 from sigil.experiments.lab import scales
-from sigil.experiments.lab.ablations import OUTLIERS
+from sigil.experiments.lab.experiment import Measured
+from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Result
+from sigil.experiments.pages.drawing import markdown
 from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.experiments.paper import figure7_noise as noise
 from sigil.experiments.paper import table6_split_point as split_point
@@ -71,7 +73,11 @@ def test_the_paper_beside_both() -> None:
     cells = scaling.cells(SCALE, [0])
     numbers = {"accuracy": 40.0, "wsr": 99.0, "log10_p": -12.0, OUTLIERS: 8.0}
     found = {("layer1 undone", 0): Result("", 0, {}, numbers)}
-    rows = [row.split(" | ") for row in scaling.show(cells, found, Path()).splitlines() if "| layer1" in row]
+    rows = [
+        row.split(" | ")
+        for row in markdown(scaling.show(Measured(cells, found), Path())).splitlines()
+        if "| layer1" in row
+    ]
     (row,) = rows
     assert row[1] == "acc 92.4<br>WSR 99.8<br>outliers 16.7"
     assert row[2] == "acc not run<br>WSR not run"
@@ -86,7 +92,7 @@ def test_only_what_was_measured_is_judged() -> None:
             (f"{name} undone".replace("_", " "), 0): Result("", 0, {}, {"wsr": rate})
             for name, rate in rates.items()
         }
-        return [finding.agrees for finding in scaling.verdict(cells, found)]
+        return [finding.agrees for finding in scaling.verdict(Measured(cells, found))]
 
     assert agrees() == [None] * 14
     found = agrees(layer1=99.0, layer2=80.0, many_clients=96.0)
@@ -112,6 +118,6 @@ def test_the_cost_of_a_mark_is_that_beside_its_clean_model() -> None:
         (f"all images, {name} undone", 0): Result("", 0, {}, {"accuracy": accuracy})
         for name, accuracy in accuracies.items()
     }
-    (cost,) = (finding for finding in scaling.verdict(cells, found) if "costs" in finding.text)
+    (cost,) = (finding for finding in scaling.verdict(Measured(cells, found)) if "costs" in finding.text)
     assert "-0.5 (all images, λ = 0.1), -1.5 (all images, λ = 0.01)" in cost.text
     assert cost.agrees is False

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from sigil.experiments.beyond import fsha, splitguard
-from sigil.experiments.lab import scales
+from sigil.experiments.lab import scales, stealth
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.pages.drawing import markdown
+from sigil.experiments.pages.tables import Words
 from sigil.experiments.paper import figure5_scrutinizer as scrutinizer
 from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.federation.settings import Settings, make
@@ -80,13 +83,13 @@ def test_the_table_says_alarms_their_step_and_what_is_missing(tmp_path: Path) ->
     name = splitguard.name_of("layer3", "FSHA")
     results = {(name, 0): Result(name, 0, {}, numbers)}
     cells = splitguard.cells(SMOKE, [0])
-    page = splitguard.show(cells, results, tmp_path)
+    page = markdown(splitguard.show(Measured(cells, results), tmp_path))
     assert "| layer3 | FSHA | **alarm at 130**, 80 % suspicious, last 0.20 |" in page
     assert "1.2 % (chance 0.4 %), error 1.50" in page
     assert "| layer4 | honest | not run |" in page
-    findings = splitguard.verdict(cells, results)
+    findings = splitguard.verdict(Measured(cells, results))
     assert [finding.agrees for finding in findings] == [None, True, None]
-    assert splitguard.said(Result("", 0, {}, {"splitguard": verdicts(None)}), "splitguard") == "no score"
+    assert stealth.said({"splitguard": verdicts(None)}, "splitguard") == Words("no score")
 
 
 def test_the_digits_training_is_the_same_for_both_servers_and_uses_adam() -> None:

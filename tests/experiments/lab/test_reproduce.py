@@ -109,7 +109,7 @@ def test_unknown_names_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["reproduce", "fidelty"]) == 2
     assert "did you mean 'fidelity'" in capsys.readouterr().err
     assert main(["reproduce", "fidelity", "--scale", "huge"]) == 2
-    assert "choose one of smoke, cpu, paper" in capsys.readouterr().err
+    assert "choose one of smoke, cpu, desk, paper" in capsys.readouterr().err
 
 
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:

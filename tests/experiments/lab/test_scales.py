@@ -79,7 +79,7 @@ def test_recordings_at_paper_scale_reach_the_last_round() -> None:
         assert size <= settings.record.limit_mb * 2**20
 
 
-@pytest.mark.parametrize("scale", ["smoke", "cpu"])
+@pytest.mark.parametrize("scale", ["smoke", "cpu", "desk"])
 @pytest.mark.parametrize("model", list(TASKS))
 def test_reduced_scales_run_one_thread_and_keep_the_papers_cut(scale: str, model: str) -> None:
     settings = scales.get(scale).settings(model, seed=3, watermark={"strength": 0.1})

@@ -12,7 +12,8 @@ import torch
 from sigil.attacks.fsha import FSHA
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.experiments.lab import scales, stealth
-from sigil.experiments.lab.store import Result, Store
+from sigil.experiments.lab.experiment import Measured
+from sigil.experiments.lab.store import Cell, Result, Store
 from sigil.experiments.paper import table5_adaptive as adaptive
 
 SMOKE = scales.get("smoke")
@@ -34,10 +35,10 @@ def test_recorded_trainings_are_those_of_other_experiments() -> None:
     assert (deeper.model.cut, deeper.watermark.clip, deeper.record.clients) == ("layer4", False, (0,))
 
 
-def test_the_longer_training_is_asked_for_only_where_the_scale_has_one() -> None:
-    assert stealth.LONGER in stealth.settings_names(scales.get("cpu"))
-    assert stealth.LONGER not in stealth.settings_names(scales.get("paper"))
-    assert stealth.recorded(scales.get("cpu"), 0, stealth.LONGER, {}).federation.clients == 2
+def test_a_training_of_the_papers_steps_is_asked_for_only_where_the_scale_has_one() -> None:
+    assert stealth.PAPER_STEPS in stealth.settings_names(scales.get("cpu"))
+    assert stealth.PAPER_STEPS not in stealth.settings_names(scales.get("paper"))
+    assert stealth.recorded(scales.get("cpu"), 0, stealth.PAPER_STEPS, {}).federation.clients == 2
 
 
 def test_an_honest_server_is_recorded_with_three_seeds_at_both_cuts() -> None:
@@ -63,12 +64,13 @@ def test_the_honest_band_reaches_from_the_lowest_to_the_highest_seed() -> None:
         ("layer4 honest", 1): result(0.6, 0.8),  # shorter by one score
         ("layer3 honest", 0): result(0.0, 0.0),
     }
+    cells = [Cell("splitout", name, seed, ()) for name, seed in results]
     figure, (axis, other) = plt.subplots(1, 2)
-    stealth.honest_band(axis, results, "layer4", "splitout", times=10)
+    stealth.honest_band(axis, Measured(cells, results), "layer4", "splitout", times=10)
     corners = {tuple(corner) for corner in axis.collections[0].get_paths()[0].vertices.tolist()}
     assert corners == {(50, 5), (50, 6), (100, 8), (100, 9)}
     assert axis.get_legend_handles_labels()[1] == ["honest, 2 seeds"]
-    stealth.honest_band(other, results, "layer3", "splitout")
+    stealth.honest_band(other, Measured(cells, results), "layer3", "splitout")
     assert not other.collections  # one seed is no band
     plt.close(figure)
 

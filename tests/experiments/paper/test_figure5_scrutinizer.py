@@ -3,7 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sigil.experiments.lab import scales
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Result, Store
+from sigil.experiments.pages.drawing import markdown
 from sigil.experiments.paper import figure5_scrutinizer as scrutinizer
 
 SMOKE = scales.get("smoke")
@@ -23,7 +25,9 @@ def test_a_cell_has_both_readings_of_the_overlap_and_is_shown(tmp_path: Path) ->
 
     # Four batches of at most 16 are not yet 256 samples.
     assert numbers["pooled scrutinizer"]["scores"] == 0
-    page = scrutinizer.show(cells, {(cell.name, 0): Result(cell.name, 0, {}, numbers)}, tmp_path)
+    page = markdown(
+        scrutinizer.show(Measured(cells, {(cell.name, 0): Result(cell.name, 0, {}, numbers)}), tmp_path)
+    )
     assert f"| no score | **alarm at {right['first_alarm']}**" in page
     assert f"of {right['scores']}, mean {right['mean']:.2f} |" in page
     assert "| layer4, live | FSHA | not run |" in page
@@ -37,4 +41,8 @@ def test_the_papers_claims_are_held_against_the_cells() -> None:
         (name, 0): Result(name, 0, {}, {"pooled scrutinizer": {"suspicious": share, "scores": 12}})
         for name, share in shares.items()
     }
-    assert [finding.agrees for finding in scrutinizer.verdict(cells, results)] == [False, True, None]
+    assert [finding.agrees for finding in scrutinizer.verdict(Measured(cells, results))] == [
+        False,
+        True,
+        None,
+    ]

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from sigil.experiments.lab import scales
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Result, Store
+from sigil.experiments.pages.drawing import markdown
 from sigil.experiments.paper import figure6_splitout as splitout
 
 SMOKE = scales.get("smoke")
@@ -64,7 +66,7 @@ def test_the_tables_have_the_papers_numbers_beside(tmp_path: Path) -> None:
             result("layer1 strength 0.1", 2.0),
         ]
     )
-    page = splitout.show(cells, results, tmp_path)
+    page = markdown(splitout.show(Measured(cells, results), tmp_path))
     assert "| layer3 | λ = 0.1 | no | 25.6 | 51 | 0.0 % | 0.50 | no alarm, 0 % suspicious" in page
     assert "| layer1 | 5.1 (16.7) | no | 0.50 |" in page
     assert "| 500 | 51.2 (37.4) | no | 0.50 |" in page
@@ -72,7 +74,9 @@ def test_the_tables_have_the_papers_numbers_beside(tmp_path: Path) -> None:
     assert "| layer3, live | FSHA | not run |" in page
     # Ablations have tables of their own.
     assert "| layer1 | λ = 0.1 |" not in page
-    findings = {finding.text.split(":")[0]: finding.agrees for finding in splitout.verdict(cells, results)}
+    findings = {
+        finding.text.split(":")[0]: finding.agrees for finding in splitout.verdict(Measured(cells, results))
+    }
     assert findings["An honest server has at most 15 outliers in 256"] is True
     assert findings["So have the marks at λ = 0.01 and 0.1"] is False
     assert findings["λ = 1 has more than an honest server"] is None

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from sigil import models
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.drawing import markdown
 from sigil.experiments.paper import section5_threshold as threshold
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
@@ -50,14 +52,14 @@ def test_the_table_the_figure_and_the_verdict(
     cell, numbers = measured
     results = {(cell.name, cell.seed): Result(cell.name, cell.seed, cell.options, numbers)}
     cells = [cell, Cell("threshold", "vgg11", 0, (), {"keys": 120})]
-    text = threshold.show(cells, results, tmp_path)
+    text = markdown(threshold.show(Measured(cells, results), tmp_path))
     assert "(68.0)" in text
     assert "| vgg11 | not run |" in text
     assert (tmp_path / "threshold.png").exists()
-    findings = threshold.verdict(cells, results)
+    findings = threshold.verdict(Measured(cells, results))
     assert findings[3].agrees is True
     assert "no false proof" in findings[3].text
-    assert threshold.verdict(cells, {})[0].agrees is None
+    assert threshold.verdict(Measured(cells, {}))[0].agrees is None
 
 
 def test_a_rate_on_the_rule_is_not_above_it() -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from sigil.baselines import Backdoor
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Cell, Result
 from sigil.experiments.paper import table1_capability as capability
 from sigil.experiments.paper.table1_server_trials import NO, PARTLY, YES, Trial, Witness, tensors
@@ -59,9 +60,9 @@ def test_an_answer_unlike_the_papers_is_a_finding() -> None:
         (name, 0): Result(name, 0, {}, {"answer": answer, "happened": "it was tried"})
         for name, answer in answers.items()
     }
-    assert [finding.agrees for finding in capability.verdict(cells, results)] == [True, True]
+    assert [finding.agrees for finding in capability.verdict(Measured(cells, results))] == [True, True]
     results["client data access FL", 0].numbers["answer"] = PARTLY
-    first = capability.verdict(cells, results)[0]
+    first = capability.verdict(Measured(cells, results))[0]
     assert first.agrees is False
     assert "client data access in FL" in first.text
-    assert capability.verdict(cells, {})[0].agrees is None
+    assert capability.verdict(Measured(cells, {}))[0].agrees is None

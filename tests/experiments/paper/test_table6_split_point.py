@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from sigil.experiments.lab import scales
-from sigil.experiments.lab.ablations import NOISE, OUTLIERS, SPLITOUT
+from sigil.experiments.lab.ablations import NOISE, SPLITOUT
+from sigil.experiments.lab.experiment import Measured
+from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Result
+from sigil.experiments.pages.drawing import markdown
 from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.experiments.paper import figure7_noise as noise
 from sigil.experiments.paper import table5_adaptive as adaptive
@@ -18,7 +21,7 @@ SCALE = scales.get("cpu")
 def test_every_column_of_the_paper_at_every_cut() -> None:
     cells = split_point.cells(SCALE, [0])
     assert len(cells) == len({(cell.experiment, cell.file) for cell in cells}) == 4 * 10
-    text = split_point.show(cells, {}, Path())
+    text = markdown(split_point.show(Measured(cells, {}), Path()))
     (header, _, *rows) = text.splitlines()[:6]
     assert header.count("|") == 12
     assert len(rows) == 4
@@ -53,7 +56,9 @@ def test_depth_is_judged_by_the_ends() -> None:
 
     def agrees(found: dict[tuple[str, int], Result]) -> bool | None:
         return next(
-            each.agrees for each in split_point.verdict(cells, found) if "fewer outliers" in each.text
+            each.agrees
+            for each in split_point.verdict(Measured(cells, found))
+            if "fewer outliers" in each.text
         )
 
     assert agrees(results(16.7, 0.0)) is True

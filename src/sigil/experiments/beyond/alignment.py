@@ -24,11 +24,12 @@ from sigil.errors import SigilError
 from sigil.experiments.beyond import alignment_null as null
 from sigil.experiments.beyond.alignment_page import show, verdict
 from sigil.experiments.beyond.disguises import DISGUISES, Disguised, permuted
-from sigil.experiments.lab import scales
+from sigil.experiments.lab.attacked import attackers_share
 from sigil.experiments.lab.experiment import Experiment
-from sigil.experiments.lab.scales import TASKS, Scale, Sections
+from sigil.experiments.lab.scales import TASKS, PerScale, Scale, Sections
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.paper import table4_removal as removal
+from sigil.experiments.paper.table5_adaptive import FINETUNING
 from sigil.federation.evaluation import accuracy
 from sigil.federation.initial import initial_half
 from sigil.federation.precision import choose
@@ -68,8 +69,9 @@ class Extent:
     )
 
 
-EXTENTS = {
-    "smoke": Extent(
+EXTENTS = PerScale(
+    Extent(),
+    smoke=Extent(
         attacks=("none", "adaptive"),
         disguises=("25 % more channels",),
         kinds=("digits", "noise"),
@@ -78,18 +80,18 @@ EXTENTS = {
         clean=1,
         pairs=2,
         short={},
-    )
-}
+    ),
+)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Attacks, architectures, probes, what an adversary does next, and the null hypothesis."""
     found = []
-    extent = EXTENTS.get(scale.name, Extent())
+    extent = EXTENTS.at(scale)
     for seed in seeds:
         mark = {"strength": 0.1}
         main = scale.settings(
-            seed=seed, variation=False, **scale.alignment, watermark=mark, record=scale.recording
+            seed=seed, variation=False, **scale.wide, watermark=mark, record=scale.recording
         )
         plan: list[tuple[str, dict[str, Any], tuple[Settings, ...]]] = []
         plan += [(f"attack {name}", {"attack": name}, (main,)) for name in extent.attacks]
@@ -103,15 +105,13 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             plan.append(
                 (f"model {model}", {"model": model}, (scale.settings(model, seed=seed, watermark=mark),))
             )
-        if scale.longer:
-            longer = scale.settings(seed=seed, watermark=mark, federation=scale.longer)
+        if scale.paper_steps:
+            longer = scale.settings(seed=seed, watermark=mark, federation=scale.paper_steps)
             plan.append(("model resnet18 longer", {"model": "resnet18, longer"}, (longer,)))
         # The clean model of the same number begins from the same weights as the marked one.
         others = [number for number in range(extent.clean + 1) if number != seed]
         clean = {
-            number: scale.settings(
-                seed=number, variation=True, **scale.alignment, watermark={"strength": 0.0}
-            )
+            number: scale.settings(seed=number, variation=True, **scale.wide, watermark={"strength": 0.0})
             for number in (seed, *others)
         }
         for number, settings in clean.items():
@@ -131,8 +131,8 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 
 def _short(scale: Scale, extent: Extent, *, seed: int, strength: float) -> Settings:
     sections = {
-        name: {**scale.alignment.get(name, {}), **extent.short.get(name, {})}
-        for name in {*scale.alignment, *extent.short}
+        name: {**scale.wide.get(name, {}), **extent.short.get(name, {})}
+        for name in {*scale.wide, *extent.short}
     }
     return scale.settings(seed=seed, variation=False, **sections, watermark={"strength": strength})
 
@@ -162,11 +162,11 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 
 def _attacked(owner: Run, attack: str, dataset: Dataset, store: Store) -> Halves:
     settings, halves = owner.settings, owner.halves()
-    own = removal.attackers_share(dataset, settings)
+    own = attackers_share(dataset, settings)
     if attack != "adaptive":
         return removal.ATTACKS[attack][0](halves, own, settings)
     rounds = settings.federation.rounds
-    epochs, lr = scales.get(store.scale).adaptive
+    epochs, lr = FINETUNING.at(store.scale)
     attacked, _ = attacks.subspace(
         halves,
         Recording(owner.folder / "recording"),
@@ -212,7 +212,7 @@ def _examined(owner: Run, before: Halves, disguised: Disguised, store: Store) ->
 
 
 def _with_probes(owner: Run, kind: str, count: int, store: Store) -> dict[str, Any]:
-    """The plain disguise, undone with so many probes of some kind."""
+    """The plain disguise, undone with `count` probes of some kind."""
     dataset, key = store.dataset(owner.settings), store.key(owner.settings)
     assert key is not None
     halves = owner.halves()
@@ -276,7 +276,7 @@ def same_channels(before: nn.Module, after: nn.Module, shape: tuple[int, ...]) -
 
 
 def test_images(dataset: Dataset, count: int) -> Tensor:
-    """So many test images, evenly chosen, normalised as in training."""
+    """`count` test images, evenly chosen, normalised as in training."""
     chosen = _evenly(dataset.test, count)
     ((images, _),) = data.evaluate_batches(
         chosen.images, chosen.labels, batch_size=len(chosen), mean=dataset.mean, std=dataset.std

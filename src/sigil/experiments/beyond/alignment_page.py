@@ -11,10 +11,21 @@ from matplotlib.axes import Axes
 from scipy import stats
 
 from sigil.experiments.beyond.alignment_null import Floats
-from sigil.experiments.lab.experiment import Finding, Results, judge
+from sigil.experiments.lab.experiment import Finding, Measured, judge
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import MISSING, markdown
+from sigil.experiments.pages.tables import (
+    MISSING,
+    NOT_RUN,
+    Entry,
+    Number,
+    Page,
+    Picture,
+    Power,
+    Row,
+    Table,
+    Words,
+)
 from sigil.verification import ALPHA
 
 WAYS = ("images", "noise", "initial weights")
@@ -27,69 +38,60 @@ PROVEN = math.log10(ALPHA)
 Numbers = dict[str, Any]
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """Tables of what alignment recovers, and figures of the probes and of the null hypothesis."""
-    cells, found = _first(cells, results)
-    return "\n".join(
-        [
-            "In each entry: channels recovered of those that are left, WSR, and p. An alignment that is not "
-            "believed is not used; the entry then is that of the model as it is.\n",
-            "## Disguise, alone and after other attacks\n",
-            _table("attack", cells, found),
-            "## Four architectures\n",
-            _table("model", cells, found),
-            "## How little the probes need\n",
-            _probes(cells, found, folder / "probes.png"),
-            "## What an adversary does next\n",
-            _table("disguise", cells, found),
-            "## The null hypothesis\n",
-            _null(cells, found, folder / "null.png"),
-        ]
-    )
+    return [
+        "In each entry: channels recovered of those that are left, WSR, and p. An alignment that is not "
+        "believed is not used; the entry then is that of the model as it is.",
+        "## Disguise, alone and after other attacks",
+        _table("attack", measured),
+        "## Four architectures",
+        _table("model", measured),
+        "## How little the probes need",
+        *_probes(measured, folder / "probes.png"),
+        "## What an adversary does next",
+        _table("disguise", measured),
+        "## The null hypothesis",
+        *_null(measured, folder / "null.png"),
+    ]
 
 
-def _first(cells: list[Cell], results: Results) -> tuple[list[Cell], dict[str, Numbers]]:
-    """The cells of the first seed, and what was measured of them."""
-    seed = min(cell.seed for cell in cells)
-    chosen = [cell for cell in cells if cell.seed == seed]
-    return chosen, {
-        cell.name: results[cell.name, seed].numbers for cell in chosen if (cell.name, seed) in results
-    }
+def _having(measured: Measured, option: str) -> list[Cell]:
+    """The first seed's cells that have this option."""
+    return [cell for cell in measured.cells if cell.seed == measured.seed and option in cell.options]
 
 
-def _table(option: str, cells: list[Cell], found: dict[str, Numbers]) -> str:
-    lines = []
-    for cell in cells:
-        if option not in cell.options:
-            continue
-        label, numbers = str(cell.options[option]), found.get(cell.name)
-        if numbers is None:
-            lines.append([label, *[MISSING] * (3 + len(WAYS))])
-            continue
-        moved = f"{numbers['accuracy_before']:.2f} → {numbers['accuracy']:.2f}"
-        entries = [_entry(numbers[name]) for name in ("before", "as it is", *WAYS)]
-        lines.append([label, moved, *entries])
-    return markdown([option, "accuracy (%)", "before the disguise", "as it is", *WAYS], lines)
+def _table(option: str, measured: Measured) -> Table:
+    cells = _having(measured, option)
+    rows = [[str(cell.options[option]), *_row(measured.first(cell.name))] for cell in cells]
+    return Table([option, "accuracy (%)", "before the disguise", "as it is", *WAYS], rows)
 
 
-def _entry(numbers: Numbers) -> str:
+def _row(numbers: Numbers | None) -> list[Entry | list[Entry]]:
+    if numbers is None:
+        return [NOT_RUN] * (3 + len(WAYS))
+    moved = Words(f"{numbers['accuracy_before']:.2f} → {numbers['accuracy']:.2f}")
+    return [moved, *(_entries(numbers[name]) for name in ("before", "as it is", *WAYS))]
+
+
+def _entries(numbers: Numbers) -> list[Entry]:
     if "wsr" not in numbers:
-        return "not comparable"
-    text = f"WSR {numbers['wsr']:.1f}<br>p = 10^{numbers['log10_p']:.1f}"
+        return [Words("not comparable")]
+    found: list[Entry] = [Number(numbers["wsr"], "WSR"), Power(numbers["log10_p"])]
     if "recovered" not in numbers:
-        return text
+        return found
     recovered = "none left" if numbers["recovered"] is None else f"{numbers['recovered']:.0f} % recovered"
-    return f"{recovered}<br>{text}" if numbers["aligned"] else f"not believed, {recovered}<br>{text}"
+    return [Words(recovered if numbers["aligned"] else f"not believed, {recovered}"), *found]
 
 
-def _probes(cells: list[Cell], found: dict[str, Numbers], path: Path) -> str:
-    options = [cell.options for cell in cells if "kind" in cell.options]
+def _probes(measured: Measured, path: Path) -> Page:
+    options = [cell.options for cell in _having(measured, "kind")]
     kinds = list(dict.fromkeys(option["kind"] for option in options))
     counts = list(dict.fromkeys(option["count"] for option in options))
     figure, (left, right) = figures.panels(2)
     lines = []
     for kind, colour in zip(kinds, figures.SERIES, strict=False):
-        rows = {count: found.get(f"probes {kind} {count}") for count in counts}
+        rows = {count: measured.first(f"probes {kind} {count}") for count in counts}
         lines.append([kind, *(_of_probes(row, count) for count, row in rows.items())])
         known = [row for row in rows.values() if row is not None]
         asked = [row["probes"] for row in known]
@@ -100,24 +102,25 @@ def _probes(cells: list[Cell], found: dict[str, Numbers], path: Path) -> str:
     right.set(title="agreement with the reference", xlabel="probes", xscale="log")
     figures.legend(left)
     figures.save(figure, path)
-    return f"![Channels recovered over the number of probes]({path.name})\n\n" + markdown(
-        ["probes", *(f"{count:,}" for count in counts)], lines
-    )
+    return [
+        Picture("Channels recovered over the number of probes", path.name),
+        Table(["probes", *(f"{count:,}" for count in counts)], lines),
+    ]
 
 
-def _of_probes(row: Numbers | None, count: int) -> str:
+def _of_probes(row: Numbers | None, count: int) -> list[Entry]:
     if row is None:
-        return MISSING
-    return _entry(row) + (f"<br>({row['probes']:,} probes)" if row["probes"] < count else "")
+        return [NOT_RUN]
+    return _entries(row) + ([Words(f"({row['probes']:,} probes)")] if row["probes"] < count else [])
 
 
-def _null(cells: list[Cell], found: dict[str, Numbers], path: Path) -> str:
+def _null(measured: Measured, path: Path) -> Page:
     figure, (left, middle, right) = figures.panels(3)
-    rows = []
-    real = found.get("real keys")
+    rows: list[Row] = []
+    real = measured.first("real keys")
     for way, colour in COLOURS.items():
-        drawn = _by_random(cells, found, way, sibling=False)
-        siblings = _by_random(cells, found, way, sibling=True)
+        drawn = _by_random(measured, way, sibling=False)
+        siblings = _by_random(measured, way, sibling=True)
         paired = _by_real(real, way)
         _distribution(left, drawn, colour, way)
         _distribution(middle, paired, colour, way)
@@ -142,27 +145,35 @@ def _null(cells: list[Cell], found: dict[str, Numbers], path: Path) -> str:
         "real keys, mean z",
         "owner's key, mean z",
     ]
-    return (
-        f"![p-values of clean models]({path.name})\n\n"
-        + markdown(head, rows)
-        + "\nKS tests against the uniform distribution. The sibling is a clean model that began from the "
-        "same weights as the marked one. Recorded scales are what alignment must not use, as a control.\n\n"
-        + _forged(found.get("order chosen afterwards"))
+    notes = (
+        "KS tests against the uniform distribution. The sibling is a clean model that began from the "
+        "same weights as the marked one. Recorded scales are what alignment must not use, as a control."
     )
+    return [
+        Picture("p-values of clean models", path.name),
+        Table(head, rows, notes=notes),
+        _forged(measured.first("order chosen afterwards")),
+    ]
 
 
 def _forged(numbers: Numbers | None) -> str:
     text = "A clean model against the owner's key, if any order of its channels may be named afterwards: "
-    return text + (f"{MISSING}.\n" if numbers is None else f"{_line(numbers['chosen'])}.\n")
+    return text + (f"{MISSING}." if numbers is None else f"{_line(numbers['chosen'])}.")
 
 
 def _line(numbers: Numbers) -> str:
     return f"WSR {numbers['wsr']:.1f} %, p = 10^{numbers['log10_p']:.1f}"
 
 
-def _by_random(cells: list[Cell], found: dict[str, Numbers], way: str, *, sibling: bool) -> Floats:
-    chosen = [cell.name for cell in cells if cell.options.get("sibling") is sibling and cell.name in found]
-    return np.concatenate([[], *(found[name]["p_values"].get(way, []) for name in chosen)])
+def _of_random_keys(measured: Measured, *, sibling: bool) -> list[Numbers]:
+    """What random keys gave on clean models: on that of the marked one's own origin, or on the others."""
+    cells = [cell for cell in _having(measured, "sibling") if cell.options["sibling"] is sibling]
+    return [numbers for cell in cells if (numbers := measured.first(cell.name)) is not None]
+
+
+def _by_random(measured: Measured, way: str, *, sibling: bool) -> Floats:
+    found = _of_random_keys(measured, sibling=sibling)
+    return np.concatenate([[], *(numbers["p_values"].get(way, []) for numbers in found)])
 
 
 def _by_real(real: Numbers | None, way: str) -> Floats:
@@ -189,11 +200,11 @@ def _uniform(p: Floats) -> str:
     return "not used" if found is None else f"p = {found:.2g}, {len(p):,} tests"
 
 
-def _shift(real: Numbers | None, way: str) -> str:
+def _shift(real: Numbers | None, way: str) -> Number:
     if real is None:
-        return MISSING
+        return NOT_RUN
     z = np.array([pair["z"][way] for pair in real["pairs"] if pair["reference"] != "owner"])
-    return f"{z.mean():+.2f} ± {z.std(ddof=1) / np.sqrt(len(z)):.2f}"
+    return Number(z.mean(), form="+.2f", deviation=z.std(ddof=1) / np.sqrt(len(z)))
 
 
 def _above(real: Numbers, way: str) -> float:
@@ -202,25 +213,23 @@ def _above(real: Numbers, way: str) -> float:
     return float((1 + (drawn >= real["owner"][way]).sum()) / (1 + len(drawn)))
 
 
-def _rank(real: Numbers | None, way: str) -> str:
+def _rank(real: Numbers | None, way: str) -> str | Number:
     if real is None:
-        return MISSING
+        return NOT_RUN
     return f"{real['owner'][way]:+.2f}, reached by {100 * _above(real, way):.0f} % of random keys"
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """What alignment promises."""
-    cells, found = _first(cells, results)
-    plain = found.get("attack none")
+    plain = measured.first("attack none")
 
     def numbers(name: str, quantity: str) -> dict[str, float | None]:
         """A quantity of one cell, for each way."""
-        return {way: found.get(name, {}).get(way, {}).get(quantity) for way in WAYS}
+        return {way: (measured.first(name) or {}).get(way, {}).get(quantity) for way in WAYS}
 
-    models = [cell for cell in cells if "model" in cell.options]
     traced = {
-        str(cell.options["model"]): found.get(cell.name, {}).get("initial weights", {}).get("log10_p")
-        for cell in models
+        str(cell.options["model"]): numbers(cell.name, "log10_p")["initial weights"]
+        for cell in _having(measured, "model")
     }
     return [
         judge(
@@ -241,23 +250,23 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
             traced,
             lambda x: x <= PROVEN,
         ),
-        *_of_attacks(cells, found),
-        *_of_the_null(cells, found),
+        *_of_attacks(measured),
+        *_of_the_null(measured),
     ]
 
 
-def _of_attacks(cells: list[Cell], found: dict[str, Numbers]) -> list[Finding]:
+def _of_attacks(measured: Measured) -> list[Finding]:
     """What an attack had left of the proof is left after the disguise, once it is undone."""
     left: dict[str, float | None] = {}
     change: dict[str, float | None] = {}
-    for cell in cells:
-        known = found.get(cell.name)
-        if cell.options.get("attack", "none") != "none":
-            left[cell.options["attack"]] = change[cell.options["attack"]] = None
+    for cell in _having(measured, "attack"):
+        known, attack = measured.first(cell.name), cell.options["attack"]
+        if attack != "none":
+            left[attack] = change[attack] = None
             if known is not None:
-                change[cell.options["attack"]] = known["initial weights"]["wsr"] - known["before"]["wsr"]
+                change[attack] = known["initial weights"]["wsr"] - known["before"]["wsr"]
             if known is not None and known["before"]["owned"]:
-                left[cell.options["attack"]] = known["initial weights"]["log10_p"]
+                left[attack] = known["initial weights"]["log10_p"]
     return [
         judge(
             "Copies that other attacks left proven are proven by the initial weights (log10 p ≤ −6.5)",
@@ -277,19 +286,15 @@ def _surest(strangers: list[Numbers], way: str) -> float:
     return max((known[way]["sure"] / known[way]["channels"] for known in strangers), default=0.0)
 
 
-def _of_the_null(cells: list[Cell], found: dict[str, Numbers]) -> list[Finding]:
-    real = found.get("real keys")
+def _of_the_null(measured: Measured) -> list[Finding]:
+    real = measured.first("real keys")
     ways = ("as it is", *WAYS)
-    strangers = [
-        numbers["sure"]
-        for numbers in (
-            found[cell.name] for cell in cells if cell.options.get("sibling") is False and cell.name in found
-        )
-    ] + ([] if real is None else [pair["sure"] for pair in real["pairs"]])
+    strangers = [numbers["sure"] for numbers in _of_random_keys(measured, sibling=False)]
+    strangers += [] if real is None else [pair["sure"] for pair in real["pairs"]]
     return [
         judge(
             "Random keys on clean models: p is uniform (KS test)",
-            {way: _uniformity(_by_random(cells, found, way, sibling=False)) for way in ways},
+            {way: _uniformity(_by_random(measured, way, sibling=False)) for way in ways},
             lambda x: x > UNLIKELY,
             ".2g",
         ),

@@ -13,11 +13,11 @@ from typing import Any
 
 from sigil import attacks, statistics
 from sigil.experiments.lab import scales
-from sigil.experiments.lab.experiment import Experiment, Finding, Results
+from sigil.experiments.lab.attacked import attackers_share, entries, marks
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell, Store, experiment_key
-from sigil.experiments.pages.tables import markdown, spread, values
-from sigil.experiments.paper.table4_removal import attackers_share, entry, marks
+from sigil.experiments.pages.tables import Entry, Page, Power, Row, Table
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.federation.seeds import derive
@@ -97,39 +97,43 @@ def _other(key: Key, number: int) -> Key:
     return Key.generate("Mallory", shape=key.shape, bits=key.bits, seed=seed)
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """Marks before and after, and the price list of forging."""
-    header = ["", *ATTACKS, "the attacker's key after overwriting"]
-    lines = []
+    rows: list[Row] = []
     for strength in reversed(STRENGTHS):
         names = [f"strength {strength:g} {attack}" for attack in ATTACKS]
-        line = [f"λ = {strength:g}", *(entry(cells, results, name) for name in names)]
-        second = values(cells, results, f"strength {strength:g} overwrite", "second_wsr")
-        exponents = values(cells, results, f"strength {strength:g} overwrite", "second_log10_p")
-        line.append(f"WSR {spread(second)}" + (f"<br>p = 10^{max(exponents):.1f}" if exponents else ""))
-        lines.append(line)
-    forged = {
-        number: values(cells, results, "forging", number)
-        for number in ("wsr", "chosen_wsr", "tries", "best_wsr", "best_log10_p", "best_log10_p_corrected")
-    }
-    prices = [
-        ["a key committed before", f"WSR {spread(forged['wsr'])}", "the test's own p-value"],
-        ["bits chosen after seeing the model", f"WSR {spread(forged['chosen_wsr'])}", "no key can hold them"],
+        second: list[Entry] = [measured.number(f"strength {strength:g} overwrite", "second_wsr", "WSR")]
+        exponents = measured.values(f"strength {strength:g} overwrite", "second_log10_p")
+        second += [Power(max(exponents))] if exponents else []
+        rows.append([f"λ = {strength:g}", *(entries(measured, name) for name in names), second])
+
+    def forged(number: str, form: str = ".1f") -> str:
+        return measured.number("forging", number, form=form).text
+
+    prices: list[Row] = [
+        ["a key committed before", measured.number("forging", "wsr", "WSR"), "the test's own p-value"],
         [
-            f"the best of {spread(forged['tries'], ',.0f')} keys drawn",
-            f"WSR {spread(forged['best_wsr'])}, p = 10^{spread(forged['best_log10_p'])}",
-            f"p = 10^{spread(forged['best_log10_p_corrected'])} after correction",
+            "bits chosen after seeing the model",
+            measured.number("forging", "chosen_wsr", "WSR"),
+            "no key can hold them",
+        ],
+        [
+            f"the best of {forged('tries', ',.0f')} keys drawn",
+            f"WSR {forged('best_wsr')}, p = 10^{forged('best_log10_p')}",
+            f"p = 10^{forged('best_log10_p_corrected')} after correction",
         ],
     ]
-    forging = markdown(["forging on an innocent model", "found", "what it is worth"], prices)
-    return f"{markdown(header, lines)}\n{forging}"
+    return [
+        Table(["", *ATTACKS, "the attacker's key after overwriting"], rows),
+        Table(["forging on an innocent model", "found", "what it is worth"], prices),
+    ]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper names permutation as a limitation and hopes that overwriting leaves both marks."""
 
     def holds(attack: str, above: bool) -> bool | None:
-        rates = values(cells, results, f"strength 0.1 {attack}", "wsr")
+        rates = measured.values(f"strength 0.1 {attack}", "wsr")
         return None if not rates else (min(rates) > 70 if above else max(rates) < 70)
 
     return [

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks, models
-from sigil.experiments.lab import scales
-from sigil.experiments.lab.experiment import Experiment, Finding, Results
-from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.attacked import attackers_share, entries, marks
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured
+from sigil.experiments.lab.scales import STRENGTHS, PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import markdown, values
-from sigil.experiments.paper.table4_removal import attackers_share, entry, marks
+from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 
@@ -20,6 +19,7 @@ from sigil.federation.run import Run
 ATTACKS = {"none": None, "own share": "client", "all images": "all"}
 # Distilling from all images is as long as a training, so it is tried on one strength only.
 THOROUGH = 0.1
+EPOCHS = PerScale(50, desk=10, cpu=10, smoke=1)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -59,7 +59,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         teacher,
         models.split(student, cut),
         attackers_share(dataset, settings) if images == "client" else dataset,
-        epochs=scales.get(store.scale).distillation,
+        epochs=EPOCHS.at(store.scale),
         batch_size=settings.federation.batch_size,
         seed=settings.run.seed,
         precision=choose(settings.run.device, settings.run.precision),
@@ -67,24 +67,29 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     return marks(distilled, dataset, settings, store)
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The teacher and its students."""
-    names = {cell.name for cell in cells}
-    lines = []
-    for strength in reversed(STRENGTHS):
-        wanted = [f"strength {strength:g} {attack}" for attack in ATTACKS]
-        entries = (entry(cells, results, name) if name in names else "" for name in wanted)
-        lines.append([f"λ = {strength:g}", *entries])
-    return markdown(["", "teacher", "student of one client's images", "student of all images"], lines)
+    names = {cell.name for cell in measured.cells}
+    rows: list[Row] = [
+        [
+            f"λ = {strength:g}",
+            *(
+                entries(measured, name) if name in names else ""
+                for name in (f"strength {strength:g} {attack}" for attack in ATTACKS)
+            ),
+        ]
+        for strength in reversed(STRENGTHS)
+    ]
+    return [Table(["", "teacher", "student of one client's images", "student of all images"], rows)]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's one sentence on extraction."""
     rates = [
         rate
         for strength in STRENGTHS
         for attack in list(ATTACKS)[1:]
-        for rate in values(cells, results, f"strength {strength:g} {attack}", "wsr")
+        for rate in measured.values(f"strength {strength:g} {attack}", "wsr")
     ]
     return [Finding("Distillation removes the mark.", max(rates) < 70 if rates else None)]
 

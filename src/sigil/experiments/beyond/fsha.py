@@ -19,18 +19,17 @@ from torch import Tensor
 from sigil.data import Dataset
 from sigil.experiments.beyond import splitguard
 from sigil.experiments.lab import stealth
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
-from sigil.experiments.lab.scales import Scale
-from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.scales import PerScale, Scale
+from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import markdown
+from sigil.experiments.pages.tables import Page, Picture, Table
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings, make
 
 SERVERS = (stealth.HONEST, stealth.FSHA_AS_PUBLISHED)
 SHOWN = 12
-ROUNDS = {"smoke": 1}  # the same small training at the other scales
-BATCH = 256
+ROUNDS = PerScale(12, smoke=1)  # the same small training at the other scales
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -43,9 +42,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             trainings=(),
             options={
                 "server": server,
-                "settings": _settings(seed, ROUNDS.get(scale.name, 12)).model_dump(
-                    mode="json", exclude_defaults=True
-                ),
+                "settings": _settings(seed, ROUNDS.at(scale)).model_dump(mode="json", exclude_defaults=True),
             },
         )
         for seed in seeds
@@ -81,19 +78,9 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train with the detectors at work; then what the attacker sees of client 0's images."""
     settings = make(cell.options["settings"])
     dataset = store.dataset(settings)
-    attacker = None
-    if cell.options["server"] in stealth.ATTACKERS:
-        attacker = stealth.make_attacker(settings, dataset, strength=None)
-    federation, detectors = stealth.watch(settings, store, attacker=attacker)
-    numbers: dict[str, Any] = {
-        "accuracy": 100 * federation.accuracy(),
-        **{detector.name: stealth.summary(detector) for detector in detectors},
-    }
-    if attacker is not None:
-        own = federation.parts[stealth.CLIENT][:BATCH]
-        images = stealth.normalised(dataset, dataset.train.images[own])
-        seen = stealth.reconstruct(attacker, federation.halves()[0], images)
-        numbers |= stealth.quality(attacker, seen, images)
+    numbers, found = stealth.watched(settings, store, dataset, cell.options["server"])
+    if found is not None:
+        own, seen = found
         numbers["pictures"] = {
             "shape": [SHOWN, *dataset.shape],
             "original": _packed(dataset.train.images[own[:SHOWN]]),
@@ -112,35 +99,31 @@ def _packed(images: npt.NDArray[np.uint8]) -> str:
     return base64.b64encode(np.ascontiguousarray(images).tobytes()).decode("ascii")
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """Originals above reconstructions, and what each detector says."""
-    first = min((cell.seed for cell in cells), default=0)
-    found = {server: results.get((f"digits {server}", first)) for server in SERVERS}
     names = splitguard.NAMES
-    table = markdown(
-        ["server", *names],
-        [
-            [stealth.label(server), *(splitguard.said(result, name) for name in names)]
-            for server, result in found.items()
-        ],
-    )
+    found = {server: measured.first(f"digits {server}") for server in SERVERS}
+    rows = [
+        [stealth.label(server), *(stealth.said(numbers, name) for name in names)]
+        for server, numbers in found.items()
+    ]
+    table = Table(["server", *names], rows)
     hijacked = found[stealth.FSHA_AS_PUBLISHED]
     if hijacked is None:
-        return table
-    _draw(hijacked, folder / "fsha.png")
-    numbers = hijacked.numbers
-    return (
-        "![Originals above reconstructions](fsha.png)\n\n"
+        return [table]
+    _draw(hijacked["pictures"], folder / "fsha.png")
+    return [
+        Picture("Originals above reconstructions", "fsha.png"),
         f"Above, the first {SHOWN} images of client 0; below, what the attacker sees of them. "
-        f"{numbers['nearest']:.1f} % of {BATCH} reconstructions are nearer to their own image than to the "
-        f"others (by chance {numbers['chance']:.1f} %); the mean square error is {numbers['error']:.2f} of "
-        "the mean image's. How little it sees through deeper cuts stands in "
-        f"[splitguard](../splitguard/).\n\n{table}"
-    )
+        f"{hijacked['nearest']:.1f} % of {stealth.SEEN} reconstructions are nearer to their own image than "
+        f"to the others (by chance {hijacked['chance']:.1f} %); the mean square error is "
+        f"{hijacked['error']:.2f} of the mean image's. How little it sees through deeper cuts stands in "
+        "[splitguard](../splitguard/).",
+        table,
+    ]
 
 
-def _draw(result: Result, path: Path) -> None:
-    pictures = result.numbers["pictures"]
+def _draw(pictures: dict[str, Any], path: Path) -> None:
     rows = [
         np.frombuffer(base64.b64decode(pictures[name]), np.uint8).reshape(pictures["shape"])
         for name in ("original", "seen")
@@ -153,17 +136,16 @@ def _draw(result: Result, path: Path) -> None:
     figures.save(figure, path)
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The attack works, each detector catches it, and none suspects the honest server."""
-    first = min((cell.seed for cell in cells), default=0)
-    hijacked = results.get((f"digits {stealth.FSHA_AS_PUBLISHED}", first))
-    nearest = None if hijacked is None else hijacked.numbers["nearest"]
+    hijacked = measured.first(f"digits {stealth.FSHA_AS_PUBLISHED}")
+    nearest = None if hijacked is None else hijacked["nearest"]
 
     def suspicious(server: str) -> dict[str, float | None]:
         return {
             name: share
             for name in splitguard.NAMES
-            for share in stealth.suspicious(results, {name: f"digits {server}"}, name).values()
+            for share in stealth.suspicious(measured, {name: f"digits {server}"}, name).values()
         }
 
     return [

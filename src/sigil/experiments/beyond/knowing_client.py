@@ -5,8 +5,8 @@ task's gradients cancel: behind a batch norm, a shift that is common to all samp
 the gradients of a batch, averaged over the positions of each channel, and G_r the sum of all gradients of
 round r::
 
-    common      = ‖Σ_i g_i‖ / Σ_i ‖g_i‖          one number a batch
-    persistence = cos(G_r, G_r+1)                 one number a pair of rounds
+    common      = ‖Σ_i g_i‖ / Σ_i ‖g_i‖          one number per batch
+    persistence = cos(G_r, G_r+1)                 one number per pair of rounds
 
 `common` is compared with an honest training of the same seed (AUC: the probability that a marked batch has a
 larger value than an honest one; 50 % is chance), and with what the client can know by itself: the largest
@@ -26,11 +26,11 @@ from scipy.stats import mannwhitneyu
 
 from sigil.detectors import local_gradients_of_run
 from sigil.experiments.lab import stealth
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import MISSING, markdown
+from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
 from sigil.federation.run import Run
 
 Vector = npt.NDArray[np.float64]
@@ -131,49 +131,50 @@ def auc(values: Iterable[float], honest: Iterable[float]) -> float:
     return 100 * float(mannwhitneyu(one, other).statistic) / (len(one) * len(other))
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """Both statistics over the rounds, and a table."""
-    first = min((cell.seed for cell in cells), default=0)
-    settings = list(dict.fromkeys(cell.options["setting"] for cell in cells))
-    _draw(settings, results, first, folder / "informed.png")
-    lines = []
-    for cell in cells:
-        if cell.seed != first:
-            continue
-        line = [cell.options["setting"], stealth.label(cell.options["server"])]
-        result = results.get((cell.name, cell.seed))
-        if result is None:
-            lines.append([*line, *[MISSING] * 6])
-            continue
-        found = result.numbers
-        persistence, wsr = found["persistence"], found["final"].get("wsr")
-        line += [
-            "" if wsr is None else f"{100 * wsr:.0f} %",
-            f"{found['common']:.3f}",
-            f"{found['auc']:.0f} %",
-            f"{found['curves']['auc'][0]:.0f} %",
-            f"{found['above_limit']:.1f} %",
-            "" if persistence is None else f"{persistence:.2f}",
-        ]
-        lines.append(line)
+    _draw(measured, folder / "informed.png")
+    rows = [
+        [cell.options["setting"], stealth.label(cell.options["server"]), *_row(measured.first(cell.name))]
+        for cell in measured.cells
+        if cell.seed == measured.seed
+    ]
     header = ["training", "server", "WSR", "common", "AUC", "AUC, round 1", "above own limit", "persistence"]
-    return (
-        f"![Both statistics over the rounds](informed.png)\n\n{markdown(header, lines)}\n"
+    notes = (
         "*AUC*: the probability that a batch of this training has a larger `common` than one of the honest "
         "training, over all rounds, and in the first. *Above own limit*: batches above "
-        "the largest value of the client's own honest epoch. *Persistence*: mean over the pairs of rounds.\n"
+        "the largest value of the client's own honest epoch. *Persistence*: mean over the pairs of rounds."
     )
+    return [Picture("Both statistics over the rounds", "informed.png"), Table(header, rows, notes=notes)]
 
 
-def _draw(settings: Sequence[str], results: Results, first: int, path: Path) -> None:
+def _row(found: dict[str, Any] | None) -> list[Entry]:
+    if found is None:
+        return [NOT_RUN] * 6
+    persistence, wsr = found["persistence"], found["final"].get("wsr")
+    return [
+        Words("") if wsr is None else Number(100 * wsr, form=".0f", unit="%"),
+        Number(found["common"], form=".3f"),
+        Number(found["auc"], form=".0f", unit="%"),
+        Number(found["curves"]["auc"][0], form=".0f", unit="%"),
+        Number(found["above_limit"], unit="%"),
+        Words("") if persistence is None else Number(persistence, form=".2f"),
+    ]
+
+
+def _settings(measured: Measured) -> list[str]:
+    return list(dict.fromkeys(cell.options["setting"] for cell in measured.cells))
+
+
+def _draw(measured: Measured, path: Path) -> None:
+    settings = _settings(measured)
     figure, axes = figures.panels(2 * len(settings), columns=2)
     for number, setting in enumerate(settings):
         left, right = axes[2 * number : 2 * number + 2]
         for server in stealth.servers(setting):
-            result = results.get((f"{setting} {server}", first))
-            if result is not None:
-                rows = result.numbers["curves"]
-                style = {"color": stealth.COLOURS[server], "label": stealth.label(server)}
+            numbers = measured.first(f"{setting} {server}")
+            if numbers is not None:
+                rows, style = numbers["curves"], stealth.style(server)
                 figures.curve(left, rows["round"], rows["common"], **style)
                 figures.curve(right, range(2, len(rows["persistence"]) + 2), rows["persistence"], **style)
         left.set(title=f"{setting}: common", xlabel="round", ylim=(0, None))
@@ -182,16 +183,14 @@ def _draw(settings: Sequence[str], results: Results, first: int, path: Path) -> 
     figures.save(figure, path)
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """Is the mark as hidden from a client that knows of it as the paper finds it from published detectors?"""
-    settings = list(dict.fromkeys(cell.options["setting"] for cell in cells))
-    first = min((cell.seed for cell in cells), default=0)
 
     def separation(server: str) -> dict[str, float | None]:
-        found = {setting: results.get((f"{setting} {server}", first)) for setting in settings}
+        found = {setting: measured.first(f"{setting} {server}") for setting in _settings(measured)}
         return {
-            setting: None if result is None else result.numbers["curves"]["auc"][0]
-            for setting, result in found.items()
+            setting: None if numbers is None else numbers["curves"]["auc"][0]
+            for setting, numbers in found.items()
         }
 
     return [

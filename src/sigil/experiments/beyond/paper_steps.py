@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.attacked import entries
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import markdown, mean
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.experiments.paper import table5_adaptive as adaptive
-from sigil.experiments.paper.table4_removal import entry
 from sigil.federation.run import Run
 
 ATTACKS = ("none", adaptive.CONTROL, "R_wm 10", adaptive.AVERAGING)
@@ -33,7 +34,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             trainings=(
                 scale.settings(
                     seed=seed,
-                    federation=scale.longer,
+                    federation=scale.paper_steps,
                     watermark={"strength": strength},
                     record=scale.recording,
                 ),
@@ -51,24 +52,27 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     return adaptive.after_attack(runs[0], cell.options["attack"], store)
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
-    """A row a strength, a column an attack."""
-    names = {cell.name for cell in cells}
-    lines = []
-    for strength in (0.0, *reversed(STRENGTHS)):
-        line = ["clean" if strength == 0 else f"λ = {strength:g}"]
-        for attack in ATTACKS:
-            name = f"strength {strength:g} {attack}"
-            line.append(entry(cells, results, name, marked=strength > 0) if name in names else "")
-        lines.append(line)
-    return markdown(["", *ATTACKS], lines)
+def show(measured: Measured, folder: Path) -> Page:
+    """One row per strength, one column per attack."""
+    names = {cell.name for cell in measured.cells}
+    rows: list[Row] = [
+        [
+            figures.label(strength),
+            *(
+                entries(measured, name, marked=strength > 0) if name in names else ""
+                for name in (f"strength {strength:g} {attack}" for attack in ATTACKS)
+            ),
+        ]
+        for strength in (0.0, *reversed(STRENGTHS))
+    ]
+    return [Table(["", *ATTACKS], rows)]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's claims that the shorter training does not show."""
 
     def rates(*names: str) -> dict[str, float | None]:
-        return {name: mean(cells, results, name, "wsr") for name in names}
+        return {name: measured.mean(name, "wsr") for name in names}
 
     return [
         judge(

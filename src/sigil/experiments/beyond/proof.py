@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.attacked import entries, marks
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.lengths import PROOF
 from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import MISSING, markdown, spread, values
+from sigil.experiments.pages.tables import NOT_RUN, Number, Page, Row, Table
 from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.experiments.paper import table5_adaptive as adaptive
-from sigil.experiments.paper.table4_removal import entry, marks
 from sigil.federation.run import Run
 from sigil.verification import ALPHA
 
@@ -30,8 +32,15 @@ ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING, adaptive.HA
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Every attack on every length, and what SplitOut sees of each."""
-    watched = {splitout.name_of_length(bits) for bits in scale.proof_bits}
-    return [cell for cell in splitout.cells(scale, seeds) if cell.name in watched] + [
+    lengths = PROOF.at(scale)
+    watched = {splitout.name_of_length(bits) for bits in lengths}
+    seen = [cell for cell in splitout.cells(scale, seeds) if cell.name in watched]
+    return seen + attacked(scale, seeds, lengths)
+
+
+def attacked(scale: Scale, seeds: Sequence[int], lengths: Sequence[int]) -> list[Cell]:
+    """Every attack on keys of these lengths."""
+    return [
         Cell(
             experiment="proof",
             name=f"{bits} bits {attack}",
@@ -46,15 +55,13 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             options={"bits": bits, "attack": attack},
         )
         for seed in seeds
-        for bits in scale.proof_bits
+        for bits in lengths
         for attack in ATTACKS
     ]
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Attack the run and measure accuracy and the mark."""
-    if cell.experiment == "splitout":
-        return splitout.measure(cell, runs, store)
     (run,) = runs
     attack = cell.options["attack"]
     if attack != PRUNING:
@@ -63,46 +70,45 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     return marks(pruned, store.dataset(run.settings), run.settings, store)
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
-    """A row a length, a column an attack, and which lengths are proof after each."""
-    lengths = sorted({int(cell.options["bits"]) for cell in cells if "bits" in cell.options})
-    table = markdown(
-        ["bits", *ATTACKS, "SplitOut's outliers in 256"],
+def show(measured: Measured, folder: Path) -> Page:
+    """One row per length, one column per attack, and which lengths are proof after each."""
+    lengths = _lengths(measured)
+    rows: list[Row] = [
         [
-            [
-                str(bits),
-                *(entry(cells, results, f"{bits} bits {attack}") for attack in ATTACKS),
-                spread(values(cells, results, splitout.name_of_length(bits), "outliers_256")),
-            ]
-            for bits in lengths
-        ],
-    )
-    proven = [[attack, _proving(cells, results, attack, lengths)] for attack in ATTACKS]
-    return table + "\n" + markdown(["after", "lengths that are proof (p ≤ 3e-7)"], proven)
-
-
-def _proving(cells: list[Cell], results: Results, attack: str, lengths: list[int]) -> str:
-    found, measured = [], 0
-    for bits in lengths:
-        owned = [
-            results[cell.name, cell.seed].numbers["owned"]
-            for cell in cells
-            if cell.name == f"{bits} bits {attack}" and (cell.name, cell.seed) in results
+            str(bits),
+            *(entries(measured, f"{bits} bits {attack}") for attack in ATTACKS),
+            measured.number(splitout.name_of_length(bits), OUTLIERS),
         ]
-        measured += bool(owned)
-        if owned and all(owned):
-            found.append(str(bits))
-    return (", ".join(found) or "none of them") if measured else MISSING
+        for bits in lengths
+    ]
+    proven = [[attack, _proving(measured, attack, lengths)] for attack in ATTACKS]
+    return [
+        Table(["bits", *ATTACKS, "SplitOut's outliers in 256"], rows),
+        Table(["after", "lengths that are proof (p ≤ 3e-7)"], proven),
+    ]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def _lengths(measured: Measured) -> list[int]:
+    return sorted({int(cell.options["bits"]) for cell in measured.cells if "bits" in cell.options})
+
+
+def _proving(measured: Measured, attack: str, lengths: list[int]) -> str | Number:
+    found = {bits: measured.values(f"{bits} bits {attack}", "owned") for bits in lengths}
+    if not any(found.values()):
+        return NOT_RUN
+    proven = [str(bits) for bits, owned in found.items() if owned and all(owned)]
+    # One length alone is a number.
+    return Number(int(proven[0]), form="d") if len(proven) == 1 else ", ".join(proven) or "none of them"
+
+
+def verdict(measured: Measured) -> list[Finding]:
     """Which lengths are proof to begin with, and after every attack; and that they all embed."""
 
     def worst(bits: int, *attacks: str) -> float | None:
-        found = [values(cells, results, f"{bits} bits {attack}", "log10_p") for attack in attacks]
+        found = [measured.values(f"{bits} bits {attack}", "log10_p") for attack in attacks]
         return max(map(max, found)) if all(found) else None
 
-    lengths = sorted({int(cell.options["bits"]) for cell in cells if "bits" in cell.options})
+    lengths = _lengths(measured)
     return [
         judge(
             "Every length is proof before an attack (log10 p of at most −6.5)",

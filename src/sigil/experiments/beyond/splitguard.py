@@ -6,17 +6,17 @@ does not measure it). The same trainings, honest and hijacked, are watched by th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.experiments.lab import stealth
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
 from sigil.experiments.lab.scales import Scale
-from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import MISSING, markdown
+from sigil.experiments.pages.tables import Page, Picture, Table
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings, make
 
@@ -91,77 +91,56 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train with the detectors at work; for the hijacker also how well it sees the client's images."""
     settings = make(cell.options["settings"])
     dataset = store.dataset(settings)
-    server = cell.options["server"]
-    attacker = None
-    if server in stealth.ATTACKERS:
-        attacker = stealth.make_attacker(settings, dataset, strength=stealth.ATTACKERS[server])
-    federation, detectors = stealth.watch(settings, store, attacker=attacker)
-    numbers: dict[str, Any] = {
-        "accuracy": 100 * federation.accuracy(),
-        **{detector.name: stealth.summary(detector) for detector in detectors},
-    }
-    if attacker is not None:
-        own = stealth.normalised(dataset, dataset.train.images[federation.parts[stealth.CLIENT][:256]])
-        seen = stealth.reconstruct(attacker, federation.halves()[0], own)
-        numbers |= stealth.quality(attacker, seen, own)
+    numbers, _ = stealth.watched(settings, store, dataset, cell.options["server"])
     return numbers
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def with_attackers(measured: Measured, cut: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and numbers of every recorded server at a cut, and of the attackers, which are watched live."""
+    for server in SERVERS:
+        live = server in stealth.ATTACKERS
+        numbers = measured.first(name_of(cut, server) if live else f"{cut} {server}")
+        if numbers is not None:
+            yield server, numbers
+
+
+def show(measured: Measured, folder: Path) -> Page:
     """SplitGuard's score over training, then what each detector says of each server."""
     figure, axes = figures.panels(len(stealth.CUTS))
-    first = min((cell.seed for cell in cells), default=0)
+    rows = []
     for axis, cut in zip(axes, stealth.CUTS, strict=True):
         for server in SERVERS:
-            result = results.get((name_of(cut, server), first))
-            if result is not None:
-                rows = result.numbers["splitguard"]["curves"]
-                style = {"color": stealth.COLOURS[server], "label": stealth.label(server)}
-                figures.curve(axis, rows["scored_step"], rows["score"], **style)
+            numbers = measured.first(name_of(cut, server))
+            if numbers is not None:
+                curves = numbers["splitguard"]["curves"]
+                figures.curve(axis, curves["scored_step"], curves["score"], **stealth.style(server))
+            said = (stealth.said(numbers, name) for name in NAMES)
+            rows.append([cut, stealth.label(server), *said, _seen(numbers)])
         axis.axhline(0.5, color="0.5", linewidth=1, linestyle="--")
         axis.set(title=f"cut at {cut}", xlabel="step of the client", ylabel="score", ylim=(-0.03, 1.03))
     figures.legend(axes[0], {"loc": "center right", "bbox_to_anchor": (1, 0.72), "ncols": 2})
     figures.save(figure, folder / "splitguard.png")
-    lines = [
-        [
-            cut,
-            stealth.label(server),
-            *(said(results.get((name_of(cut, server), first)), name) for name in NAMES),
-            _seen(results.get((name_of(cut, server), first))),
-        ]
-        for cut in stealth.CUTS
-        for server in SERVERS
+    return [
+        Picture("SplitGuard's score over training", "splitguard.png"),
+        Table(
+            ["cut", "server", *NAMES, "reconstruction"],
+            rows,
+            notes="Each entry: alarm and the client's step at which it was first raised, share of suspicious "
+            "scores, last score. Reconstruction: share that is nearer to its own image than to 255 others, "
+            "and mean square error in units of the mean image's. One vector a batch for SplitGuard is the "
+            f"class-wise sum of the gradients at the cut. These trainings have {CLIENTS} clients at scales "
+            "that limit the images, each with as many images as otherwise.",
+        ),
     ]
-    table = markdown(["cut", "server", *NAMES, "reconstruction"], lines)
-    return (
-        f"![SplitGuard's score over training](splitguard.png)\n\n{table}\n"
-        "Each entry: alarm and the client's step at which it was first raised, share of suspicious scores, "
-        "last score. Reconstruction: share that is nearer to its own image than to 255 others, and mean "
-        "square error in units of the mean image's. One vector a batch for "
-        "SplitGuard is the class-wise sum of the gradients at the cut. These trainings have "
-        f"{CLIENTS} clients at scales that limit the images, each with as many images as otherwise.\n"
-    )
 
 
-def said(result: Result | None, name: str) -> str:
-    """A detector's verdict in a few words."""
-    if result is None:
-        return MISSING
-    found = result.numbers[name]
-    if found["score"] is None:
-        return "no score"
-    verdict = f"**alarm at {found['first_alarm']}**" if found["alarm"] else "no alarm"
-    return f"{verdict}, {found['suspicious']:.0f} % suspicious, last {found['score']:.2f}"
-
-
-def _seen(result: Result | None) -> str:
-    if result is None or "nearest" not in result.numbers:
+def _seen(numbers: dict[str, Any] | None) -> str:
+    if numbers is None or "nearest" not in numbers:
         return ""
-    found = result.numbers
-    return f"{found['nearest']:.1f} % (chance {found['chance']:.1f} %), error {found['error']:.2f}"
+    return "{nearest:.1f} % (chance {chance:.1f} %), error {error:.2f}".format(**numbers)
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """Does SplitGuard clear the honest server and the mark, and catch the hijacker?"""
 
     def finding(claim: str, servers: Sequence[str], rule: Callable[[float], bool]) -> Finding:
@@ -170,7 +149,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
             for cut in stealth.CUTS
             for server in servers
         }
-        return judge(claim, stealth.suspicious(results, names, "splitguard"), rule, ".0f")
+        return judge(claim, stealth.suspicious(measured, names, "splitguard"), rule, ".0f")
 
     return [
         finding("No score of an honest server is suspicious (%)", [stealth.HONEST], lambda share: share == 0),

@@ -2,17 +2,72 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sigil.errors import ExperimentError
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.pages.tables import Number, Page
 from sigil.federation.run import Run
 
-Results = dict[tuple[str, int], Result]
 Measure = Callable[[Cell, list[Run], Store], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The cells of an experiment, and what was measured of them, by name and seed."""
+
+    cells: Sequence[Cell]
+    results: Mapping[tuple[str, int], Result]
+
+    @cached_property
+    def seed(self) -> int:
+        """The first seed, whose curves are drawn."""
+        return min((cell.seed for cell in self.cells), default=0)
+
+    def first(self, name: str) -> dict[str, Any] | None:
+        """All numbers of a cell for the first seed, if it was measured."""
+        result = self.results.get((name, self.seed))
+        return None if result is None else result.numbers
+
+    def every(self, name: str) -> list[dict[str, Any]]:
+        """All numbers of a cell, for each seed that was measured."""
+        found = (self.results.get((cell.name, cell.seed)) for cell in self.cells if cell.name == name)
+        return [result.numbers for result in found if result is not None]
+
+    def values(self, name: str, number: str) -> list[float]:
+        """One number of a cell, for each seed that was measured."""
+        return [float(row[number]) for row in self.every(name) if row.get(number) is not None]
+
+    def mean(self, name: str, number: str) -> float | None:
+        """The mean of one number over the seeds that were measured, if there are any."""
+        values = self.values(name, number)
+        return statistics.fmean(values) if values else None
+
+    def number(
+        self,
+        name: str,
+        number: str,
+        quantity: str = "",
+        form: str = ".1f",
+        *,
+        unit: str = "",
+        paper: float | None = None,
+        paper_form: str = "",
+    ) -> Number:
+        """One number of a cell as an entry of a table, beside the paper's."""
+        found = Number.over(self.values(name, number), quantity, form, unit)
+        return replace(found, paper=paper, paper_form=paper_form)
+
+
+def difference(after: float | None, before: float | None) -> float | None:
+    """How much more it became, if both were measured."""
+    return None if after is None or before is None else after - before
 
 
 @dataclass(frozen=True)
@@ -46,21 +101,26 @@ def listed(findings: Sequence[Finding]) -> str:
     return "\n".join(f"- {words[finding.agrees]}: {finding.text}" for finding in findings)
 
 
+def _others_measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    raise ExperimentError(f"{cell.experiment} shows cells of other experiments and has none of its own.")
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One table or figure of the paper.
 
-    `cells` lists what must be measured at a scale, `measure` turns the trainings of a cell into numbers,
-    and `show` returns the table as Markdown and may draw figures into the given folder. `verdict` holds the
-    paper's claims against the cells: agreement in shape, since reduced scales cannot agree in size.
+    `cells` lists what must be measured at a scale; some of them may be another experiment's own. `measure`
+    turns the trainings of a cell of this experiment into numbers. `show` returns the page, and saves its
+    figures in the given folder. `verdict` holds the paper's claims against the cells: agreement in shape,
+    since reduced scales cannot agree in size.
     """
 
     name: str
     caption: str
     cells: Callable[[Scale, Sequence[int]], list[Cell]]
-    measure: Measure
-    show: Callable[[list[Cell], Results, Path], str]
-    verdict: Callable[[list[Cell], Results], list[Finding]] = lambda cells, results: []
+    show: Callable[[Measured, Path], Page]
+    measure: Measure = _others_measure
+    verdict: Callable[[Measured], list[Finding]] = lambda measured: []
 
 
 def curves(run: Run, *names: str) -> dict[str, list[Any]]:

@@ -17,13 +17,18 @@ def numbers() -> dict[str, Any]:
     return content
 
 
+def key(strength: float) -> str:
+    """What the paper's data calls a strength."""
+    return str(float(strength))
+
+
 def fidelity(model: str, strength: float) -> dict[str, float] | None:
     """Accuracy (%), WSR (%) and cosine of the fidelity table; strength 0 is the clean model."""
     for row in numbers()["fidelity"]:
         if row["model"] == model:
             if strength == 0:
                 return {"accuracy": row["clean_acc"]}
-            cell = row["strength"].get(f"{strength:g}" if strength != 1 else "1.0")
+            cell = row["strength"].get(key(strength))
             if cell is not None:
                 return {"accuracy": cell["acc"], "wsr": cell["wsr"], "cosine": cell["cosine"]}
     return None
@@ -31,5 +36,5 @@ def fidelity(model: str, strength: float) -> dict[str, float] | None:
 
 def pair(table: str, row: str, strength: float) -> dict[str, float] | None:
     """Accuracy (%) and WSR (%) of a table whose cells are pairs by row and strength."""
-    cell = numbers()[table].get(row, {}).get(f"{strength:g}" if strength != 1 else "1.0")
+    cell = numbers()[table].get(row, {}).get(key(strength))
     return None if cell is None else {"accuracy": cell[0], "wsr": cell[1]}

@@ -5,57 +5,67 @@ from __future__ import annotations
 import difflib
 
 from sigil.errors import ExperimentError
-from sigil.experiments.beyond import alignment, ambiguity, extraction, fsha, proof, scaling, splitguard
-from sigil.experiments.beyond import knowing_client as informed
-from sigil.experiments.beyond import paper_steps as longer
+from sigil.experiments.beyond import (
+    alignment,
+    ambiguity,
+    extraction,
+    fsha,
+    knowing_client,
+    paper_steps,
+    proof,
+    scaling,
+    splitguard,
+)
 from sigil.experiments.lab.experiment import Experiment
-from sigil.experiments.paper import figure3_training_curves as training_curves
-from sigil.experiments.paper import figure4_orthogonality as orthogonality
-from sigil.experiments.paper import figure5_scrutinizer as scrutinizer
-from sigil.experiments.paper import figure6_splitout as splitout
-from sigil.experiments.paper import figure7_noise as noise
-from sigil.experiments.paper import figure8_gradient_norms as gradient_norms
-from sigil.experiments.paper import section5_threshold as threshold
-from sigil.experiments.paper import section6_efficiency as efficiency
-from sigil.experiments.paper import table1_capability as capability
-from sigil.experiments.paper import table3_fidelity as fidelity
-from sigil.experiments.paper import table4_removal as removal
-from sigil.experiments.paper import table5_adaptive as adaptive
-from sigil.experiments.paper import table6_split_point as split_point
-from sigil.experiments.paper import table7_length as length
-from sigil.experiments.paper import table12_clients as clients
-from sigil.experiments.paper import table13_non_iid as non_iid
-from sigil.experiments.paper import table14_unbalanced as unbalanced
+from sigil.experiments.paper import (
+    figure3_training_curves,
+    figure4_orthogonality,
+    figure5_scrutinizer,
+    figure6_splitout,
+    figure7_noise,
+    figure8_gradient_norms,
+    section5_threshold,
+    section6_efficiency,
+    table1_capability,
+    table3_fidelity,
+    table4_removal,
+    table5_adaptive,
+    table6_split_point,
+    table7_length,
+    table12_clients,
+    table13_non_iid,
+    table14_unbalanced,
+)
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
     for module in (
-        capability,
-        threshold,
-        fidelity,
-        training_curves,
-        orthogonality,
-        gradient_norms,
-        scrutinizer,
-        splitout,
+        table1_capability,
+        section5_threshold,
+        table3_fidelity,
+        figure3_training_curves,
+        figure4_orthogonality,
+        figure8_gradient_norms,
+        figure5_scrutinizer,
+        figure6_splitout,
         splitguard,
-        informed,
+        knowing_client,
         fsha,
-        noise,
-        removal,
-        adaptive,
-        split_point,
-        length,
+        figure7_noise,
+        table4_removal,
+        table5_adaptive,
+        table6_split_point,
+        table7_length,
         proof,
         ambiguity,
         extraction,
         alignment,
-        longer,
+        paper_steps,
         scaling,
-        efficiency,
-        clients,
-        non_iid,
-        unbalanced,
+        section6_efficiency,
+        table12_clients,
+        table13_non_iid,
+        table14_unbalanced,
     )
 }
 

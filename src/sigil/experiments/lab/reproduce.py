@@ -19,15 +19,16 @@ from typing import Protocol
 import torch
 
 from sigil.experiments.lab import registry, scales
-from sigil.experiments.lab.experiment import listed
+from sigil.experiments.lab.experiment import Measured, listed
 from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages import drawing
 from sigil.federation.settings import Settings
 
 Say = Callable[[str], None]
 
 
 class Pool(Protocol):
-    """Where work is done: so many pieces at a time, each on one core."""
+    """Where work is done: `size` pieces at a time, each on one core."""
 
     @property
     def size(self) -> int: ...
@@ -54,15 +55,12 @@ def reproduce(
 ) -> None:
     """Measure what is missing of these experiments and write their tables and figures.
 
-    `jobs` pieces of work at a time (0: one a core), in processes of this machine or, if `ray` is the address
-    of a Ray cluster, there.
+    `jobs` pieces of work at a time (0: one per core), in processes of this machine or, if `ray` is the
+    address of a Ray cluster, there.
     """
     scale = scales.get(store.scale)
-    missing: dict[tuple[str, str], tuple[str, Cell]] = {}
-    for name in names:
-        for cell in registry.get(name).cells(scale, seeds):
-            if not store.has(cell):
-                missing.setdefault((cell.experiment, cell.file), (name, cell))
+    wanted = [cell for name in names for cell in registry.get(name).cells(scale, seeds)]
+    missing = {(cell.experiment, cell.file): cell for cell in wanted if not store.has(cell)}
     if missing and ray is not None:
         from sigil.experiments.lab.on_ray import cluster
 
@@ -81,9 +79,9 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
     cells = experiment.cells(scales.get(store.scale), seeds)
     folder = store.results / name
     folder.mkdir(parents=True, exist_ok=True)
-    results = store.results_of(cells)
-    body = experiment.show(cells, results, folder)
-    findings = listed(experiment.verdict(cells, results))
+    measured = Measured(cells, store.results_of(cells))
+    body = drawing.markdown(experiment.show(measured, folder))
+    findings = listed(experiment.verdict(measured))
     done = sum(store.has(cell) for cell in cells)
     page = folder / "README.md"
     page.write_text(
@@ -115,23 +113,23 @@ def _processes(size: int) -> Iterator[Pool]:
     pool.shutdown()
 
 
-def _measure(missing: list[tuple[str, Cell]], store: Store, pool: Pool, say: Say) -> None:
+def _measure(missing: list[Cell], store: Store, pool: Pool, say: Say) -> None:
     """Each training once, in the order of the cells; each cell as soon as all of its trainings are done."""
     trainings: dict[Path, Settings] = {}
-    for _, cell in missing:
+    for cell in missing:
         for settings in cell.trainings:
             trainings.setdefault(store.folder(settings), settings)
     waiting, cells = list(trainings.items()), list(missing)
     finished: set[Path] = set()
     running: dict[Future[None], Path | Cell] = {}
     while waiting or cells or running:
-        ready = [entry for entry in cells if _ready(entry[1], store, finished)]
+        ready = [cell for cell in cells if _ready(cell, store, finished)]
         # No more than there are places, so that a ready cell never waits behind trainings.
         while len(running) < pool.size and (ready or waiting):
             if ready:
-                entry = ready.pop(0)
-                cells.remove(entry)
-                running[pool.submit(_measure_cell, store, *entry)] = entry[1]
+                cell = ready.pop(0)
+                cells.remove(cell)
+                running[pool.submit(_measure_cell, store, cell)] = cell
             else:
                 folder, settings = waiting.pop(0)
                 running[pool.submit(_train, store, settings)] = folder
@@ -154,5 +152,6 @@ def _train(store: Store, settings: Settings) -> None:
     store.train(settings)
 
 
-def _measure_cell(store: Store, name: str, cell: Cell) -> None:
-    store.measure(cell, registry.get(name).measure)
+def _measure_cell(store: Store, cell: Cell) -> None:
+    # A page may show cells of other experiments; each is measured by its own.
+    store.measure(cell, registry.get(cell.experiment).measure)

@@ -1,18 +1,20 @@
-"""How large an experiment is run: `paper` exactly as published, `cpu` in minutes, `smoke` in seconds.
+"""How large an experiment is run: `paper` exactly as published, `desk` in hours on two cores, `cpu` in
+minutes, `smoke` in seconds.
 
 A scale turns what an experiment varies (architecture, strength, clients, …) into the full settings of a
-training. Reductions are stated here and nowhere else.
+training. What only one experiment chooses for each scale is a :class:`PerScale` beside that experiment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sigil.errors import ExperimentError
 from sigil.federation.settings import Settings, make
 
+T = TypeVar("T")
 Sections = Mapping[str, Mapping[str, Any]]
 
 TASKS = {
@@ -34,23 +36,12 @@ class Scale:
     base: Sections
     models: Mapping[str, Sections] = field(default_factory=dict)
     variations: Sections = field(default_factory=dict)  # on top, where many trainings are needed
-    alignment: Sections = field(default_factory=dict)  # on top, where at least 128 channels are wanted
-    longer: Mapping[str, Any] = field(default_factory=dict)  # federation, where effects of length are checked
-    wider: Mapping[str, Any] = field(default_factory=dict)  # model, where effects of width are checked
-    larger: Sections = field(default_factory=dict)  # on top, in the few trainings with all images
-    patient: Mapping[str, Any] = field(default_factory=dict)  # federation, where many clients take few steps
-    scaled_bits: int = PAPER_BITS  # as many a channel as the paper's
+    wide: Sections = field(default_factory=dict)  # on top, where at least 128 channels are wanted
+    # Federation, where a client must take as many steps as the paper's; empty where it does anyway.
+    paper_steps: Mapping[str, Any] = field(default_factory=dict)
     # What is kept of the gradients of client 0, where they are looked at afterwards.
     recording: Mapping[str, Any] = field(default_factory=lambda: {"clients": [0]})
-    adaptive: tuple[int, float] = (100, 1e-4)  # epochs and rate of the adaptive attack's fine-tuning
-    distillation: int = 50  # epochs of extraction
-    proof_bits: tuple[int, ...] = (50, 128, 160, 256)
-    client_counts: tuple[int, ...] = (10, 20, 50, 100)
-    lengths: tuple[int, ...] = (50, 500, 1_000, 2_000, 3_000)
-    clean_models: int = 30  # ResNet-18 trainings on which random keys are tried
-    wide_clean_models: int = 0  # more of them, with the alignment settings
-    keys_per_model: int = 100
-    timed: tuple[int, int, int] = (64, 256, 9)  # width, batch and repeats where the server's step is timed
+    keys_per_model: int = 100  # random keys that are tried on a model
 
     def settings(
         self, model: str = "resnet18", /, *, seed: int, variation: bool = False, **sections: Mapping[str, Any]
@@ -63,13 +54,28 @@ class Scale:
             self.models.get(model, {}),
             self.variations if variation else {},
             sections,
-            # One thread: trainings run side by side, one a core, and the bits do not depend on the machine.
+            # One thread: trainings run side by side, one per core, and the bits do not depend on the machine.
             {"run": {"seed": seed, "threads": 1, "workers": 1}},
         ]
         for layer in layers:
             for name, values in layer.items():
                 merged.setdefault(name, {}).update(values)
         return make(merged)
+
+
+class PerScale(Generic[T]):
+    """What one experiment chooses for each scale: the paper's, except at the scales that are named.
+
+    >>> PerScale(80, smoke=2).at("cpu"), PerScale(80, smoke=2).at("smoke")
+    (80, 2)
+    """
+
+    def __init__(self, paper: T, **others: T) -> None:
+        self._paper, self._others = paper, others
+
+    def at(self, scale: Scale | str) -> T:
+        """What is chosen at this scale."""
+        return self._others.get(scale if isinstance(scale, str) else scale.name, self._paper)
 
 
 PAPER = Scale(
@@ -100,19 +106,9 @@ CPU = Scale(
         "run": {"precision": "float32", "evaluate_every": 2},
     },
     variations={"data": {"train_limit": 4_000}, "run": {"evaluate_every": 5}},
-    alignment={"model": {"width": 16, "cut": "layer4"}},
-    longer={"clients": 2},
-    wider={"width": 16},
-    larger={"data": {"train_limit": None}, "federation": {"local_epochs": 2, "batch_size": 32}},
-    patient={"rounds": 50},
-    scaled_bits=6,
-    adaptive=(10, 1e-3),
-    distillation=10,
-    lengths=(50, 500, 1_000, 2_000),
-    clean_models=3,
-    wide_clean_models=5,
+    wide={"model": {"width": 16, "cut": "layer4"}},
+    paper_steps={"clients": 2},
     keys_per_model=1_000,
-    timed=(64, 256, 3),
     models={
         "resnet18": {"model": {"width": 8}, "data": {"train_limit": 10_000}},
         "vgg11": {"model": {"width": 8}, "data": {"train_limit": 10_000}},
@@ -126,6 +122,38 @@ CPU = Scale(
             "data": {"classes": 10, "train_limit": 1_500},
             "federation": {"local_epochs": 2},
         },
+    },
+)
+
+_TINY: Sections = {
+    "model": {"width": 16},
+    "data": {"classes": 20, "train_limit": 3_000},
+    "federation": {"rounds": 80},
+}
+
+DESK = Scale(
+    name="desk",
+    note=(
+        "ResNet-18 and VGG11 at width 16 (standard 64) on all 50,000 CIFAR-10 training images; MobileNetV2 "
+        "at width 16 (standard 32) and DenseNet-121 at width 16 (standard 64) on the first 20 classes of "
+        "Tiny-ImageNet, 150 images each; 24 rounds (Tiny-ImageNet: 80, as in the paper) of 2 local epochs; "
+        "batch 64 instead of 256, 2 rounds of warm-up instead of 5. All test images of the classes used. "
+        "Alignment cuts ResNet-18 at layer4, which has 128 channels there."
+    ),
+    base={
+        "federation": {"clients": 10, "rounds": 24, "local_epochs": 2, "batch_size": 64},
+        "optimizer": {"lr": 0.1, "warmup_rounds": 2},
+        "watermark": {"bits": PAPER_BITS},
+        "run": {"precision": "float32", "evaluate_every": 2},
+    },
+    wide={"model": {"cut": "layer4"}},
+    recording={"clients": [0], "share": 0.05},
+    keys_per_model=1_000,
+    models={
+        "resnet18": {"model": {"width": 16}},
+        "vgg11": {"model": {"width": 16}},
+        "mobilenetv2": _TINY,
+        "densenet121": _TINY,
     },
 )
 
@@ -145,18 +173,10 @@ SMOKE = Scale(
         "mobilenetv2": {"model": {"width": 8}},
         "densenet121": {"model": {"width": 8}},
     },
-    scaled_bits=6,
-    adaptive=(1, 1e-3),
-    distillation=1,
-    proof_bits=(50, 100),
-    client_counts=(4, 8),
-    lengths=(50, 100),
-    clean_models=2,
     keys_per_model=20,
-    timed=(8, 16, 3),
 )
 
-SCALES = {scale.name: scale for scale in (SMOKE, CPU, PAPER)}
+SCALES = {scale.name: scale for scale in (SMOKE, CPU, DESK, PAPER)}
 
 
 def get(name: str) -> Scale:

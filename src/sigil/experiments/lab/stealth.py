@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
@@ -24,10 +25,11 @@ from sigil.attacks.fsha import FSHA
 from sigil.data import Dataset, evaluate_batches
 from sigil.detectors import Detector, GradientScrutinizer, SplitGuard, SplitOut, local_gradients_of_run
 from sigil.detectors.splitout import MINIMUM
-from sigil.experiments.lab.experiment import Results
+from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Store
 from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import NOT_RUN, Entry, Words
 from sigil.federation.federation import Federation
 from sigil.federation.halves import build_halves
 from sigil.federation.holdings import client_parts
@@ -51,30 +53,32 @@ SERVERS: dict[str, dict[str, Any]] = {
 FSHA_AS_PUBLISHED, FSHA_SCALED = "FSHA", "FSHA scaled"
 ATTACKERS: dict[str, float | None] = {FSHA_AS_PUBLISHED: None, FSHA_SCALED: 1.0}
 CUTS = ("layer3", "layer4")
-LONGER = "layer3 longer"
+PAPER_STEPS = "layer3 longer"
 HONEST_SEEDS = 3
 LOCAL_GRADIENTS = 50
 BATCH = 256  # of the paper
-PUBLIC_IMAGES = 2_000
+PUBLIC_IMAGES, SEEN = 2_000, 256  # images that an attacker has, and that it reconstructs
+OUTLIERS = "outliers_256"  # the number in a cell: SplitOut's mean in 256 gradients
+USUAL = "{suspicious:.0f} % suspicious, last {score:.2f}"
 _POINTS = 64  # of a curve in a cell
 
 
 def changes(scale: Scale, setting: str) -> dict[str, Any]:
-    """The sections in which a cut (or the longer training) differs from the scale's own settings."""
-    if setting == LONGER:
-        return {"federation": scale.longer}
+    """The sections in which a cut (or a training of the paper's steps) differs from the scale's own."""
+    if setting == PAPER_STEPS:
+        return {"federation": scale.paper_steps}
     # The default is left out, so that other experiments' training is this one.
     return {} if setting == "layer3" else {"model": {"cut": setting}}
 
 
 def settings_names(scale: Scale) -> tuple[str, ...]:
-    """Both cuts, and the longer training where the scale has one."""
-    return (*CUTS, LONGER) if scale.longer else CUTS
+    """Both cuts, and the training with as many steps as the paper's where the scale has one."""
+    return (*CUTS, PAPER_STEPS) if scale.paper_steps else CUTS
 
 
 def servers(setting: str) -> list[str]:
-    """The servers that are recorded: the longer training is for the strengths only."""
-    return [name for name in SERVERS if setting != LONGER or name != UNCLIPPED]
+    """The servers that are recorded: the training of the paper's steps is for the strengths only."""
+    return [name for name in SERVERS if setting != PAPER_STEPS or name != UNCLIPPED]
 
 
 def asked(scale: Scale, seeds: Sequence[int]) -> list[tuple[int, str, str]]:
@@ -98,7 +102,7 @@ def recorded(scale: Scale, seed: int, setting: str, watermark: Mapping[str, Any]
     return scale.settings(seed=seed, watermark=watermark, record=scale.recording, **changes(scale, setting))
 
 
-# One colour a server in all figures; strengths as everywhere else.
+# One colour per server in all figures; strengths as everywhere else.
 COLOURS = {
     **{name: figures.COLOURS[float(watermark["strength"])] for name, watermark in SERVERS.items()},
     UNCLIPPED: "#cc79a7",
@@ -109,13 +113,17 @@ COLOURS = {
 
 def label(server: str) -> str:
     """How a server is named in tables and legends."""
-    return server.replace("strength", "λ =")
+    return figures.label(MARKED[server]["strength"]) if server in MARKED else server
 
 
-def honest_band(axis: Axes, results: Results, cut: str, detector: str, *, times: float = 1.0) -> None:
+def style(server: str) -> dict[str, str]:
+    """Colour and name of a server's curve."""
+    return {"color": COLOURS[server], "label": label(server)}
+
+
+def honest_band(axis: Axes, measured: Measured, cut: str, detector: str, *, times: float = 1.0) -> None:
     """Shade where an honest server's scores lie with all of its seeds, if there are several."""
-    found = [result for (name, _), result in results.items() if name == f"{cut} {HONEST}"]
-    curves = [result.numbers[detector]["curves"] for result in found]
+    curves = [numbers[detector]["curves"] for numbers in measured.every(f"{cut} {HONEST}")]
     if len(curves) < 2:
         return
     length = min(len(rows["score"]) for rows in curves)
@@ -168,13 +176,13 @@ def scrutinizers(settings: Settings, dataset: Dataset) -> list[GradientScrutiniz
 
 
 class SplitOutByBatch(SplitOut):
-    """SplitOut with one vector a batch over ten batches, which is closest to the published detector."""
+    """SplitOut with one vector per batch over ten batches, which is closest to the published detector."""
 
     name = "splitout by batch"
 
 
 def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
-    """SplitOut of client 0, sample by sample, with at least 50 local gradients if it has so many images.
+    """SplitOut of client 0, sample by sample, with at least 50 local gradients if it has 50 images.
 
     The window is as many batches as hold 256 samples, of which the paper's alarm needs more than 128.
     """
@@ -189,7 +197,7 @@ def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
 def splitout_by_batch(settings: Settings, dataset: Dataset) -> SplitOut:
     """SplitOut of client 0, batch by batch: its local training goes over all of its images once.
 
-    Where these are fewer than ten batches, it goes over them until there are so many. Only full batches are
+    Where these are fewer than ten batches, it goes over them until there are ten. Only full batches are
     kept: with n − 1 neighbours the farthest local gradient sets the scale, and the few images at the end of
     an epoch would be that one.
     """
@@ -255,6 +263,30 @@ def watch(
         federation.run_round()
     federation.close()
     return federation, detectors
+
+
+def watched(
+    settings: Settings, store: Store, dataset: Dataset, server: str
+) -> tuple[dict[str, Any], tuple[npt.NDArray[np.int64], Tensor] | None]:
+    """What a cell keeps of a training watched live.
+
+    Of an attacker also how well it sees the first images of client 0, and these images: their places among
+    the training images, and what it sees of them.
+    """
+    attacker = None
+    if server in ATTACKERS:
+        attacker = make_attacker(settings, dataset, strength=ATTACKERS[server])
+    federation, detectors = watch(settings, store, attacker=attacker)
+    numbers: dict[str, Any] = {
+        "accuracy": 100 * federation.accuracy(),
+        **{detector.name: summary(detector) for detector in detectors},
+    }
+    if attacker is None:
+        return numbers, None
+    own = federation.parts[CLIENT][:SEEN]
+    images = normalised(dataset, dataset.train.images[own])
+    seen = reconstruct(attacker, federation.halves()[0], images)
+    return numbers | quality(attacker, seen, images), (own, seen)
 
 
 def make_attacker(settings: Settings, dataset: Dataset, *, strength: float | None, width: int = 16) -> FSHA:
@@ -324,21 +356,30 @@ def summary(detector: Detector) -> dict[str, Any]:
     return found
 
 
-def suspicious(results: Results, names: Mapping[str, str], detector: str) -> dict[str, float | None]:
+def suspicious(measured: Measured, names: Mapping[str, str], detector: str) -> dict[str, float | None]:
     """The share (%) of suspicious scores in the first seed's cells of these names, by what each is."""
-    first = min((seed for _, seed in results), default=0)
-    found = {
-        text: results[name, first].numbers[detector] if (name, first) in results else None
-        for text, name in names.items()
-    }
+    found = {text: (measured.first(name) or {}).get(detector) for text, name in names.items()}
     return {
-        text: None if numbers is None or not numbers["scores"] else float(numbers["suspicious"])
+        text: float(numbers["suspicious"]) if numbers and numbers["scores"] else None
         for text, numbers in found.items()
     }
 
 
+def said(numbers: Mapping[str, Any] | None, detector: str, form: str = USUAL) -> Entry:
+    """A detector's verdict in a few words, of all numbers of a cell."""
+    if numbers is None:
+        return NOT_RUN
+    found = numbers.get(detector)
+    if found is None:
+        return Words("")
+    if found["score"] is None:
+        return Words("no score")
+    alarm = f"**alarm at {found['first_alarm']}**" if found["alarm"] else "no alarm"
+    return Words(f"{alarm}, {form.format(**found)}")
+
+
 def binned(values: Sequence[float], points: int = _POINTS) -> list[float]:
-    """A curve with at most so many points, each the mean of neighbouring ones, to four digits."""
+    """A curve with at most `points` points, each the mean of neighbouring ones, to four digits."""
     if not values:
         return []
     parts = np.array_split(np.asarray(values, np.float64), min(points, len(values)))

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class Store:
         """Where the training with these settings is (or will be).
 
         Settings with their default value are left out, so that a new setting does not orphan what was trained
-        before there was one; whoever changes a default raises `DEFAULTS`.
+        before there was one; a change of a default must raise `DEFAULTS`.
         """
         changed = settings.model_dump(mode="json", exclude_defaults=True)
         text = json.dumps([DEFAULTS, changed], sort_keys=True)
@@ -107,6 +108,12 @@ class Store:
         if not settings.marked:
             return None
         return experiment_key(settings, self.data_dir)
+
+    def seeds(self, experiment: str) -> set[int]:
+        """The seeds of which any cell of this experiment was measured."""
+        files = (self.results / experiment).glob("*.json")
+        found = (re.search(r"\.seed(\d+)\.json$", path.name) for path in files)
+        return {int(match[1]) for match in found if match is not None}
 
     def has(self, cell: Cell) -> bool:
         """Whether this cell has been measured."""

@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.experiment import (
+    Experiment,
+    Finding,
+    Measured,
+    difference,
+    final_numbers,
+    judge,
+)
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell
-from sigil.experiments.pages.tables import beside, difference, markdown, mean, spread, values
+from sigil.experiments.pages.tables import Entry, Page, Table
 
 Rows = Callable[[Scale], Mapping[str, Mapping[str, Any]]]
 
@@ -26,7 +33,7 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str, cos
         return [
             Cell(
                 experiment=name,
-                name=f"{row} strength {strength:g}",
+                name=name_of(row, strength),
                 seed=seed,
                 trainings=(
                     scale.settings(
@@ -43,29 +50,27 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str, cos
             for row, federation in rows(scale).items()
         ]
 
-    def show(cells: list[Cell], results: Results, folder: Path) -> str:
-        lines = []
-        for row in ordered_names_of_rows(cells):
-            line = [f"{axis} {row}"]
-            for strength in reversed(STRENGTHS):
-                cell = f"{row} strength {strength:g}"
-                theirs = paper.pair(published, row, strength) or {}
-                line.append(
-                    "acc "
-                    + beside(spread(values(cells, results, cell, "accuracy")), theirs.get("accuracy"))
-                    + "<br>WSR "
-                    + beside(spread(values(cells, results, cell, "wsr")), theirs.get("wsr"))
-                )
-            lines.append(line)
-        return markdown([axis, *(f"λ = {strength:g}" for strength in reversed(STRENGTHS))], lines)
+    def show(measured: Measured, folder: Path) -> Page:
+        def place(row: str, strength: float) -> list[Entry]:
+            theirs = paper.pair(published, row, strength) or {}
+            return [
+                measured.number(name_of(row, strength), number, quantity, paper=theirs.get(number))
+                for number, quantity in (("accuracy", "acc"), ("wsr", "WSR"))
+            ]
 
-    def verdict(cells: list[Cell], results: Results) -> list[Finding]:
-        names = ordered_names_of_rows(cells)
+        strengths = tuple(reversed(STRENGTHS))
+        return [
+            Table(
+                [axis, *(f"λ = {strength:g}" for strength in strengths)],
+                [[f"{axis} {row}", *(place(row, each) for each in strengths)] for row in rows_of(measured)],
+            )
+        ]
+
+    def verdict(measured: Measured) -> list[Finding]:
+        names = rows_of(measured)
 
         def change(row: str, strength: float, number: str) -> float | None:
-            first, other = (
-                mean(cells, results, f"{each} strength {strength:g}", number) for each in (names[0], row)
-            )
+            first, other = (measured.mean(name_of(each, strength), number) for each in (names[0], row))
             return difference(other, first)
 
         accuracies = {f"λ = {strength:g}": change(names[-1], strength, "accuracy") for strength in STRENGTHS}
@@ -90,6 +95,11 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str, cos
     )
 
 
-def ordered_names_of_rows(cells: list[Cell]) -> list[str]:
+def name_of(row: str, strength: float) -> str:
+    """Name of a cell: the row and the strength."""
+    return f"{row} strength {strength:g}"
+
+
+def rows_of(measured: Measured) -> list[str]:
     """The rows of a variation's table, in order."""
-    return list(dict.fromkeys(str(cell.options["row"]) for cell in cells))
+    return list(dict.fromkeys(str(cell.options["row"]) for cell in measured.cells))

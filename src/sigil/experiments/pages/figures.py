@@ -51,6 +51,11 @@ def curve(axis: Axes, rounds: Sequence[Any], values: Sequence[Any], **style: Any
         axis.plot(*zip(*points, strict=True), **look | style)
 
 
+def percent(values: Sequence[float | None]) -> list[float | None]:
+    """Shares as percentages, where they were measured."""
+    return [None if value is None else 100 * value for value in values]
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure and let go of it."""
     path.parent.mkdir(parents=True, exist_ok=True)

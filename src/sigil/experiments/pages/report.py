@@ -21,11 +21,11 @@ from markupsafe import Markup
 
 from sigil.errors import ExperimentError
 from sigil.experiments.lab import registry, scales
-from sigil.experiments.lab.experiment import Experiment, Finding, listed
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, listed
 from sigil.experiments.lab.scales import SCALES
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages import figures, markup
-from sigil.experiments.pages.tables import Table
+from sigil.experiments.pages import drawing, figures, markup
+from sigil.experiments.pages.tables import Picture
 
 NOTHING = Markup("")
 COLUMNS = ("experiment", "table", "row", "column", "quantity", "ours", "deviation", "paper")
@@ -73,18 +73,18 @@ def write(results: Path, out: Path | None = None) -> Written:
     intro, reasons, rest = _notes(results / "README.md")
     sections, texts, records = [], [], []
     for name, experiment in registry.EXPERIMENTS.items():
-        section, text = _section(experiment, store, reasons.get(name, ""))
+        section, text, rows = _section(experiment, store, reasons.get(name, ""))
         sections.append(section)
         texts.append(text)
-        records += _records(name, text)
-    scale = scales.get(store.scale)
+        records += rows
+    scale, anchors = scales.get(store.scale), list(registry.EXPERIMENTS)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(
         render(
             title=f"The paper's tables and figures at the scale “{scale.name}”",
-            lead=markup.html(f"{scale.note}\n\n{intro}", _no_picture, anchors=list(registry.EXPERIMENTS)),
+            lead=markup.html(f"{scale.note}\n\n{intro}", anchors),
             sections=sections,
-            rest=markup.html(rest, _no_picture, anchors=list(registry.EXPERIMENTS)),
+            rest=markup.html(rest, anchors),
             command=f"sigil report {results.parent.name}/{results.name}",
         ),
         "utf-8",
@@ -128,15 +128,14 @@ def render(*, title: str, lead: Markup, sections: Sequence[Section], rest: Marku
     )
 
 
-def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section, str]:
-    """An experiment's section of the page, and the same as Markdown."""
-    seeds = _seeds(experiment, store)
-    cells = experiment.cells(scales.get(store.scale), seeds)
-    found = store.results_of(cells)
-    findings = experiment.verdict(cells, found)
-    with tempfile.TemporaryDirectory() as folder, figures.collected() as pictures:
-        text = experiment.show(cells, found, Path(folder))
-        body = markup.html(text, lambda words, file: shown(words, Path(folder) / file, pictures))
+def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section, str, list[dict[str, str]]]:
+    """An experiment's section of the page, the same as Markdown, and its rows of the CSV file."""
+    cells = experiment.cells(scales.get(store.scale), _seeds(experiment, store))
+    measured = Measured(cells, store.results_of(cells))
+    findings = experiment.verdict(measured)
+    with tempfile.TemporaryDirectory() as folder, figures.collected() as drawn:
+        page = experiment.show(measured, Path(folder))
+        body = drawing.html(page, lambda picture: shown(picture, Path(folder), drawn))
     foot = f"{_coverage(cells, store)} `sigil reproduce {experiment.name} --scale {store.scale}`"
     section = Section(
         experiment.name,
@@ -147,21 +146,18 @@ def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section
         markup.inline(foot),
     )
     # Pictures lie beside the experiment's own page.
-    placed = re.sub(r"!\[([^\]]*)\]\(([^)]+)\)", rf"![\1]({experiment.name}/\2)", text)
-    parts = [f"## {experiment.name}", experiment.caption, listed(findings), reason, placed.rstrip(), foot]
-    return section, "\n\n".join(part for part in parts if part) + "\n"
+    text = drawing.markdown(page, pictures=f"{experiment.name}/").rstrip()
+    parts = [f"## {experiment.name}", experiment.caption, listed(findings), reason, text, foot]
+    records = [{"experiment": experiment.name, **record} for record in drawing.records(page)]
+    return section, "\n\n".join(part for part in parts if part) + "\n", records
 
 
 def _seeds(experiment: Experiment, store: Store) -> list[int]:
     """The seeds of which anything was measured; 0 if nothing was, so that the gaps are shown."""
-    first = experiment.cells(scales.get(store.scale), [0])
-    folders = {store.results / cell.experiment for cell in first}
-    files = [path.name for folder in folders if folder.is_dir() for path in folder.glob("*.json")]
-    seeds = {int(match[1]) for name in files if (match := re.search(r"\.seed(\d+)\.json$", name))}
+    scale = scales.get(store.scale)
+    seeds = {0}.union(*(store.seeds(cell.experiment) for cell in experiment.cells(scale, [0])))
     return [
-        seed
-        for seed in sorted(seeds | {0})
-        if seed == 0 or any(store.has(cell) for cell in experiment.cells(scales.get(store.scale), [seed]))
+        seed for seed in sorted(seeds) if not seed or any(map(store.has, experiment.cells(scale, [seed])))
     ]
 
 
@@ -174,36 +170,22 @@ def _coverage(cells: Sequence[Cell], store: Store) -> str:
     return f"Cells measured: {', '.join(parts)}."
 
 
-def _records(name: str, text: str) -> list[dict[str, str]]:
-    """The tables of an experiment as rows of a CSV file."""
-    tables = [Table.read(block) for block in markup.blocks(text) if markup.is_table(block)]
-    return [
-        {"experiment": name, "table": str(number), **record}
-        for number, table in enumerate(tables, 1)
-        for record in table.records()
-    ]
-
-
-def shown(words: str, file: Path, pictures: dict[str, str]) -> Markup:
+def shown(picture: Picture, folder: Path, drawn: dict[str, str]) -> Markup:
     """A figure as SVG that takes the page's colours, or as it is where it was not drawn by us."""
-    if file.name in pictures:
-        drawn = pictures[file.name]
-        size = re.search(r'width="([\d.]+)pt"', drawn)
+    if picture.file in drawn:
+        svg = drawn[picture.file]
+        size = re.search(r'width="([\d.]+)pt"', svg)
         width = float(size[1]) if size is not None else 576.0
         limits = f"min-width: {0.8 * width:.0f}px; max-width: {1.4 * width:.0f}px"
         element = Markup('<div class="drawing" role="img" aria-label="{}" style="{}">{}</div>').format(
-            words, limits, Markup(drawn)
+            picture.words, limits, Markup(svg)
         )
     else:
-        encoded = base64.b64encode(file.read_bytes()).decode()
-        element = Markup('<img alt="{}" src="data:image/png;base64,{}">').format(words, encoded)
+        encoded = base64.b64encode((folder / picture.file).read_bytes()).decode()
+        element = Markup('<img alt="{}" src="data:image/png;base64,{}">').format(picture.words, encoded)
     return Markup(
         '<figure><div class="scroll" tabindex="0">{}</div><figcaption>{}</figcaption></figure>'
-    ).format(element, words)
-
-
-def _no_picture(words: str, file: str) -> Markup:
-    return NOTHING
+    ).format(element, picture.words)
 
 
 def _notes(file: Path) -> tuple[str, dict[str, str], str]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sigil.experiments.pages import figures, markup
+from sigil.experiments.pages import drawing, figures
 from sigil.experiments.pages.report import NOTHING, Section, render, shown
-from sigil.experiments.pages.tables import markdown
+from sigil.experiments.pages.tables import Page, Picture, Table
 from sigil.federation.run import Run, open_run
 from sigil.federation.settings import Settings
 
@@ -53,9 +53,12 @@ def _section(run: Run, *, alone: bool) -> Section:
         ["versions", ", ".join(f"{name} {number}" for name, number in described["versions"].items())],
     ]
     changed = _changed(run.settings)
-    text = markdown(["", "value"], facts) + "\n### Settings that are not the default\n\n"
-    text += markdown(["setting", "value"], changed) if changed else "None."
-    body = markup.html(text, lambda words, file: NOTHING)
+    page: Page = [
+        Table(["", "value"], facts),
+        "### Settings that are not the default",
+        Table(["setting", "value"], changed) if changed else "None.",
+    ]
+    body = drawing.html(page, lambda picture: NOTHING)
     return Section(run.folder.name, str(run.folder), (_curves([run]) if alone else NOTHING) + body)
 
 
@@ -69,8 +72,8 @@ def _changed(settings: Settings) -> list[list[str]]:
 
 
 def _curves(runs: Sequence[Run]) -> Markup:
-    """Loss, accuracy and WSR of all runs, a colour a run."""
-    with tempfile.TemporaryDirectory() as folder, figures.collected() as pictures:
+    """Loss, accuracy and WSR of all runs, one colour per run."""
+    with tempfile.TemporaryDirectory() as folder, figures.collected() as drawn:
         figure, axes = figures.panels(len(CURVES))
         for number, run in enumerate(runs):
             colour = figures.SERIES[number % len(figures.SERIES)]
@@ -84,6 +87,6 @@ def _curves(runs: Sequence[Run]) -> Markup:
             axis.set(title=title, xlabel="round")
         if len(runs) > 1:
             figures.legend(axes[0])
-        path = Path(folder) / "curves.png"
-        figures.save(figure, path)
-        return shown("Loss, accuracy and WSR over the rounds", path, pictures)
+        figures.save(figure, Path(folder) / "curves.png")
+        picture = Picture("Loss, accuracy and WSR over the rounds", "curves.png")
+        return shown(picture, Path(folder), drawn)

@@ -1,129 +1,170 @@
-"""Tables as Markdown, each of our numbers beside the paper's; and back from Markdown into numbers."""
+"""Tables as data: rows of typed entries, which :mod:`sigil.experiments.pages.drawing` draws."""
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sigil.experiments.lab.store import Cell, Result
-
 MISSING = "not run"
-_NUMBER = r"[+−-]?\d[\d.,]*(?:e[+-]?\d+)?"
-_ANSWER = r"yes|no|partly"
-_ENTRY = re.compile(
-    r"(?:(?P<quantity>[A-Za-z][A-Za-z ]{0,15}) (?:= )?)?(?P<power>10\^)?"
-    rf"(?P<ours>{MISSING}|{_NUMBER}|{_ANSWER})"
-    rf"(?: ± (?P<deviation>{_NUMBER}))?(?P<unit> %)?(?: \((?P<paper>{_NUMBER}|{_ANSWER})\))?"
-)
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def values(
-    cells: Sequence[Cell], results: dict[tuple[str, int], Result], name: str, number: str
-) -> list[float]:
-    """One number of a cell for all seeds that were measured."""
-    found = []
-    for cell in cells:
-        result = results.get((cell.name, cell.seed))
-        if cell.name == name and result is not None and result.numbers.get(number) is not None:
-            found.append(float(result.numbers[number]))
-    return found
-
-
-def mean(
-    cells: Sequence[Cell], results: dict[tuple[str, int], Result], name: str, number: str
-) -> float | None:
-    """The mean of one number over the seeds that were measured, if there are any."""
-    numbers = values(cells, results, name, number)
-    return statistics.fmean(numbers) if numbers else None
-
-
-def difference(after: float | None, before: float | None) -> float | None:
-    """How much more it became, if both were measured."""
-    return None if after is None or before is None else after - before
-
-
-def spread(numbers: Sequence[float], form: str = ".1f") -> str:
-    """Mean ± standard deviation over seeds, or the one value, or that it was not run."""
-    if not numbers:
-        return MISSING
-    mean = format(statistics.fmean(numbers), form)
-    if len(numbers) == 1:
-        return mean
-    return f"{mean} ± {format(statistics.stdev(numbers), form)}"
-
-
-def beside(ours: str, paper: float | None, form: str = ".1f") -> str:
-    """Our number with the paper's in brackets."""
-    return ours if paper is None else f"{ours} ({format(paper, form)})"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One line of a table's cell, taken apart; only `text` where it is not a number.
+class Number:
+    """One of our numbers, None where it was not measured, with the paper's beside it.
 
-    >>> Entry.read("WSR 99.5 ± 0.3 (100.0)")
-    Entry(text='WSR 99.5 ± 0.3 (100.0)', quantity='WSR', ours='99.5', deviation='0.3', paper='100.0')
+    >>> Number(99.5, "WSR", deviation=0.3, paper=100.0).text
+    'WSR 99.5 ± 0.3 (100.0)'
     """
+
+    value: float | None
+    quantity: str = ""
+    form: str = ".1f"
+    deviation: float | None = None
+    unit: str = ""
+    paper: float | None = None
+    paper_form: str = ""  # as ours, unless it says otherwise
+
+    @classmethod
+    def over(cls, values: Sequence[float], quantity: str = "", form: str = ".1f", unit: str = "") -> Number:
+        """The mean over seeds, with their standard deviation where there are several."""
+        mean = statistics.fmean(values) if values else None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return cls(mean, quantity, form, deviation, unit)
+
+    @property
+    def ours(self) -> str:
+        """Our number in words."""
+        return MISSING if self.value is None else format(self.value, self.form)
+
+    @property
+    def spread(self) -> str:
+        """Its deviation in words, if it has one."""
+        return "" if self.deviation is None else format(self.deviation, self.form.lstrip("+"))
+
+    @property
+    def published(self) -> str:
+        """The paper's number in words, if there is one."""
+        return "" if self.paper is None else format(self.paper, self.paper_form or self.form)
+
+    @property
+    def measured(self) -> str:
+        """Our number with deviation and unit."""
+        text = f"{self.ours} ± {self.spread}" if self.spread else self.ours
+        return f"{text} {self.unit}" if self.unit else text
+
+    @property
+    def text(self) -> str:
+        """All of it as Markdown."""
+        return _joined(self.quantity, self.measured, self.published)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Yes, no or partly, with the paper's answer beside it."""
+
+    measured: str = MISSING
+    published: str = ""
+    quantity: str = ""
+    spread: str = ""
+
+    @property
+    def ours(self) -> str:
+        """Our answer."""
+        return self.measured
+
+    @property
+    def text(self) -> str:
+        """Both as Markdown."""
+        return _joined(self.quantity, self.measured, self.published)
+
+
+@dataclass(frozen=True)
+class Power:
+    """A probability as a power of ten.
+
+    >>> Power(-12.14).text
+    'p = 10^-12.1'
+    """
+
+    exponent: float
+    spread: str = ""
+    published: str = ""
+
+    @property
+    def quantity(self) -> str:
+        """What the number is, where it stands without the ten."""
+        return "log10 p"
+
+    @property
+    def ours(self) -> str:
+        """The exponent in words."""
+        return f"{self.exponent:.1f}"
+
+    @property
+    def text(self) -> str:
+        """As Markdown."""
+        return f"p = 10^{self.ours}"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is no number, with the little Markdown that pages use."""
 
     text: str
     quantity: str = ""
-    ours: str | None = None
-    deviation: str | None = None
-    paper: str | None = None
+    spread: str = ""
+    published: str = ""
 
-    @classmethod
-    def read(cls, text: str) -> Entry:
-        """Take one line apart."""
-        match = _ENTRY.fullmatch(text.strip())
-        if match is None:
-            return cls(text.strip())
-        quantity = match["quantity"] or ""
-        if match["power"] is not None:
-            quantity = f"log10 {quantity}"
-        return cls(text.strip(), quantity, match["ours"], match["deviation"], match["paper"])
+    @property
+    def ours(self) -> str:
+        """The words themselves."""
+        return self.text
+
+
+def _joined(quantity: str, measured: str, published: str) -> str:
+    text = f"{quantity} {measured}" if quantity else measured
+    return f"{text} ({published})" if published else text
+
+
+Entry = Number | Answer | Power | Words
+Place = str | Entry | Sequence[Entry]
+"""What stands in one place of a table: words, an entry, or entries one below the other."""
+Row = Sequence[Place]
+"""The name of a row, and what stands in its further places."""
+NOT_RUN = Number(None)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table read back from Markdown: the header, and rows of cells of lines."""
+    """A table: the names of its columns, and rows that begin with the row's name.
 
-    header: list[str]
-    rows: list[list[list[Entry]]]
+    `caption` is the paragraph above the table and `notes` the one below it.
+    """
 
-    @classmethod
-    def read(cls, lines: Sequence[str]) -> Table:
-        """The table in these lines of Markdown, as :func:`markdown` writes it."""
-        cut = [
-            [part.strip() for part in line.strip().removeprefix("| ").removesuffix("|").split(" | ")]
-            for line in lines
-        ]
-        rows = [[[Entry.read(part) for part in cell.split("<br>")] for cell in row] for row in cut[2:]]
-        return cls(cut[0], rows)
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    caption: str = ""
+    notes: str = ""
 
-    def records(self) -> list[dict[str, str]]:
-        """One record a number (or text): row, column, quantity, ours, deviation, paper."""
-        found = []
-        for row in self.rows:
-            name = " ".join(entry.text for entry in row[0])
-            for column, cell in zip(self.header[1:], row[1:], strict=True):
-                for entry in cell:
-                    found.append(
-                        {
-                            "row": name,
-                            "column": column,
-                            "quantity": entry.quantity,
-                            "ours": entry.text if entry.ours is None else entry.ours,
-                            "deviation": entry.deviation or "",
-                            "paper": entry.paper or "",
-                        }
-                    )
-        return found
+    def entries(self) -> list[tuple[str, list[Sequence[Entry]]]]:
+        """The name of each row, and the entries of its places."""
+        return [(str(name), [_entries(place) for place in places]) for name, *places in self.rows]
+
+
+def _entries(place: Place) -> Sequence[Entry]:
+    if isinstance(place, str):
+        return [Words(place)]
+    return [place] if isinstance(place, Number | Answer | Power | Words) else place or [Words("")]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, by its description and the file that it was saved to."""
+
+    words: str
+    file: str
+
+
+Page = Sequence[str | Table | Picture]
+"""What an experiment shows, in order; words are a paragraph, a heading or a list in Markdown."""

@@ -1,15 +1,15 @@
-"""Gradient orthogonality (the paper's cosine figure): cosine of G_main and G_wm over the rounds."""
+"""Gradient orthogonality (the paper's figure 4): cosine of G_main and G_wm over the rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import markdown, mean, spread, values
+from sigil.experiments.pages.tables import Page, Picture, Row, Table
 from sigil.experiments.paper import table3_fidelity as fidelity
 
 
@@ -18,15 +18,14 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     return [cell for cell in fidelity.model_cells(scale, seeds, "resnet18") if cell.options["strength"]]
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The figure, and the mean over training."""
     figure, (signed, absolute) = figures.panels(2)
-    first = min((cell.seed for cell in cells), default=0)
     for strength in STRENGTHS:
-        result = results.get((fidelity.name_of("resnet18", strength), first))
-        if result is None:
+        numbers = measured.first(fidelity.name_of("resnet18", strength))
+        if numbers is None:
             continue
-        rows = result.numbers["curves"]
+        rows = numbers["curves"]
         style = {"color": figures.COLOURS[strength], "label": figures.label(strength)}
         figures.curve(signed, rows["round"], rows["injection_cosine"], **style)
         figures.curve(absolute, rows["round"], rows["injection_cosine_abs"], **style)
@@ -35,21 +34,23 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
     absolute.set(title="mean absolute cosine", xlabel="round", ylim=(0, None))
     figures.legend(signed)
     figures.save(figure, folder / "orthogonality.png")
-    rows_ = [
+    cosines: list[Row] = [
         [
             figures.label(strength),
-            spread(values(cells, results, fidelity.name_of("resnet18", strength), "cosine"), ".1e"),
+            measured.number(fidelity.name_of("resnet18", strength), "cosine", form=".1e"),
         ]
         for strength in STRENGTHS
     ]
-    table = markdown(["resnet18", "mean cosine over training"], rows_)
-    return f"![Cosine over the rounds](orthogonality.png)\n\n{table}"
+    return [
+        Picture("Cosine over the rounds", "orthogonality.png"),
+        Table(["resnet18", "mean cosine over training"], cosines),
+    ]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The cosine stays around zero."""
     means = {
-        figures.label(strength): mean(cells, results, fidelity.name_of("resnet18", strength), "cosine")
+        figures.label(strength): measured.mean(fidelity.name_of("resnet18", strength), "cosine")
         for strength in STRENGTHS
     }
     return [
@@ -63,7 +64,6 @@ EXPERIMENT = Experiment(
     name="orthogonality",
     caption="Cosine of the task gradient and the watermark gradient over the rounds (ResNet-18).",
     cells=cells,
-    measure=final_numbers,
     show=show,
     verdict=verdict,
 )

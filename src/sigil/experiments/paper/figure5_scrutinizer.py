@@ -1,4 +1,4 @@
-"""Stealth against Gradient Scrutinizer (the paper's first stealth figure): ResNet-18, recorded gradients.
+"""Stealth against Gradient Scrutinizer (the paper's figure 5): ResNet-18, recorded gradients.
 
 The paper shows cut layer4, because at layer3 it found honest servers called attacks; here are both. FSHA,
 and the honest server to compare it with, are watched live (see `splitguard`).
@@ -15,16 +15,17 @@ from matplotlib.axes import Axes
 from sigil.detectors import GradientScrutinizer
 from sigil.experiments.beyond import splitguard
 from sigil.experiments.lab import stealth
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
 from sigil.experiments.lab.scales import Scale
-from sigil.experiments.lab.store import Cell, Result, Store
+from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import MISSING, markdown
+from sigil.experiments.pages.tables import Page, Picture, Table
 from sigil.federation.run import Run
 
 NAME = stealth.PooledScrutinizer.name
 # Names of the readings in a cell: the columns of the table.
 READINGS = {NAME: "pooled", GradientScrutinizer.name: "batch by batch", "compat": "published overlap"}
+SAID = "{suspicious:.0f} % of {scores}, mean {mean:.2f}"
 # The panels of the paper's figure.
 SHOWN = (stealth.HONEST, "strength 0.1", "strength 1")
 
@@ -46,8 +47,6 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Replay the recording: as it is, pooled, and with the overlap as the published code computes it."""
-    if not runs:
-        return splitguard.measure(cell, runs, store)
     (run,) = runs
     dataset, recording = store.dataset(run.settings), stealth.recording_of(run)
     plain, pooled = stealth.scrutinizers(run.settings, dataset)
@@ -57,64 +56,49 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     return numbers | {"compat": {name: value for name, value in published.items() if name != "curves"}}
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The paper's figure for both cuts, and a table of all servers."""
-    first = min((cell.seed for cell in cells), default=0)
-    found = {name: result for (name, seed), result in results.items() if seed == first}
-    _draw(found, results, folder / "scrutinizer.png")
-    lines = [
+    _draw(measured, folder / "scrutinizer.png")
+    rows = [
         [
             cell.options.get("setting") or f"{cell.options['cut']}, live",
             stealth.label(cell.options["server"]),
-            *(said(found.get(cell.name), name) for name in READINGS),
+            *(stealth.said(measured.first(cell.name), name, SAID) for name in READINGS),
         ]
-        for cell in cells
-        if cell.seed == first
+        for cell in measured.cells
+        if cell.seed == measured.seed
     ]
-    return (
-        "![Similarities and score over training](scrutinizer.png)\n\n"
-        f"{markdown(['training', 'server', *READINGS.values()], lines)}\n"
-        "Each entry: the client's step of the first alarm, the share of scores below 0.5, the mean score. "
-        f"*Pooled*: consecutive batches are taken together until they hold {stealth.BATCH} samples, as many "
-        "as a batch of the paper; the figure shows this reading. *Published overlap*: the overlap is "
-        "computed as in the detector's published code. Live trainings are those of "
-        "[splitguard](../splitguard/), with fewer images.\n"
-    )
+    return [
+        Picture("Similarities and score over training", "scrutinizer.png"),
+        Table(
+            ["training", "server", *READINGS.values()],
+            rows,
+            notes="Each entry: the client's step of the first alarm, the share of scores below 0.5, the mean "
+            f"score. *Pooled*: consecutive batches are taken together until they hold {stealth.BATCH} "
+            "samples, as many as a batch of the paper; the figure shows this reading. *Published overlap*: "
+            "the overlap is computed as in the detector's published code. Live trainings are those of "
+            "[splitguard](../splitguard/), with fewer images.",
+        ),
+    ]
 
 
-def said(result: Result | None, name: str) -> str:
-    """The verdict of one reading in a few words."""
-    if result is None:
-        return MISSING
-    found = result.numbers.get(name)
-    if found is None:
-        return ""
-    if found["score"] is None:
-        return "no score"
-    alarm = f"**alarm at {found['first_alarm']}**" if found["alarm"] else "no alarm"
-    return f"{alarm}, {found['suspicious']:.0f} % of {found['scores']}, mean {found['mean']:.2f}"
-
-
-def _draw(found: dict[str, Result], results: Results, path: Path) -> None:
-    """A row a cut: similarities with an honest server and two strengths, and all scores."""
+def _draw(measured: Measured, path: Path) -> None:
+    """One row per cut: similarities with an honest server and two strengths, and all scores."""
     columns = len(SHOWN) + 1
     figure, axes = figures.panels(columns * len(stealth.CUTS), columns=columns)
     for number, cut in enumerate(stealth.CUTS):
         *panels, scores = axes[columns * number : columns * (number + 1)]
         for axis, server in zip(panels, SHOWN, strict=True):
             axis.set(title=f"{cut}, {stealth.label(server)}", xlabel="step", ylim=(0, 1.05))
-            if f"{cut} {server}" in found:
-                _bands(axis, found[f"{cut} {server}"].numbers[NAME]["curves"])
+            numbers = measured.first(f"{cut} {server}")
+            if numbers is not None:
+                _bands(axis, numbers[NAME]["curves"])
         panels[0].set_ylabel("similarity")
         figures.legend(panels[0], {"loc": "lower left"})
-        stealth.honest_band(scores, results, cut, NAME)
-        for server in (*stealth.SERVERS, *stealth.ATTACKERS):
-            live = server in stealth.ATTACKERS
-            result = found.get(splitguard.name_of(cut, server) if live else f"{cut} {server}")
-            if result is not None:
-                rows = result.numbers[NAME]["curves"]
-                style = {"color": stealth.COLOURS[server], "label": stealth.label(server)}
-                figures.curve(scores, rows["scored_step"], rows["score"], **style)
+        stealth.honest_band(scores, measured, cut, NAME)
+        for server, numbers in splitguard.with_attackers(measured, cut):
+            rows = numbers[NAME]["curves"]
+            figures.curve(scores, rows["scored_step"], rows["score"], **stealth.style(server))
         scores.axhline(0.5, color="0.5", linewidth=1, linestyle="--")
         scores.set(title=f"{cut}, score", xlabel="step", ylim=(-0.03, 1.03))
     figures.legend(axes[-1])
@@ -133,11 +117,11 @@ def _bands(axis: Axes, rows: dict[str, list[float]]) -> None:
         axis.fill_between(rows["step"], low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's sentences about this detector, and its positive control."""
 
     def finding(claim: str, names: dict[str, str], rule: Callable[[float], bool]) -> Finding:
-        return judge(f"{claim} (pooled, % of scores)", stealth.suspicious(results, names, NAME), rule, ".0f")
+        return judge(f"{claim} (pooled, % of scores)", stealth.suspicious(measured, names, NAME), rule, ".0f")
 
     return [
         finding(

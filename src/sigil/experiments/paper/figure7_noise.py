@@ -1,15 +1,15 @@
-"""Robustness against noise in training (the paper's noise figure): ResNet-18, all clients add noise."""
+"""Robustness against noise in training (the paper's figure 7): ResNet-18, all clients add noise."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, final_numbers, judge
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import difference, markdown, mean, spread, values
+from sigil.experiments.pages.tables import Page, Picture, Row, Table
 
 RATIOS = {"noise-free": None, "1/10": 1 / 10, "1/30": 1 / 30, "1/50": 1 / 50, "1/100": 1 / 100}
 
@@ -41,39 +41,40 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     ]
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """Accuracy and WSR over the ratio, as a figure and as a table."""
     figure, (left, right) = figures.panels(2)
     places = range(len(RATIOS))
-    lines = []
+    rows: list[Row] = []
     for strength, colour in figures.COLOURS.items():
-        line = [figures.label(strength)]
-        series: dict[str, list[float | None]] = {"accuracy": [], "wsr": []}
-        for ratio in RATIOS:
-            found = {key: values(cells, results, _name(ratio, strength), key) for key in series}
-            for key, numbers in found.items():
-                series[key].append(sum(numbers) / len(numbers) if numbers else None)
-            mark = f"<br>WSR {spread(found['wsr'])}" if strength else ""
-            line.append(f"acc {spread(found['accuracy'])}{mark}")
-        lines.append(line)
+        shown = {"accuracy": "acc", "wsr": "WSR"} if strength else {"accuracy": "acc"}
+        names = [_name(ratio, strength) for ratio in RATIOS]
+        rows.append(
+            [
+                figures.label(strength),
+                *([measured.number(name, *each) for each in shown.items()] for name in names),
+            ]
+        )
         style = {"color": colour, "label": figures.label(strength)}
-        figures.curve(left, places, series["accuracy"], **style)
-        figures.curve(right, places, series["wsr"], **style)
+        figures.curve(left, places, [measured.mean(name, "accuracy") for name in names], **style)
+        figures.curve(right, places, [measured.mean(name, "wsr") for name in names], **style)
     for axis, title in ((left, "accuracy (%)"), (right, "WSR (%)")):
         axis.set_xticks(list(places), list(RATIOS))
         axis.set(title=title, xlabel="signal-to-noise ratio")
     figures.legend(left)
     figures.save(figure, folder / "noise.png")
-    table = markdown(["", *RATIOS], lines)
-    return f"![Accuracy and WSR over the signal-to-noise ratio](noise.png)\n\n{table}"
+    return [
+        Picture("Accuracy and WSR over the signal-to-noise ratio", "noise.png"),
+        Table(["", *RATIOS], rows),
+    ]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """Noise costs the task, and not the stronger marks."""
 
     def change(strength: float, number: str, ratio: str) -> float | None:
-        before = mean(cells, results, _name("noise-free", strength), number)
-        after = mean(cells, results, _name(ratio, strength), number)
+        before = measured.mean(_name("noise-free", strength), number)
+        after = measured.mean(_name(ratio, strength), number)
         return difference(after, before)
 
     costs = {figures.label(strength): change(strength, "accuracy", "1/100") for strength in (0.0, *STRENGTHS)}

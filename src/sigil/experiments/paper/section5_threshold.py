@@ -1,4 +1,4 @@
-"""How high must a success rate be? Clean models against random keys (the paper's choice of threshold).
+"""How high must a success rate be? Clean models against random keys (the paper's section 5.1).
 
 The paper tests 100 random keys on each of 30 clean ResNet-18, fits a normal distribution to the success
 rates, finds five sigma at 68 % and sets its rule to 70 %. Here every key is also put through the exact test,
@@ -20,17 +20,19 @@ from torch import Tensor, nn
 
 from sigil import models, statistics
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.experiment import Experiment, Finding, Results
-from sigil.experiments.lab.scales import PAPER_BITS, TASKS, Scale
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured
+from sigil.experiments.lab.scales import PAPER_BITS, TASKS, PerScale, Scale
 from sigil.experiments.lab.store import OWNER, Cell, Store
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import MISSING, beside, markdown
+from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
 from sigil.federation.run import Run
 from sigil.key import Key
 from sigil.verification import ALPHA, PAPER_THRESHOLD, verify
 
 Floats = npt.NDArray[np.float64]
 
+MODELS = PerScale(30, desk=2, cpu=3, smoke=2)  # clean ResNet-18 on which random keys are tried
+WIDE_MODELS = PerScale(0, cpu=5)  # more of them, with at least 128 channels at the cut
 BINS = 100  # of one point each
 RULE_BIN = 70  # the first one above the paper's rule
 
@@ -41,11 +43,11 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     What the seeds of other experiments are, the clean models are here, so their number belongs to the scale.
     """
     clean: dict[str, Any] = {"watermark": {"strength": 0.0}}
-    trained = [("resnet18", seed, scale.settings(seed=seed, **clean)) for seed in range(scale.clean_models)]
+    trained = [("resnet18", seed, scale.settings(seed=seed, **clean)) for seed in range(MODELS.at(scale))]
     trained += [(model, 0, scale.settings(model, seed=0, **clean)) for model in TASKS if model != "resnet18"]
     trained += [
-        ("resnet18 wide", seed, scale.settings(seed=seed, variation=True, **clean, **scale.alignment))
-        for seed in range(scale.wide_clean_models)
+        ("resnet18 wide", seed, scale.settings(seed=seed, variation=True, **clean, **scale.wide))
+        for seed in range(WIDE_MODELS.at(scale))
     ]
     return [
         Cell(
@@ -119,31 +121,12 @@ def _bins(rates: Floats) -> npt.NDArray[np.int64]:
     return np.clip(np.ceil(rates * BINS - 1e-9).astype(np.int64) - 1, 0, BINS - 1)
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The histogram with the exact null and the paper's normal fit over it, p-values, and the table."""
-    groups = grouped(cells, results)
+    groups = grouped(measured)
     _draw(groups, folder / "threshold.png")
-    published = paper.numbers()["defaults"]
-    rows = []
-    for name in dict.fromkeys(cell.name for cell in cells):
-        found = groups.get(name)
-        if found is None:
-            rows.append([name, *[MISSING] * 7])
-            continue
-        of_paper = published["five_sigma_wsr"] if name == "resnet18" else None
-        rows.append(
-            [
-                name,
-                f"{len(found.cells)} × {found.keys:,}",
-                f"{found.mean:.1f}, σ {found.deviation:.2f}",
-                beside(f"{found.five_sigma:.1f}", of_paper),
-                "none can" if found.needed is None else f"{found.needed:.1f}",
-                f"{found.above_rule:,} ({found.above_rule_expected:.2g} expected)",
-                str(found.proven),
-                ", ".join(f"{value:.2f}" for value in found.uniformity),
-            ]
-        )
-    table = markdown(
+    names = dict.fromkeys(cell.name for cell in measured.cells)
+    table = Table(
         [
             "clean models",
             "models × keys",
@@ -154,9 +137,27 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
             "keys with p ≤ 3e-7",
             "p-values uniform? (KS test, each model)",
         ],
-        rows,
+        [[name, *_row(name, groups.get(name))] for name in names],
     )
-    return f"![Random keys on clean models](threshold.png)\n\n{table}"
+    return [Picture("Random keys on clean models", "threshold.png"), table]
+
+
+def _row(name: str, found: Group | None) -> list[Entry]:
+    if found is None:
+        return [NOT_RUN] * 7
+    of_paper = paper.numbers()["defaults"]["five_sigma_wsr"] if name == "resnet18" else None
+    uniform = found.uniformity
+    return [
+        Words(f"{len(found.cells)} × {found.keys:,}"),
+        Words(f"{found.mean:.1f}, σ {found.deviation:.2f}"),
+        Number(found.five_sigma, paper=of_paper),
+        Words("none can") if found.needed is None else Number(found.needed),
+        Words(f"{found.above_rule:,} ({found.above_rule_expected:.2g} expected)"),
+        Number(found.proven, form=".0f"),
+        Number(uniform[0], form=".2f")
+        if len(uniform) == 1
+        else Words(", ".join(f"{value:.2f}" for value in uniform)),
+    ]
 
 
 class Group:
@@ -186,19 +187,16 @@ class Group:
         return self.keys * len(self.cells)
 
 
-def grouped(cells: list[Cell], results: Results) -> dict[str, Group]:
+def grouped(measured: Measured) -> dict[str, Group]:
     """What was measured, by kind of model."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for cell in cells:
-        result = results.get((cell.name, cell.seed))
-        if result is not None:
-            found.setdefault(cell.name, []).append(result.numbers)
-    return {name: Group(numbers) for name, numbers in found.items()}
+    names = dict.fromkeys(cell.name for cell in measured.cells)
+    found = {name: measured.every(name) for name in names}
+    return {name: Group(numbers) for name, numbers in found.items() if numbers}
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's two numbers for ResNet-18, and whether the exact test keeps its promise."""
-    groups = grouped(cells, results)
+    groups = grouped(measured)
     resnet = groups.get("resnet18")
     if resnet is None:
         return [Finding("Five sigma lie at 68 % and no clean model is above 70 %: not measured.", None)]

@@ -1,4 +1,4 @@
-"""What the mark costs the server (the paper's discussion of efficiency): arithmetic, time and storage.
+"""What the mark costs the server (the paper's section 6): arithmetic, time and storage.
 
 Arithmetic is counted on the paper's network without running it, so it is the same at every scale. Time is the
 injector's own over the server's step, both measured in turns in one run.
@@ -17,11 +17,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sigil import models
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.experiment import Experiment, Finding, Results
-from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured
+from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import OWNER, Cell, Store
 from sigil.experiments.lab.timing import ServerStep, interleaved
-from sigil.experiments.pages.tables import beside, markdown, spread, values
+from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.injector import Injector
@@ -31,11 +31,13 @@ from sigil.models import Model
 BITS = (50, 1_000)
 WIDTH, BATCH, IMAGE, SHAPE = 64, 256, (3, 32, 32), (256, 8, 8)  # the paper's: network, batch, image, cut
 MIB = 2**20
+# Width, batch and repeats where the server's step is timed.
+TIMED = PerScale((64, 256, 9), desk=(64, 256, 3), cpu=(64, 256, 3), smoke=(8, 16, 3))
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Two lengths; nothing is trained, and the seed changes nothing but the key."""
-    width, batch, repeats = scale.timed
+    width, batch, repeats = TIMED.at(scale)
     return [
         Cell(
             experiment="efficiency",
@@ -55,7 +57,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 
 
 def arithmetic(key: Key) -> dict[str, float]:
-    """Operations of the products and convolutions of one training step (millions a sample), by counting.
+    """Operations of the products and convolutions of one training step (millions per sample), by counting.
 
     A multiply-add counts as two. The halves' steps are forward and backward; updates and everything
     elementwise are left out on both sides.
@@ -137,24 +139,20 @@ def _halves(width: int) -> tuple[Model, Model]:
     return models.split(whole, models.default_cut("resnet18"))
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The table, ours with the paper's in brackets where the same thing is counted."""
-    rows = []
+    rows: list[Row] = []
     for bits in BITS:
         name, theirs = f"k = {bits}", paper.numbers()["efficiency"][str(bits)]
-
-        def ours(number: str, form: str = ".2f", name: str = name) -> str:
-            return spread(values(cells, results, name, number), form)
-
         rows.append(
             [
                 name,
-                ours("of_server"),
-                beside(ours("of_client"), theirs["extra_compute_percent"], ".2f"),
-                ours("of_both"),
-                ours("time_of_server", ".1f"),
-                beside(ours("matrix_mib"), theirs["storage_mb"]),
-                ours("key_file_bytes", ".0f"),
+                measured.number(name, "of_server", form=".2f"),
+                measured.number(name, "of_client", form=".2f", paper=theirs["extra_compute_percent"]),
+                measured.number(name, "of_both", form=".2f"),
+                measured.number(name, "time_of_server"),
+                measured.number(name, "matrix_mib", form=".2f", paper=theirs["storage_mb"], paper_form=".1f"),
+                measured.number(name, "key_file_bytes", form=".0f"),
             ]
         )
     header = [
@@ -166,20 +164,19 @@ def show(cells: list[Cell], results: Results, folder: Path) -> str:
         "M as the paper stores it (MiB)",
         "key file (bytes)",
     ]
-    return (
-        markdown(header, rows)
-        + "\nArithmetic of one training step of the paper's ResNet-18 (width 64, cut layer3, batch 256), "
+    notes = (
+        "Arithmetic of one training step of the paper's ResNet-18 (width 64, cut layer3, batch 256), "
         "forward and backward, is counted and not timed. The paper's 0.13 % and 2.6 % come out where the "
         "injector is divided by the step of the *client* half, the larger one; of the server's own half it "
-        f"is three times as much. Time was measured at {_timed(cells, results)}.\n"
+        f"is three times as much. Time was measured at {_timed(measured)}."
     )
+    return [Table(header, rows, notes=notes)]
 
 
-def _timed(cells: list[Cell], results: Results) -> str:
-    for cell in cells:
-        result = results.get((cell.name, cell.seed))
-        if result is not None:
-            numbers, options = result.numbers, cell.options
+def _timed(measured: Measured) -> str:
+    for cell in measured.cells:
+        for numbers in measured.every(cell.name):
+            options = cell.options
             return (
                 f"width {options['width']} and batch {options['batch']} in {numbers['precision']} on "
                 f"{numbers['threads']} thread{'s' if numbers['threads'] > 1 else ''}"
@@ -187,14 +184,14 @@ def _timed(cells: list[Cell], results: Results) -> str:
     return "no machine yet"
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """Percentages and megabytes beside the paper's, and the claim that the overhead is small."""
     findings = []
     for bits in BITS:
         name, theirs = f"k = {bits}", paper.numbers()["efficiency"][str(bits)]
-        shares = values(cells, results, name, "of_client")
-        sizes = values(cells, results, name, "matrix_mib")
-        times = values(cells, results, name, "time_of_server")
+        shares = measured.values(name, "of_client")
+        sizes = measured.values(name, "matrix_mib")
+        times = measured.values(name, "time_of_server")
         if not (shares and sizes and times):
             findings.append(Finding(f"{name}: not measured.", None))
             continue
@@ -208,7 +205,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
                 close and same,
             )
         )
-        small = values(cells, results, name, "of_server")[0]
+        small = measured.values(name, "of_server")[0]
         limit = 1.0 if bits == 50 else 10.0
         findings.append(
             Finding(

@@ -1,4 +1,4 @@
-"""Data distribution heterogeneity (the paper's appendix E, second table): Dirichlet partitions."""
+"""Data distribution heterogeneity (the paper's table 13, appendix E): Dirichlet partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data quantity heterogeneity (the paper's appendix E, third table): log-normal client sizes."""
+"""Data quantity heterogeneity (the paper's table 14, appendix E): log-normal client sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can do what (the paper's first table): what a server is given, and which mark it can embed with it.
+"""Who can do what (the paper's table 1): what a server is given, and which mark it can embed with it.
 
 Every cell is tried out; `sigil.experiments.paper.table1_server_trials` holds the trials.
 """
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sigil.baselines import ParameterMark
-from sigil.experiments.lab.experiment import Experiment, Finding, Results
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import MISSING, markdown
+from sigil.experiments.pages.tables import MISSING, NOT_RUN, Answer, Entry, Page, Table, Words
 from sigil.experiments.paper.table1_server_trials import NO, NONE, PARTLY, YES, Outcome, Trial
 from sigil.federation.run import Run
 
 FRAMEWORKS = {"FL": None, "SL / SFL": "sfl", "U-SL / U-SFL": "usfl"}
-# The paper's first table; it has no row for Sigil itself.
+# The paper's table 1; it has no row for Sigil itself.
 PAPER: dict[str, tuple[str, ...]] = {
     "client model access": (YES, NO, NO),
     "client labels access": (NO, YES, NO),
@@ -70,49 +70,46 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     return {"answer": answer, "happened": happened}
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The paper's table with ours, and what happened in every trial."""
     rows, log = [], []
     for row in (*PAPER, SIGIL):
-        line = [row]
-        for place, framework in enumerate(FRAMEWORKS):
-            found = answers(cells, results, row, framework)
-            theirs = f" ({PAPER[row][place]})" if row in PAPER else ""
-            line.append((" / ".join(dict.fromkeys(found)) if found else MISSING) + theirs)
-            happened = [
-                results[cell.name, cell.seed].numbers["happened"]
-                for cell in cells
-                if cell.name == f"{row} {framework}" and (cell.name, cell.seed) in results
-            ]
-            log.append([f"{row}, {framework}", happened[0] if happened else MISSING])
-        rows.append(line)
-    return (
-        markdown(["the server can / the mark can be embedded", *FRAMEWORKS], rows)
-        + "\nThe paper's answer in brackets. What was tried on embedded digits, and what happened:\n\n"
-        + markdown(["trial", "what happened"], log)
-    )
-
-
-def answers(cells: list[Cell], results: Results, row: str, framework: str) -> list[str]:
-    """What came out in one place of the table, for every seed that was measured."""
+        theirs = PAPER.get(row, ("", "", ""))
+        rows.append([row, *(_answer(measured, row, *each) for each in zip(FRAMEWORKS, theirs, strict=True))])
+        for framework in FRAMEWORKS:
+            happened = measured.every(f"{row} {framework}")
+            log.append([f"{row}, {framework}", happened[0]["happened"] if happened else NOT_RUN])
     return [
-        str(results[cell.name, cell.seed].numbers["answer"])
-        for cell in cells
-        if cell.name == f"{row} {framework}" and (cell.name, cell.seed) in results
+        Table(
+            ["the server can / the mark can be embedded", *FRAMEWORKS],
+            rows,
+            notes="The paper's answer in brackets. What was tried on embedded digits, and what happened:",
+        ),
+        Table(["trial", "what happened"], log),
     ]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def _answer(measured: Measured, row: str, framework: str, theirs: str) -> Entry:
+    found = " / ".join(dict.fromkeys(answers(measured, row, framework)))
+    return Words(found) if found == NONE else Answer(found or MISSING, theirs)
+
+
+def answers(measured: Measured, row: str, framework: str) -> list[str]:
+    """What came out in one place of the table, for every seed that was measured."""
+    return [str(numbers["answer"]) for numbers in measured.every(f"{row} {framework}")]
+
+
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's fifteen answers, and that Sigil can be embedded where nothing else can."""
     differ, count = [], 0
     for row, theirs in PAPER.items():
         for framework, answer in zip(FRAMEWORKS, theirs, strict=True):
-            ours = answers(cells, results, row, framework)
+            ours = answers(measured, row, framework)
             count += bool(ours)
             if ours and set(ours) != {answer}:
                 differ.append(f"{row} in {framework}")
     everything = len(PAPER) * len(FRAMEWORKS)
-    sigil = answers(cells, results, SIGIL, "U-SL / U-SFL")
+    sigil = answers(measured, SIGIL, "U-SL / U-SFL")
     return [
         Finding(
             f"The paper's {everything} answers: {count} were tried, "

@@ -1,4 +1,4 @@
-"""Fidelity, effectiveness and orthogonality (the paper's second table).
+"""Fidelity, effectiveness and orthogonality (the paper's table 3).
 
 Each cell: accuracy (%), WSR (%) and mean cosine of G_main and G_wm, of a clean model and of models marked
 at three strengths, for four architectures on two data sets, ten clients, IID.
@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, final_numbers, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, final_numbers, judge
 from sigil.experiments.lab.scales import STRENGTHS, TASKS, Scale
 from sigil.experiments.lab.store import Cell
-from sigil.experiments.pages.tables import beside, difference, markdown, mean, spread, values
+from sigil.experiments.pages.tables import Entry, Page, Row, Table
 
 
 def name_of(model: str, strength: float) -> str:
@@ -41,34 +41,33 @@ def model_cells(scale: Scale, seeds: Sequence[int], model: str) -> list[Cell]:
     ]
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The table, ours with the paper's in brackets."""
-    rows = []
-    for model, dataset in TASKS.items():
-        clean = values(cells, results, name_of(model, 0.0), "accuracy")
-        published = paper.fidelity(model, 0.0) or {}
-        row = [f"{model} / {dataset}", beside(spread(clean), published.get("accuracy"))]
-        for strength in STRENGTHS:
-            name = name_of(model, strength)
-            published = paper.fidelity(model, strength) or {}
-            parts = [
-                "acc " + beside(spread(values(cells, results, name, "accuracy")), published.get("accuracy")),
-                "WSR " + beside(spread(values(cells, results, name, "wsr")), published.get("wsr")),
-                "cos "
-                + beside(
-                    spread(values(cells, results, name, "cosine"), ".1e"), published.get("cosine"), ".1e"
-                ),
-            ]
-            row.append("<br>".join(parts))
-        rows.append(row)
-    return markdown(["task", "clean", *(f"λ = {strength:g}" for strength in STRENGTHS)], rows)
+
+    def place(model: str, strength: float, *quantities: tuple[str, str, str]) -> list[Entry]:
+        theirs = paper.fidelity(model, strength) or {}
+        return [
+            measured.number(name_of(model, strength), number, quantity, form, paper=theirs.get(number))
+            for number, quantity, form in quantities
+        ]
+
+    marked = (("accuracy", "acc", ".1f"), ("wsr", "WSR", ".1f"), ("cosine", "cos", ".1e"))
+    rows: list[Row] = [
+        [
+            f"{model} / {dataset}",
+            place(model, 0.0, ("accuracy", "", ".1f")),
+            *(place(model, strength, *marked) for strength in STRENGTHS),
+        ]
+        for model, dataset in TASKS.items()
+    ]
+    return [Table(["task", "clean", *(f"λ = {strength:g}" for strength in STRENGTHS)], rows)]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's three claims: fidelity, effectiveness at every strength, orthogonality."""
 
     def number(model: str, strength: float, name: str) -> float | None:
-        return mean(cells, results, name_of(model, strength), name)
+        return measured.mean(name_of(model, strength), name)
 
     costs, cosines = {}, {}
     for model in TASKS:

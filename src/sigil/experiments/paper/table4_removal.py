@@ -1,4 +1,4 @@
-"""Robustness against post-training removal (the paper's third table): ResNet-18.
+"""Robustness against post-training removal (the paper's table 4): ResNet-18.
 
 Each cell: accuracy (%) and WSR (%) of a model after an attack. Columns: a clean model, the two baselines, and
 Sigil at three strengths. The attacker is client 0, and fine-tunes on its own share of the data.
@@ -13,14 +13,12 @@ from typing import Any
 from sigil import attacks
 from sigil.attacks.subject import Halves
 from sigil.data import Dataset
-from sigil.experiments.lab import behaviour
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.attacked import LARGEST, attackers_share, entries, marks
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, judge
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import beside, difference, markdown, mean, spread, values
-from sigil.federation.holdings import client_parts
-from sigil.federation.precision import choose
+from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 
@@ -83,72 +81,26 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     return marks(attacked, dataset, settings, store)
 
 
-def attackers_share(dataset: Dataset, settings: Settings, client: int = 0) -> Dataset:
-    """The training images that one client holds."""
-    return attacks.share(dataset, client_parts(settings, dataset)[client])
-
-
-def marks(halves: Halves, dataset: Dataset, settings: Settings, store: Store) -> dict[str, Any]:
-    """Accuracy (%), and WSR (%) of whichever mark the training embedded."""
-    precision = choose(settings.run.device, settings.run.precision)
-    found = attacks.measure(halves, data=dataset, key=store.key(settings), precision=precision)
-    numbers: dict[str, Any] = {"accuracy": 100 * (found.accuracy or 0.0)}
-    if found.report is not None:
-        numbers |= {
-            "wsr": 100 * found.report.wsr,
-            "log10_p": found.report.log10_p,
-            "owned": found.report.owned,
-        }
-    elif settings.behaviour.mark == "backdoor":
-        report = behaviour.backdoor(settings).verify(*halves, dataset, precision=precision)
-        numbers["wsr"] = 100 * report.wsr
-    elif settings.behaviour.mark == "parameter":
-        numbers["wsr"] = 100 * behaviour.parameter_mark(settings).verify(halves[0]).wsr
-    return numbers
-
-
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The table, ours with the paper's in brackets; for Sigil also the p-value."""
-    lines = []
-    for attack, (_, row) in ATTACKS.items():
-        line = [attack]
-        for target, (_, column) in TARGETS.items():
-            line.append(
-                entry(cells, results, f"{target} {attack}", _published(row, column), marked=target != "clean")
-            )
-        lines.append(line)
-    return (
-        markdown(["attack", *TARGETS], lines) + "\nWhere there are several seeds, p is the largest of them.\n"
-    )
+    rows: list[Row] = [
+        [
+            attack,
+            *(
+                entries(measured, f"{target} {attack}", _published(row, column), marked=target != "clean")
+                for target, (_, column) in TARGETS.items()
+            ),
+        ]
+        for attack, (_, row) in ATTACKS.items()
+    ]
+    return [Table(["attack", *TARGETS], rows, notes=LARGEST)]
 
 
-def entry(
-    cells: list[Cell],
-    results: Results,
-    name: str,
-    theirs: tuple[float | None, float | None] = (None, None),
-    *,
-    marked: bool = True,
-) -> str:
-    """One cell of an attack's table: accuracy, WSR, p and, after the adaptive attack, the span found."""
-    text = "acc " + beside(spread(values(cells, results, name, "accuracy")), theirs[0])
-    if not marked:
-        return text
-    text += "<br>WSR " + beside(spread(values(cells, results, name, "wsr")), theirs[1])
-    exponents = values(cells, results, name, "log10_p")
-    if exponents:
-        text += f"<br>p = 10^{max(exponents):.1f}"
-    overlap = values(cells, results, name, "overlap")
-    if overlap:
-        text += f"<br>span {spread(overlap)} %"
-    return text
-
-
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """What each attack does to Sigil's marks and to the two baselines."""
 
     def number(target: str, attack: str, name: str = "wsr") -> float | None:
-        return mean(cells, results, f"{target} {attack}", name)
+        return measured.mean(f"{target} {attack}", name)
 
     def changes(attack: str) -> dict[str, float | None]:
         """What an attack does to the WSR of each mark that was embedded in the first place."""

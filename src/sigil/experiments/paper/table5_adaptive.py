@@ -1,4 +1,4 @@
-"""Robustness against adaptive subspace removal (the paper's fourth table): ResNet-18, three strengths.
+"""Robustness against adaptive subspace removal (the paper's table 5): ResNet-18, three strengths.
 
 The attacker is client 0. It recorded the gradients of its whole training, estimates the mark's directions
 from an early window, and fine-tunes its model out of them on its own share of the data.
@@ -20,24 +20,25 @@ from sigil import attacks
 from sigil.attacks.subject import Halves
 from sigil.attacks.subspace import Subspace
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab import scales
-from sigil.experiments.lab.experiment import Experiment, Finding, Results
-from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.attacked import LARGEST, attackers_share, entries, marks
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured
+from sigil.experiments.lab.scales import STRENGTHS, PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import markdown, values
-from sigil.experiments.paper.table4_removal import attackers_share, entry, marks
+from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run
 
 # The paper's windows, in rounds of 80, and when the late gradients begin.
-WINDOWS = (10, 5, 2, 1)
+WINDOWS = {f"R_wm {rounds}": rounds for rounds in (10, 5, 2, 1)}
 PAPER_ROUNDS, LATE = 80, 70
 CONTROL, AVERAGING = "fine-tuning only", "averaging"
 # The same with a hundred times the penalty, for tables that look for the strongest attack.
 HARDER = f"{AVERAGING}, γ = 100"
 _GAMMA = {CONTROL: 0.0, HARDER: 100.0}
-ATTACKS = ("none", CONTROL, *(f"R_wm {window}" for window in WINDOWS), AVERAGING)
+ATTACKS = ("none", CONTROL, *WINDOWS, AVERAGING)
+# Epochs and rate of the fine-tuning.
+FINETUNING = PerScale((100, 1e-4), cpu=(10, 1e-3), smoke=(1, 1e-3))
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -82,11 +83,11 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
         return halves, None
     recording = Recording(run.folder / "recording")
     rounds = settings.federation.rounds
-    window = int(attack.split()[1]) if attack.startswith("R_wm") else WINDOWS[0]
+    window = WINDOWS.get(attack, 10)
     early = math.ceil(rounds * window / PAPER_ROUNDS)
     steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
     late = rounds + 1 - math.ceil(rounds * LATE / PAPER_ROUNDS)  # where it was full before, the last it has
-    epochs, lr = scales.get(store.scale).adaptive
+    epochs, lr = FINETUNING.at(store.scale)
     averages = attack in (AVERAGING, HARDER)
     averaging: dict[str, Any] = {"unit": "window", "main_components": 0, "components": 1}
     # The paper's 64 and 64, but for the smallest cuts of the smoke scale, which have no more dimensions.
@@ -109,32 +110,33 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
     )
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The table, ours with the paper's in brackets; p is the largest over the seeds."""
-    lines = []
-    for strength in reversed(STRENGTHS):
-        entries = (
-            entry(cells, results, f"strength {strength:g} {attack}", _published(strength, attack))
-            for attack in ATTACKS
+    rows: list[Row] = [
+        [
+            f"λ = {strength:g}",
+            *(
+                entries(measured, f"strength {strength:g} {attack}", _published(strength, attack))
+                for attack in ATTACKS
+            ),
+        ]
+        for strength in reversed(STRENGTHS)
+    ]
+    return [
+        Table(
+            ["", *ATTACKS],
+            rows,
+            notes="Span: the share of the span of the secret matrix that the attacker found (by chance it is "
+            f"{_chance(measured)}). {LARGEST}",
         )
-        lines.append([f"λ = {strength:g}", *entries])
-    return (
-        markdown(["", *ATTACKS], lines)
-        + "\nSpan: the share of the span of the secret matrix that the attacker found (by chance it is "
-        + _chance(results)
-        + "). Where there are several seeds, p is the largest of them.\n"
-    )
+    ]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's claims on this attack."""
 
-    def mean(strength: float, attack: str) -> float | None:
-        numbers = values(cells, results, f"strength {strength:g} {attack}", "wsr")
-        return sum(numbers) / len(numbers) if numbers else None
-
     def lowest(strength: float) -> float | None:
-        found = [mean(strength, f"R_wm {window}") for window in WINDOWS]
+        found = [measured.mean(f"strength {strength:g} {window}", "wsr") for window in WINDOWS]
         known = [number for number in found if number is not None]
         return min(known) if len(known) == len(found) else None
 
@@ -150,20 +152,16 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
     ]
 
 
-def _chance(results: Results) -> str:
-    shares = {
-        f"{result.numbers['chance']:.1f} %"
-        for result in results.values()
-        if result.numbers.get("chance") and result.options["attack"] != AVERAGING
-    }
+def _chance(measured: Measured) -> str:
+    names = {cell.name for cell in measured.cells if cell.options["attack"] != AVERAGING}
+    shares = {f"{chance:.1f} %" for name in names for chance in measured.values(name, "chance")}
     return ", ".join(sorted(shares)) or "not measured"
 
 
-def _published(strength: float, attack: str) -> tuple[float | None, float | None]:
-    column = {"none": "before"} | {f"R_wm {window}": str(window) for window in WINDOWS}
-    row = paper.numbers()["adaptive"][f"{strength:.2g}" if strength < 1 else "1.0"]
-    accuracy, wsr = row[column[attack]] if attack in column else (None, None)
-    return accuracy, wsr
+def _published(strength: float, attack: str) -> tuple[float, float] | None:
+    column = {"none": "before"} | {name: str(window) for name, window in WINDOWS.items()}
+    row = paper.numbers()["adaptive"][paper.key(strength)]
+    return row[column[attack]] if attack in column else None
 
 
 EXPERIMENT = Experiment(

@@ -1,6 +1,6 @@
-"""Where to cut the network (the paper's ablation on the split strategy): ResNet-18, strength 0.1, 50 bits.
+"""Where to cut the network (the paper's table 6): ResNet-18, strength 0.1, 50 bits.
 
-One row a cut, from the first residual stage to the last; the deeper the cut, the more the client holds.
+One row per cut, from the first residual stage to the last; the deeper the cut, the more the client holds.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import Any
 from sigil import models
 from sigil.experiments.lab import ablations
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.ablations import NOISE, OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.ablations import NOISE, REMOVAL, SPLITOUT, WINDOWS
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, judge
 from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell
-from sigil.experiments.pages.tables import difference, markdown, mean
+from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.experiments.paper import table5_adaptive as adaptive
 from sigil.federation.settings import Settings
@@ -61,21 +62,24 @@ def _settings(scale: Scale, seed: int, cut: str, column: str) -> Settings:
     return scale.settings(seed=seed, watermark={"strength": 0.1}, record=scale.recording, **place)
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The table, ours with the paper's in brackets."""
-    rows = []
-    for cut in CUTS:
-        theirs = paper.numbers()["ablation_split"][cut]
-        parts = [ablations.text(cells, results, name_of(cut, column), column, theirs) for column in COLUMNS]
-        rows.append([cut, *parts])
-    return f"{markdown(['cut', *COLUMNS], rows)}\n{ablations.NOTE}\n"
+    published = paper.numbers()["ablation_split"]
+    rows: list[Row] = [
+        [
+            cut,
+            *(ablations.place(measured, name_of(cut, column), column, published[cut]) for column in COLUMNS),
+        ]
+        for cut in CUTS
+    ]
+    return [Table(["cut", *COLUMNS], rows, notes=ablations.NOTE)]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's claims on depth."""
 
     def numbers(column: str, number: str, cuts: Sequence[str] = CUTS) -> dict[str, float | None]:
-        return {cut: mean(cells, results, name_of(cut, column), number) for cut in cuts}
+        return {cut: measured.mean(name_of(cut, column), number) for cut in cuts}
 
     def steps(column: str, number: str) -> dict[str, float | None]:
         """The deepest cut's number less the shallowest's."""
@@ -84,7 +88,7 @@ def verdict(cells: list[Cell], results: Results) -> list[Finding]:
 
     lowest: dict[str, float | None] = {}
     for cut in CUTS:
-        rates = [mean(cells, results, name_of(cut, window), "wsr") for window in WINDOWS]
+        rates = [measured.mean(name_of(cut, window), "wsr") for window in WINDOWS]
         known = [rate for rate in rates if rate is not None]
         lowest[cut] = min(known) if known else None
     return [

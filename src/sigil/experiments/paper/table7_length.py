@@ -1,4 +1,4 @@
-"""How many bits (the paper's ablation on watermark length): ResNet-18, strength 0.1, the paper's cut.
+"""How many bits (the paper's table 7): ResNet-18, strength 0.1, the paper's cut.
 
 The activation at the cut has d numbers, and as many bits are the most that can be embedded independently.
 """
@@ -6,17 +6,18 @@ The activation at the cut has d numbers, and as many bits are the most that can 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from sigil.experiments.beyond import proof
 from sigil.experiments.lab import ablations
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.ablations import OUTLIERS, REMOVAL, SPLITOUT, WINDOWS
-from sigil.experiments.lab.experiment import Experiment, Finding, Results, judge
+from sigil.experiments.lab.ablations import REMOVAL, SPLITOUT, WINDOWS
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.lengths import LENGTHS
 from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell
-from sigil.experiments.pages.tables import markdown, mean
+from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.experiments.paper import figure6_splitout as splitout
 
 COLUMNS = ("none", SPLITOUT, *REMOVAL, *WINDOWS)
@@ -24,8 +25,8 @@ COLUMNS = ("none", SPLITOUT, *REMOVAL, *WINDOWS)
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Every column at every length; what another table measures too is that table's own cell."""
-    proofs = proof.cells(replace(scale, proof_bits=scale.lengths), seeds)
-    known = {(cell.name, cell.seed): cell for cell in (*splitout.cells(scale, seeds), *proofs)}
+    found = (*splitout.cells(scale, seeds), *proof.attacked(scale, seeds, LENGTHS.at(scale)))
+    known = {(cell.name, cell.seed): cell for cell in found}
     return [
         known.get((name_of(bits, column), seed))
         or Cell(
@@ -36,7 +37,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             options={"bits": bits, "column": column},
         )
         for seed in seeds
-        for bits in scale.lengths
+        for bits in LENGTHS.at(scale)
         for column in COLUMNS
     ]
 
@@ -48,27 +49,33 @@ def name_of(bits: int, column: str) -> str:
     return f"{bits} bits {column}"
 
 
-def lengths(cells: list[Cell]) -> list[int]:
+def lengths(cells: Sequence[Cell]) -> list[int]:
     """The rows of the table."""
     return sorted({int(cell.options["bits"]) for cell in cells if "bits" in cell.options})
 
 
-def show(cells: list[Cell], results: Results, folder: Path) -> str:
+def show(measured: Measured, folder: Path) -> Page:
     """The table, ours with the paper's in brackets."""
-    rows = []
-    for bits in lengths(cells):
-        theirs = paper.numbers()["ablation_length"].get(str(bits))
-        parts = [ablations.text(cells, results, name_of(bits, column), column, theirs) for column in COLUMNS]
-        rows.append([f"k = {bits}", *parts])
-    return f"{markdown(['', *COLUMNS], rows)}\n{ablations.NOTE}\n"
+    published = paper.numbers()["ablation_length"]
+    rows: list[Row] = [
+        [
+            f"k = {bits}",
+            *(
+                ablations.place(measured, name_of(bits, column), column, published.get(str(bits)))
+                for column in COLUMNS
+            ),
+        ]
+        for bits in lengths(measured.cells)
+    ]
+    return [Table(["", *COLUMNS], rows, notes=ablations.NOTE)]
 
 
-def verdict(cells: list[Cell], results: Results) -> list[Finding]:
+def verdict(measured: Measured) -> list[Finding]:
     """The paper's claims on capacity and its price."""
-    rows = lengths(cells)
+    rows = lengths(measured.cells)
 
     def numbers(column: str, number: str) -> dict[str, float | None]:
-        return {f"k = {bits}": mean(cells, results, name_of(bits, column), number) for bits in rows}
+        return {f"k = {bits}": measured.mean(name_of(bits, column), number) for bits in rows}
 
     def change(column: str, number: str) -> dict[str, float | None]:
         """The longest key's number less the shortest's, of those that were measured."""
