@@ -298,15 +298,9 @@ def _fitted(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     return images.contiguous()
 
 
-EXPERIMENT = Experiment(
-    name="alignment",
-    caption=(
-        "Verification of copies whose channels were reordered and rescaled: as they are, and aligned by "
-        "correlations under 200 images, by correlations under noise, and by the initial weights. Accuracy is "
-        "that on at most 2,000 test images."
-    ),
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
+CAPTION = (
+    "Verification of copies whose channels were reordered and rescaled: as they are, and aligned by "
+    "correlations under 200 images, by correlations under noise, and by the initial weights. Accuracy is "
+    "that on at most 2,000 test images."
 )
+EXPERIMENT = Experiment("alignment", CAPTION, cells, show, measure, verdict)

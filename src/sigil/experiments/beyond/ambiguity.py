@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks, statistics
-from sigil.experiments.lab import scales
-from sigil.experiments.lab.attacked import attackers_share, entries, marks
+from sigil.experiments.lab import attacked, scales
+from sigil.experiments.lab.attacked import attackers_share, marks
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell, Store, experiment_key
-from sigil.experiments.pages.tables import Entry, Page, Power, Row, Table
+from sigil.experiments.pages.tables import Page, Power, Row, Table
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.federation.seeds import derive
@@ -25,20 +25,21 @@ from sigil.key import Key
 from sigil.verification import Report, verify
 
 ATTACKS = ("none", "overwrite", "permute", "scale")
+PLAN = dict.fromkeys(reversed(STRENGTHS), ATTACKS)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """The attacks on marked models, and forging on a clean one."""
-    found = []
-    for seed in seeds:
-        for strength in reversed(STRENGTHS):
-            settings = scale.settings(seed=seed, watermark={"strength": strength})
-            for attack in ATTACKS:
-                options = {"strength": strength, "attack": attack}
-                found.append(Cell("ambiguity", f"strength {strength:g} {attack}", seed, (settings,), options))
-        clean = scale.settings(seed=seed, watermark={"strength": 0.0})
-        found.append(Cell("ambiguity", "forging", seed, (clean,), {"attack": "forging"}))
-    return found
+    return attacked.cells("ambiguity", scale, seeds, PLAN) + [
+        Cell(
+            "ambiguity",
+            "forging",
+            seed,
+            (scale.settings(seed=seed, watermark={"strength": 0.0}),),
+            {"attack": "forging"},
+        )
+        for seed in seeds
+    ]
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -99,13 +100,12 @@ def _other(key: Key, number: int) -> Key:
 
 def show(measured: Measured, folder: Path) -> Page:
     """Marks before and after, and the price list of forging."""
-    rows: list[Row] = []
-    for strength in reversed(STRENGTHS):
-        names = [f"strength {strength:g} {attack}" for attack in ATTACKS]
-        second: list[Entry] = [measured.number(f"strength {strength:g} overwrite", "second_wsr", "WSR")]
-        exponents = measured.values(f"strength {strength:g} overwrite", "second_log10_p")
-        second += [Power(max(exponents))] if exponents else []
-        rows.append([f"λ = {strength:g}", *(entries(measured, name) for name in names), second])
+    rows = attacked.rows(measured, PLAN, ATTACKS)
+    for row, strength in zip(rows, PLAN, strict=True):
+        name = attacked.name_of(strength, "overwrite")
+        exponents = measured.values(name, "second_log10_p")
+        second = measured.number(name, "second_wsr", "WSR")
+        row.append([second, Power(max(exponents))] if exponents else second)
 
     def forged(number: str, form: str = ".1f") -> str:
         return measured.number("forging", number, form=form).text
@@ -142,11 +142,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="ambiguity",
-    caption="The mark after overwriting, permuting and scaling, and what forging a key gains.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "The mark after overwriting, permuting and scaling, and what forging a key gains."
+EXPERIMENT = Experiment("ambiguity", CAPTION, cells, show, measure, verdict)

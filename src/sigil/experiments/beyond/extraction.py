@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from sigil import attacks, models
-from sigil.experiments.lab.attacked import attackers_share, entries, marks
+from sigil.experiments.lab import attacked
+from sigil.experiments.lab.attacked import attackers_share, marks
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured
 from sigil.experiments.lab.scales import STRENGTHS, PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import Page, Row, Table
+from sigil.experiments.pages.tables import Page, Table
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 
@@ -19,24 +20,16 @@ from sigil.federation.run import Run
 ATTACKS = {"none": None, "own share": "client", "all images": "all"}
 # Distilling from all images is as long as a training, so it is tried on one strength only.
 THOROUGH = 0.1
+PLAN = {
+    strength: list(ATTACKS) if strength == THOROUGH else ["none", "own share"]
+    for strength in reversed(STRENGTHS)
+}
 EPOCHS = PerScale(50, desk=10, cpu=10, smoke=1)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """The teacher and a student of the attacker's own share; for one strength one of all images too."""
-    return [
-        Cell(
-            experiment="extraction",
-            name=f"strength {strength:g} {attack}",
-            seed=seed,
-            trainings=(scale.settings(seed=seed, watermark={"strength": strength}),),
-            options={"strength": strength, "attack": attack},
-        )
-        for seed in seeds
-        for strength in reversed(STRENGTHS)
-        for attack in ATTACKS
-        if attack != "all images" or strength == THOROUGH
-    ]
+    return attacked.cells("extraction", scale, seeds, PLAN)
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -69,17 +62,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 
 def show(measured: Measured, folder: Path) -> Page:
     """The teacher and its students."""
-    names = {cell.name for cell in measured.cells}
-    rows: list[Row] = [
-        [
-            f"λ = {strength:g}",
-            *(
-                entries(measured, name) if name in names else ""
-                for name in (f"strength {strength:g} {attack}" for attack in ATTACKS)
-            ),
-        ]
-        for strength in reversed(STRENGTHS)
-    ]
+    rows = attacked.rows(measured, PLAN, list(ATTACKS))
     return [Table(["", "teacher", "student of one client's images", "student of all images"], rows)]
 
 
@@ -94,11 +77,5 @@ def verdict(measured: Measured) -> list[Finding]:
     return [Finding("Distillation removes the mark.", max(rates) < 70 if rates else None)]
 
 
-EXPERIMENT = Experiment(
-    name="extraction",
-    caption="Accuracy, WSR and p of students distilled from marked models.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Accuracy, WSR and p of students distilled from marked models."
+EXPERIMENT = Experiment("extraction", CAPTION, cells, show, measure, verdict)

@@ -165,11 +165,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="fsha",
-    caption="Feature-space hijacking of a small federation on digits: reconstructed images and detectors.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Feature-space hijacking of a small federation on digits: reconstructed images and detectors."
+EXPERIMENT = Experiment("fsha", CAPTION, cells, show, measure, verdict)

@@ -204,14 +204,8 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="informed",
-    caption=(
-        "A client that knows Sigil and looks for what all gradients have in common: two statistics of its "
-        "own, not published detectors (ResNet-18)."
-    ),
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
+CAPTION = (
+    "A client that knows Sigil and looks for what all gradients have in common: two statistics of its "
+    "own, not published detectors (ResNet-18)."
 )
+EXPERIMENT = Experiment("informed", CAPTION, cells, show, measure, verdict)

@@ -10,41 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sigil.experiments.lab.attacked import entries
+from sigil.experiments.lab import attacked
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
-from sigil.experiments.lab.scales import STRENGTHS, Scale
+from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import Page, Row, Table
+from sigil.experiments.pages.tables import Page, Table
 from sigil.experiments.paper import table5_adaptive as adaptive
 from sigil.federation.run import Run
 
 ATTACKS = ("none", adaptive.CONTROL, "R_wm 10", adaptive.AVERAGING)
 # Only marks that embed are worth attacking.
-ATTACKED = (1.0, 0.1)
+PLAN = {0.0: ATTACKS[:1], 1.0: ATTACKS, 0.1: ATTACKS, 0.01: ATTACKS[:1]}
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Clean and three strengths, and the attack on the two stronger ones."""
-    return [
-        Cell(
-            experiment="longer",
-            name=f"strength {strength:g} {attack}",
-            seed=seed,
-            trainings=(
-                scale.settings(
-                    seed=seed,
-                    federation=scale.paper_steps,
-                    watermark={"strength": strength},
-                    record=scale.recording,
-                ),
-            ),
-            options={"strength": strength, "attack": attack},
-        )
-        for seed in seeds
-        for strength in (0.0, *reversed(STRENGTHS))
-        for attack in (ATTACKS if strength in ATTACKED else ATTACKS[:1])
-    ]
+    return attacked.cells("longer", scale, seeds, PLAN, federation=scale.paper_steps, record=scale.recording)
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -54,17 +35,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 
 def show(measured: Measured, folder: Path) -> Page:
     """One row per strength, one column per attack."""
-    names = {cell.name for cell in measured.cells}
-    rows: list[Row] = [
-        [
-            figures.label(strength),
-            *(
-                entries(measured, name, marked=strength > 0) if name in names else ""
-                for name in (f"strength {strength:g} {attack}" for attack in ATTACKS)
-            ),
-        ]
-        for strength in (0.0, *reversed(STRENGTHS))
-    ]
+    rows = attacked.rows(measured, PLAN, ATTACKS)
     return [Table(["", *ATTACKS], rows)]
 
 
@@ -87,11 +58,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="longer",
-    caption="Accuracy, WSR and p where each client takes as many steps as the paper's.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Accuracy, WSR and p where each client takes as many steps as the paper's."
+EXPERIMENT = Experiment("longer", CAPTION, cells, show, measure, verdict)

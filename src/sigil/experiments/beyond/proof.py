@@ -126,11 +126,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="proof",
-    caption="What remains of keys of several lengths after pruning and the adaptive attack, strength 0.1.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "What remains of keys of several lengths after pruning and the adaptive attack, strength 0.1."
+EXPERIMENT = Experiment("proof", CAPTION, cells, show, measure, verdict)

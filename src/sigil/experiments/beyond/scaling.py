@@ -269,11 +269,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="scaling",
-    caption="Differences from the paper, as at this scale and with one reduction undone, or several.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Differences from the paper, as at this scale and with one reduction undone, or several."
+EXPERIMENT = Experiment("scaling", CAPTION, cells, show, measure, verdict)

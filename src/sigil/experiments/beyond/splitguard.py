@@ -158,14 +158,8 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="splitguard",
-    caption=(
-        "Trainings watched live by client 0: SplitGuard's fake batches against honest, marked and hijacking "
-        "servers, with the other two detectors beside it (ResNet-18)."
-    ),
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
+CAPTION = (
+    "Trainings watched live by client 0: SplitGuard's fake batches against honest, marked and hijacking "
+    "servers, with the other two detectors beside it (ResNet-18)."
 )
+EXPERIMENT = Experiment("splitguard", CAPTION, cells, show, measure, verdict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sigil import attacks
@@ -10,13 +10,63 @@ from sigil.attacks.subject import Halves
 from sigil.data import Dataset
 from sigil.experiments.lab import behaviour
 from sigil.experiments.lab.experiment import Measured
-from sigil.experiments.lab.store import Store
-from sigil.experiments.pages.tables import Entry, Power
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import Entry, Place, Power
 from sigil.federation.holdings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
 
 LARGEST = "Where there are several seeds, p is the largest of them."
+
+
+def cells(
+    experiment: str,
+    scale: Scale,
+    seeds: Sequence[int],
+    plan: Mapping[float, Sequence[str]],
+    **sections: Mapping[str, Any],
+) -> list[Cell]:
+    """One cell for every attack that is planned on the ResNet-18 of a strength."""
+    return [
+        Cell(
+            experiment,
+            name_of(strength, attack),
+            seed,
+            (scale.settings(seed=seed, variation=False, watermark={"strength": strength}, **sections),),
+            {"strength": strength, "attack": attack},
+        )
+        for seed in seeds
+        for strength, attacks in plan.items()
+        for attack in attacks
+    ]
+
+
+def name_of(strength: float, attack: str) -> str:
+    """Name of such a cell."""
+    return f"strength {strength:g} {attack}"
+
+
+def rows(
+    measured: Measured,
+    plan: Mapping[float, Sequence[str]],
+    columns: Sequence[str],
+    published: Callable[[float, str], Sequence[float] | None] = lambda strength, attack: None,
+) -> list[list[Place]]:
+    """One row per strength, one column per attack; empty where the attack is not planned."""
+    return [
+        [
+            figures.label(strength),
+            *(
+                entries(measured, name_of(strength, attack), published(strength, attack), marked=strength > 0)
+                if attack in attacks
+                else ""
+                for attack in columns
+            ),
+        ]
+        for strength, attacks in plan.items()
+    ]
 
 
 def attackers_share(dataset: Dataset, settings: Settings, client: int = 0) -> Dataset:

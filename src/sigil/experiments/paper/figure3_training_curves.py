@@ -55,10 +55,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="training-curves",
-    caption="Accuracy (above) and WSR (below) over the rounds, first seed.",
-    cells=fidelity.cells,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Accuracy (above) and WSR (below) over the rounds, first seed."
+EXPERIMENT = Experiment("training-curves", CAPTION, fidelity.cells, show, verdict=verdict)

@@ -60,10 +60,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="orthogonality",
-    caption="Cosine of the task gradient and the watermark gradient over the rounds (ResNet-18).",
-    cells=cells,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Cosine of the task gradient and the watermark gradient over the rounds (ResNet-18)."
+EXPERIMENT = Experiment("orthogonality", CAPTION, cells, show, verdict=verdict)

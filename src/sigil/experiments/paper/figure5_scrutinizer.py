@@ -140,14 +140,8 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="scrutinizer",
-    caption=(
-        "Gradient Scrutinizer at client 0: similarity of gradients with the same and with different labels, "
-        "and the score, of honest, marked and hijacking servers (ResNet-18)."
-    ),
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
+CAPTION = (
+    "Gradient Scrutinizer at client 0: similarity of gradients with the same and with different labels, "
+    "and the score, of honest, marked and hijacking servers (ResNet-18)."
 )
+EXPERIMENT = Experiment("scrutinizer", CAPTION, cells, show, measure, verdict)

@@ -237,14 +237,8 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="splitout",
-    caption=(
-        "SplitOut at client 0: gradients outside those of a local, honest training, of honest, marked and "
-        "hijacking servers, split points and lengths of the mark (ResNet-18)."
-    ),
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
+CAPTION = (
+    "SplitOut at client 0: gradients outside those of a local, honest training, of honest, marked and "
+    "hijacking servers, split points and lengths of the mark (ResNet-18)."
 )
+EXPERIMENT = Experiment("splitout", CAPTION, cells, show, measure, verdict)

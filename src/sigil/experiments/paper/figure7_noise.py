@@ -103,11 +103,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="noise",
-    caption="Accuracy and WSR where every client adds Gaussian noise to the gradients that it receives.",
-    cells=cells,
-    measure=final_numbers,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Accuracy and WSR where every client adds Gaussian noise to the gradients that it receives."
+EXPERIMENT = Experiment("noise", CAPTION, cells, show, final_numbers, verdict)

@@ -60,10 +60,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="gradient-norms",
-    caption="Norms of the task gradient and of the watermark gradient before and after clipping (ResNet-18).",
-    cells=orthogonality.cells,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Norms of the task gradient and of the watermark gradient before and after clipping (ResNet-18)."
+EXPERIMENT = Experiment("gradient-norms", CAPTION, orthogonality.cells, show, verdict=verdict)

@@ -256,11 +256,5 @@ def _draw(groups: dict[str, Group], path: Path) -> None:
     figures.save(figure, path)
 
 
-EXPERIMENT = Experiment(
-    name="threshold",
-    caption="Success rates of random keys on clean models, and the p-values that the exact test gives them.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Success rates of random keys on clean models, and the p-values that the exact test gives them."
+EXPERIMENT = Experiment("threshold", CAPTION, cells, show, measure, verdict)

@@ -217,11 +217,5 @@ def verdict(measured: Measured) -> list[Finding]:
     return findings
 
 
-EXPERIMENT = Experiment(
-    name="efficiency",
-    caption="What the mark costs the server: arithmetic, time and storage, the paper's numbers in brackets.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "What the mark costs the server: arithmetic, time and storage, the paper's numbers in brackets."
+EXPERIMENT = Experiment("efficiency", CAPTION, cells, show, measure, verdict)

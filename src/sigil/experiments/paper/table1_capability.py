@@ -124,11 +124,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="capability",
-    caption="What a server is given in each framework, and which watermark it can embed with it.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "What a server is given in each framework, and which watermark it can embed with it."
+EXPERIMENT = Experiment("capability", CAPTION, cells, show, measure, verdict)

@@ -91,11 +91,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="fidelity",
-    caption="Accuracy, WSR and cosine of clean and marked models; the paper's numbers in brackets.",
-    cells=cells,
-    measure=final_numbers,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Accuracy, WSR and cosine of clean and marked models; the paper's numbers in brackets."
+EXPERIMENT = Experiment("fidelity", CAPTION, cells, show, final_numbers, verdict)

@@ -154,11 +154,5 @@ def _published(row: dict[str, Any], column: str) -> tuple[float | None, float | 
     return None, None
 
 
-EXPERIMENT = Experiment(
-    name="removal",
-    caption="Accuracy and WSR after fine-tuning, pruning and quantization; the paper's numbers in brackets.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Accuracy and WSR after fine-tuning, pruning and quantization; the paper's numbers in brackets."
+EXPERIMENT = Experiment("removal", CAPTION, cells, show, measure, verdict)

@@ -19,12 +19,13 @@ from typing import Any
 from sigil import attacks
 from sigil.attacks.subject import Halves
 from sigil.attacks.subspace import Subspace
+from sigil.experiments.lab import attacked
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.attacked import LARGEST, attackers_share, entries, marks
+from sigil.experiments.lab.attacked import LARGEST, attackers_share, marks
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured
 from sigil.experiments.lab.scales import STRENGTHS, PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import Page, Row, Table
+from sigil.experiments.pages.tables import Page, Table
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run
@@ -37,24 +38,14 @@ CONTROL, AVERAGING = "fine-tuning only", "averaging"
 HARDER = f"{AVERAGING}, γ = 100"
 _GAMMA = {CONTROL: 0.0, HARDER: 100.0}
 ATTACKS = ("none", CONTROL, *WINDOWS, AVERAGING)
+PLAN = dict.fromkeys(reversed(STRENGTHS), ATTACKS)
 # Epochs and rate of the fine-tuning.
 FINETUNING = PerScale((100, 1e-4), cpu=(10, 1e-3), smoke=(1, 1e-3))
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Every variant of the attack on every strength."""
-    return [
-        Cell(
-            experiment="adaptive",
-            name=f"strength {strength:g} {attack}",
-            seed=seed,
-            trainings=(scale.settings(seed=seed, watermark={"strength": strength}, record=scale.recording),),
-            options={"strength": strength, "attack": attack},
-        )
-        for seed in seeds
-        for strength in reversed(STRENGTHS)
-        for attack in ATTACKS
-    ]
+    return attacked.cells("adaptive", scale, seeds, PLAN, record=scale.recording)
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -112,16 +103,7 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
 
 def show(measured: Measured, folder: Path) -> Page:
     """The table, ours with the paper's in brackets; p is the largest over the seeds."""
-    rows: list[Row] = [
-        [
-            f"λ = {strength:g}",
-            *(
-                entries(measured, f"strength {strength:g} {attack}", _published(strength, attack))
-                for attack in ATTACKS
-            ),
-        ]
-        for strength in reversed(STRENGTHS)
-    ]
+    rows = attacked.rows(measured, PLAN, ATTACKS, _published)
     return [
         Table(
             ["", *ATTACKS],
@@ -136,7 +118,7 @@ def verdict(measured: Measured) -> list[Finding]:
     """The paper's claims on this attack."""
 
     def lowest(strength: float) -> float | None:
-        found = [measured.mean(f"strength {strength:g} {window}", "wsr") for window in WINDOWS]
+        found = [measured.mean(attacked.name_of(strength, window), "wsr") for window in WINDOWS]
         known = [number for number in found if number is not None]
         return min(known) if len(known) == len(found) else None
 
@@ -164,11 +146,5 @@ def _published(strength: float, attack: str) -> tuple[float, float] | None:
     return row[column[attack]] if attack in column else None
 
 
-EXPERIMENT = Experiment(
-    name="adaptive",
-    caption="Accuracy, WSR and p after the adaptive attack; the paper's numbers in brackets.",
-    cells=cells,
-    measure=measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Accuracy, WSR and p after the adaptive attack; the paper's numbers in brackets."
+EXPERIMENT = Experiment("adaptive", CAPTION, cells, show, measure, verdict)

@@ -113,11 +113,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="split-point",
-    caption="Fidelity, stealth and robustness of the mark at four cuts; the paper's numbers in brackets.",
-    cells=cells,
-    measure=ablations.measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Fidelity, stealth and robustness of the mark at four cuts; the paper's numbers in brackets."
+EXPERIMENT = Experiment("split-point", CAPTION, cells, show, ablations.measure, verdict)

@@ -106,11 +106,5 @@ def verdict(measured: Measured) -> list[Finding]:
     ]
 
 
-EXPERIMENT = Experiment(
-    name="length",
-    caption="Fidelity, stealth and robustness of marks of several lengths; the paper's numbers in brackets.",
-    cells=cells,
-    measure=ablations.measure,
-    show=show,
-    verdict=verdict,
-)
+CAPTION = "Fidelity, stealth and robustness of marks of several lengths; the paper's numbers in brackets."
+EXPERIMENT = Experiment("length", CAPTION, cells, show, ablations.measure, verdict)
