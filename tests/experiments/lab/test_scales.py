@@ -88,6 +88,21 @@ def test_reduced_scales_run_one_thread_and_keep_the_papers_cut(scale: str, model
     assert settings.watermark.bits == 50
 
 
+@pytest.mark.parametrize("model", list(TASKS))
+def test_the_desk_scale_lets_networks_learn(model: str) -> None:
+    scale = scales.get("desk")
+    settings = scale.settings(model, seed=0, watermark={"strength": 0.1}, record=scale.recording)
+    federation = settings.federation
+    assert (federation.clients, federation.local_epochs, federation.batch_size) == (10, 2, 64)
+    assert (settings.optimizer.lr, settings.optimizer.warmup_rounds) == (0.1, 2)
+    assert (settings.run.precision, settings.run.threads, settings.run.evaluate_every) == ("float32", 1, 2)
+    assert (settings.record.clients, settings.record.share) == ((0,), 0.05)
+    assert settings.model.width == 16
+    tiny = TASKS[model] == "tiny-imagenet"
+    assert federation.rounds == (80 if tiny else 24)
+    assert (settings.data.classes, settings.data.train_limit) == ((20, 3_000) if tiny else (None, None))
+
+
 def test_what_an_experiment_changes_wins() -> None:
     settings = scales.get("cpu").settings(seed=0, federation={"clients": 77})
     assert settings.federation.clients == 77

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import torch
 from pydantic import Field
 
 from sigil.experiments.lab import registry, scales
-from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.lab.store import MODEL, Cell, Store
 from sigil.federation.settings import RunSettings, Settings
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -42,6 +45,37 @@ def test_every_committed_cell_is_asked_for_by_its_experiment() -> None:
         for cell in experiment.cells(scales.get("cpu"), [0, 1, 2])
     ]
     assert files <= {Path(cell.experiment) / cell.file for cell in cells}
+
+
+def test_a_kept_model_stands_in_for_its_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smoke = scales.get("smoke")
+    monkeypatch.setitem(scales.SCALES, "smoke", replace(smoke, keeps_models=True))
+    store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
+    mark = {"strength": 0.1}
+    recorded = smoke.settings(seed=0, watermark=mark, record=smoke.recording)
+    run = store.train(recorded)
+    kept = store.kept(recorded)
+    assert {path.name for path in kept.iterdir()} == set(MODEL)
+
+    other = Store("smoke", results=tmp_path / "results", runs=tmp_path / "others")
+    found = other.train(smoke.settings(seed=0, watermark=mark))
+    assert found.folder == kept
+    assert found.metrics == run.metrics
+    for one, two in zip(run.halves(), found.halves(), strict=True):
+        torch.testing.assert_close(one.state_dict(), two.state_dict(), rtol=0, atol=0)
+    assert not other.runs.exists()
+    # The gradients are not kept: a training that must have them is done again.
+    assert other.train(recorded).folder == other.folder(recorded)
+
+    (kept / "run.json").unlink()
+    assert other.train(smoke.settings(seed=0, watermark=mark)).folder == other.folder(recorded)
+
+
+def test_models_are_kept_only_where_the_scale_says_so(tmp_path: Path) -> None:
+    store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
+    store.train(scales.get("smoke").settings(seed=0, watermark={"strength": 0.0}))
+    assert not store.results.exists()
+    assert [name for name, scale in scales.SCALES.items() if scale.keeps_models] == ["desk"]
 
 
 def test_the_seeds_of_which_anything_was_measured(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def show(measured: Measured, folder: Path) -> Page:
         f"Above, the first {SHOWN} images of client 0; below, what the attacker sees of them. "
         f"{hijacked['nearest']:.1f} % of {stealth.SEEN} reconstructions are nearer to their own image than "
         f"to the others (by chance {hijacked['chance']:.1f} %); the mean square error is "
-        f"{hijacked['error']:.2f} of the mean image's. How little it sees through deeper cuts stands in "
+        f"{hijacked['error']:.2f} of the mean image's. How little it sees through deeper cuts is in "
         "[splitguard](../splitguard/).",
         table,
     ]

@@ -43,9 +43,9 @@ CLEAN, MARKED, NOISIEST = "clean", "λ = 0.1", "noise 1/100"
 LARGER = "all images, "
 FEW = LARGER + "few bits, "
 SMALL, UNDONE = "as the scale", "undone"
-# How reductions are undone: as many bits a channel as the paper's, a network of twice the width, all images
+# How reductions are undone: as many bits per channel as the paper's, a network of twice the width, all images
 # with as many steps as the paper's, and as many steps for many clients as few take.
-BITS_A_CHANNEL = PerScale(PAPER_BITS, desk=12, cpu=6, smoke=6)
+BITS_PER_CHANNEL = PerScale(PAPER_BITS, desk=12, cpu=6, smoke=6)
 TWICE_THE_WIDTH: PerScale[Mapping[str, Any]] = PerScale({}, desk={"width": 32}, cpu={"width": 16})
 MORE_ROUNDS: PerScale[Mapping[str, Any]] = PerScale({}, cpu={"rounds": 50})
 ALL_IMAGES: PerScale[Sections] = PerScale(
@@ -87,7 +87,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 def _checks(scale: Scale, seed: int) -> list[Check]:
     """Every check, in the order of the table."""
     clean, weak, mark = ({"strength": strength} for strength in (0.0, 0.01, 0.1))
-    bits, steps, record = BITS_A_CHANNEL.at(scale), scale.paper_steps, scale.recording
+    bits, steps, record = BITS_PER_CHANNEL.at(scale), scale.paper_steps, scale.recording
     fewest, few, many = {**weak, "bits": bits}, {**mark, "bits": bits}, {**mark, "bits": BITS}
     clients = {"clients": COUNTS.at(scale)[-2]}
 
@@ -164,14 +164,15 @@ def show(measured: Measured, folder: Path) -> Page:
     ]
     notes = (
         "λ = 0.1. *Outliers*: SplitOut's mean in 256 gradients. The four cuts: 50 bits, and as many bits "
-        f"a channel as in the paper, so few that p can say little. *{BITS} bits*: a network of twice the "
-        "width, where they are as 1,000 in the paper's. *Noise*: with the steps of `longer`. *Many clients*: "
-        "as many steps a client as ten of them take. *λ = 0.01*: the bits of the cuts and the steps of "
-        f"`longer`. *{ATTACK}*: the adaptive attack on the trainings of layer3. *{adaptive.HARDER}*: on 128 "
-        f"bits, and on the training of *{LENGTH}* in twice the width. *All images*: 50 bits, and a client "
-        "has as many images and takes as many steps as the paper's; the width is still the scale's. *Few "
-        "bits*: as many a channel as the paper's besides. Their recordings end at 512 MB, seven of ten "
-        "rounds at the scale `cpu`; the attack takes the last two of those for late ones."
+        f"per channel as in the paper, so few that p can say little. *{BITS} bits*: a network of twice the "
+        "width, where they are as 1,000 in the paper's. *Noise*: with the steps of `longer`. *Many "
+        "clients*: as many steps for each client as ten of them take. *λ = 0.01*: the bits of the cuts "
+        f"and the steps of `longer`. *{ATTACK}*: the adaptive attack on the trainings of layer3. "
+        f"*{adaptive.HARDER}*: on 128 bits, and on the training of *{LENGTH}* in twice the width. *All "
+        "images*: 50 bits, and a client has as many images and takes as many steps as the paper's; the "
+        "width is still the scale's. *Few bits*: as many per channel as the paper's besides. Their "
+        "recordings end at 512 MB, seven of ten rounds at the scale `cpu`; the attack takes the last two "
+        "of those for late ones."
     )
     return [Table(["check", "the paper", SMALL, UNDONE], rows, notes=notes)]
 
@@ -219,7 +220,7 @@ def verdict(measured: Measured) -> list[Finding]:
     clean = measured.mean(f"{LARGER}{CLEAN} {UNDONE}", "accuracy")
     return [
         judge(
-            "With as many bits a channel as in the paper the mark embeds at every cut (WSR of at least 95 %)",
+            "With the paper's number of bits per channel the mark embeds at every cut (WSR of at least 95 %)",
             numbers("wsr", *CUTS),
             lambda x: x >= 95,
         ),

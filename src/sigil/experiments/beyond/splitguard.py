@@ -127,7 +127,7 @@ def show(measured: Measured, folder: Path) -> Page:
             rows,
             notes="Each entry: alarm and the client's step at which it was first raised, share of suspicious "
             "scores, last score. Reconstruction: share that is nearer to its own image than to 255 others, "
-            "and mean square error in units of the mean image's. One vector a batch for SplitGuard is the "
+            "and mean square error in units of the mean image's. SplitGuard's one vector per batch is the "
             f"class-wise sum of the gradients at the cut. These trainings have {CLIENTS} clients at scales "
             "that limit the images, each with as many images as otherwise.",
         ),

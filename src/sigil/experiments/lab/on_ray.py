@@ -24,7 +24,7 @@ from sigil.experiments.lab.store import Store
 
 
 class RayPool:
-    """Work as Ray tasks, so many at a time."""
+    """Work as Ray tasks, `size` at a time."""
 
     def __init__(self, task: Any, size: int, sign: Path) -> None:
         self.size = size
@@ -51,7 +51,7 @@ def cluster(address: str, store: Store, *, jobs: int = 0) -> Iterator[tuple[RayP
     """Connect to a Ray cluster: its pool, and the store with paths that hold on every machine.
 
     `address` is HOST:PORT or ray://HOST:PORT of a cluster, `auto` for one that runs on this machine, or
-    `local` to start one here with `jobs` workers (0: one a core).
+    `local` to start one here with `jobs` workers (0: one per core).
     """
     try:
         import ray

@@ -41,6 +41,7 @@ class Scale:
     paper_steps: Mapping[str, Any] = field(default_factory=dict)
     # What is kept of the gradients of client 0, where they are looked at afterwards.
     recording: Mapping[str, Any] = field(default_factory=lambda: {"clients": [0]})
+    keeps_models: bool = False  # finished models lie beside the results, for attacks that come later
     keys_per_model: int = 100  # random keys that are tried on a model
 
     def settings(
@@ -148,6 +149,7 @@ DESK = Scale(
     },
     wide={"model": {"cut": "layer4"}},
     recording={"clients": [0], "share": 0.05},
+    keeps_models=True,
     keys_per_model=1_000,
     models={
         "resnet18": {"model": {"width": 16}},

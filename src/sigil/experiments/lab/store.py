@@ -1,9 +1,12 @@
 """What has been computed: trainings by their full configuration, and cells of tables as small files.
 
 A training is done once, whichever tables need it, in a folder named by the hash of its settings; it resumes
-by itself. A cell is one JSON file under ``results/<scale>/<experiment>/``, with everything needed to judge
-it: configuration, seed, versions, time and numbers. A cell that exists is never computed again; one that
-does not is missing, and says so.
+by itself. At scales that keep models, a finished one is copied to ``results/<scale>/models/``, where attacks
+find it without the training.
+
+A cell is one JSON file under ``results/<scale>/<experiment>/``, with everything needed to judge it:
+configuration, seed, versions, time and numbers. A cell that exists is never computed again; one that does not
+is missing, and says so.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,13 +29,15 @@ from sigil.data import Dataset
 from sigil.errors import ExperimentError
 from sigil.experiments.lab import behaviour, scales
 from sigil.federation.holdings import load_data
-from sigil.federation.run import Run, is_finished, train
+from sigil.federation.run import Run, is_finished, open_run, train
 from sigil.federation.settings import RecordSettings, Settings
 from sigil.key import Key
 
 OWNER = "Sigil experiments"
 # Raised whenever the default of a setting changes.
 DEFAULTS = 2
+# The files of a run that are its model; run.json comes last, because it says that the run is finished.
+MODEL = ("client.safetensors", "server.safetensors", "reference.safetensors", "metrics.jsonl", "run.json")
 
 
 @dataclass(frozen=True)
@@ -83,14 +89,16 @@ class Store:
         """The training with these settings: opened if it is there, finished or begun if not.
 
         One that also recorded the first client's gradients, and is otherwise the same, will do: recording
-        looks on and changes nothing.
+        looks on and changes nothing. So will a model that was kept, where no gradients are asked for.
         """
-        recorded = settings.model_copy(
-            update={"record": RecordSettings.model_validate(scales.get(self.scale).recording)}
-        )
-        if not settings.record.clients and is_finished(self.folder(recorded)):
-            settings = recorded
-        return train(
+        scale = scales.get(self.scale)
+        if not settings.record.clients:
+            recorded = settings.model_copy(update={"record": RecordSettings.model_validate(scale.recording)})
+            for each in (settings, recorded):
+                for folder in (self.folder(each), self.kept(each)):
+                    if is_finished(folder):
+                        return open_run(folder)
+        run = train(
             settings,
             self.folder(settings),
             key=self.key(settings),
@@ -98,6 +106,22 @@ class Store:
             client_observers=behaviour.observers(settings),
             wait=True,
         )
+        if scale.keeps_models:
+            self._keep(run, self.kept(settings))
+        return run
+
+    def kept(self, settings: Settings) -> Path:
+        """Where the model of this training is kept with the results, if it is."""
+        return self.results / "models" / self.folder(settings).name
+
+    def _keep(self, run: Run, folder: Path) -> None:
+        if is_finished(folder):
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in MODEL:
+            partial = folder / f".{name}.{os.getpid()}.partial"
+            shutil.copyfile(run.folder / name, partial)
+            partial.replace(folder / name)
 
     def dataset(self, settings: Settings) -> Dataset:
         """The data of the training with these settings."""

@@ -130,9 +130,9 @@ def show(measured: Measured, folder: Path) -> Page:
             ["training", "server", "alarm", "outliers in 256", "most", "above half", "spread", "by batch"],
             servers,
             notes="*Alarm*: the client's step at which more than half of the last 256 gradients were first "
-            "outliers; none before there are so many. *Most*: in the last 256, or in the first few. "
+            "outliers; none before there are 256. *Most*: in the last 256, or in the first few. "
             "*Spread*: standard deviation over images of the trained client half's activations. *By batch*: "
-            "one vector a batch, the sum of its gradients, over ten batches. Live trainings are those of "
+            "one vector per batch, the sum of its gradients, over ten batches. Live trainings are those of "
             "[splitguard](../splitguard/), with fewer images.",
         ),
         Table(
