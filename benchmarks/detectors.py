@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import sigil
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
-from sigil.experiments.timing import interleaved
+from sigil.experiments.lab.timing import interleaved
 from sigil.federation.precision import Precision, choose
 
 CLASSES = 10

@@ -29,7 +29,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from sigil.experiments.timing import interleaved
+from sigil.experiments.lab.timing import interleaved
 from sigil.federation import (
     Activation,
     CutGradient,

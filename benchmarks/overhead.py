@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
-from sigil.experiments.timing import ServerStep, interleaved
+from sigil.experiments.lab.timing import ServerStep, interleaved
 from sigil.federation.precision import choose
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import sigil
 from sigil.data import Dataset, Split
-from sigil.experiments.timing import interleaved
+from sigil.experiments.lab.timing import interleaved
 from sigil.federation import Client, Federation, Server, Settings, Step, step
 from sigil.federation.precision import Precision, choose
 from sigil.federation.settings import make

@@ -14,7 +14,7 @@ from sigil.alignment.initial_weights import match_by_initial_weights
 from sigil.errors import AlignmentError, SigilError
 from sigil.federation import train
 from sigil.federation.federation import Federation
-from sigil.federation.holdings import load_data
+from sigil.federation.from_settings import load_data
 from sigil.federation.settings import make
 
 SETTINGS = {

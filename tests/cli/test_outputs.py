@@ -16,7 +16,7 @@ from sigil import files
 from sigil.cli import outputs
 from sigil.cli.main import app, main
 from sigil.errors import OutputError
-from sigil.experiments.store import Store
+from sigil.experiments.lab.store import Store
 from sigil.federation.run import train
 from sigil.federation.settings import make
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from sigil.cli.main import main
-from sigil.experiments import fidelity, registry, scales
-from sigil.experiments.experiment import Finding
-from sigil.experiments.store import Store
+from sigil.experiments.lab import registry, scales
+from sigil.experiments.lab.experiment import Finding, Measured
+from sigil.experiments.lab.store import Store
+from sigil.experiments.paper import table3_fidelity as fidelity
 from sigil.federation.from_settings import cut_shape
 from sigil.federation.run import train
 from sigil.federation.settings import make
@@ -123,7 +124,7 @@ def test_the_same_tables_as_markdown_and_csv(results: Path, page: str) -> None:
 def test_every_verdict_of_an_empty_store_is_unknown() -> None:
     for name, experiment in registry.EXPERIMENTS.items():
         cells = experiment.cells(scales.get("smoke"), [0])
-        findings: list[Finding] = experiment.verdict(cells, {})
+        findings: list[Finding] = experiment.verdict(Measured(cells, {}))
         assert all(finding.agrees is None for finding in findings), name
 
 

@@ -123,7 +123,7 @@ SMALLER = (
 
 PARSED = {
     "sigil demo": "tests/experiments/test_demo.py runs it",
-    "sigil reproduce": "tests/experiments/test_reproduce.py runs it",
+    "sigil reproduce": "tests/experiments/lab/test_reproduce.py runs it",
     "sigil report": "the same, and tests/cli/test_report.py",
     "sigil data fetch": "downloads; tests/data/test_downloads.py runs it against a local server",
     "sigil serve": "trains with other processes; tests/transport runs it",

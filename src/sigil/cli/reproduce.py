@@ -19,10 +19,12 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME...", help="Experiments, or `all`.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke (seconds), cpu (minutes each), paper (GPU).")] = "smoke",
+    scale: Annotated[
+        str, typer.Option(help="smoke (seconds), cpu (minutes each), desk (hours each), paper (GPU).")
+    ] = "smoke",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to N-1.")] = 1,
     status: Annotated[bool, typer.Option("--status", help="Only say what has been measured.")] = False,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes side by side; 0: one a core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes side by side; 0: one per core.")] = 0,
     ray: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Work on this Ray cluster: HOST:PORT, ray://…, auto or local."),
@@ -46,10 +48,10 @@ def reproduce(
       sigil reproduce all --scale paper             as published, on a GPU
       sigil reproduce all --scale cpu --ray head:6379    on many machines
     """
-    from sigil.experiments import registry
-    from sigil.experiments import reproduce as runner
-    from sigil.experiments.scales import get
-    from sigil.experiments.store import Store
+    from sigil.experiments.lab import registry
+    from sigil.experiments.lab import reproduce as runner
+    from sigil.experiments.lab.scales import get
+    from sigil.experiments.lab.store import Store
 
     get(scale)
     chosen = list(registry.EXPERIMENTS) if not names or "all" in names else names

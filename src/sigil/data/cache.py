@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sigil.data.moments import channel_moments
+from sigil.data.statistics import channel_statistics
 from sigil.errors import DataError
 
 _VERSION = 1
@@ -125,7 +125,7 @@ def _build(source: Source, building: Path, entry: Path) -> Decoded:
 
     try:
         classes = source.decode(allocate)
-        mean, std = channel_moments(arrays["train-images"])
+        mean, std = channel_statistics(arrays["train-images"])
         meta = {
             "version": _VERSION,
             "classes": classes,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sigil.data import cifar10, digits, fashion_mnist, folders, hub, tiny_imagenet
 from sigil.data.cache import Source, cached
 from sigil.data.locations import cache_roots, data_directory
-from sigil.data.moments import channel_moments
+from sigil.data.statistics import channel_statistics
 from sigil.data.subsets import stratified
 from sigil.errors import DataError
 
@@ -175,7 +175,7 @@ def _decoded(name: str, source: Source, *, roots: list[Path]) -> Dataset:
 
 def _digits(name: str, *, scale: int) -> Dataset:
     train, test = digits.read(scale)
-    mean, std = channel_moments(train[0])
+    mean, std = channel_statistics(train[0])
     return Dataset(
         name=name,
         train=Split(*train),

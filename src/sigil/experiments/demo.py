@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sigil import files, hardware
 from sigil.evidence.facts import Facts, gather
 from sigil.evidence.page import render
-from sigil.experiments import figures
+from sigil.experiments.pages import figures
 from sigil.federation.from_settings import cut_shape
 from sigil.federation.progress import Silent
 from sigil.federation.run import Run, check_folder, train
@@ -99,7 +99,7 @@ def _verdict(name: str, run: Run, key: Key, key_file: Path, folder: Path) -> Sto
 
 def _page(key: Key, stories: tuple[Story, ...]) -> str:
     environment = Environment(
-        loader=PackageLoader("sigil.experiments", "."), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("sigil.experiments.pages", "."), autoescape=True, undefined=StrictUndefined
     )
     return environment.get_template("demo.html").render(
         key=key, stories=stories, curves=_curves(stories), settings=stories[0].run.settings
@@ -139,4 +139,4 @@ def _curves(stories: tuple[Story, ...]) -> str:
 
 
 def _percent(metrics: list[dict[str, Any]], name: str) -> list[float | None]:
-    return [None if row.get(name) is None else 100 * row[name] for row in metrics]
+    return figures.percent([row.get(name) for row in metrics])

@@ -1,0 +1,1 @@
+"""Experiments that the paper does not have: detectors, attacks, and what the reduced scales hide."""

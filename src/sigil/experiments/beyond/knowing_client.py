@@ -1,0 +1,211 @@
+"""Would a client notice that knows Sigil? Two simple statistics of recorded gradients (not in the paper).
+
+The watermark gradient is nearly the same for all samples and all batches until the mark is learned, while the
+task's gradients cancel: behind a batch norm, a shift that is common to all samples changes nothing. With g_i
+the gradients of a batch, averaged over the positions of each channel, and G_r the sum of all gradients of
+round r::
+
+    common      = ‖Σ_i g_i‖ / Σ_i ‖g_i‖          one number per batch
+    persistence = cos(G_r, G_r+1)                 one number per pair of rounds
+
+`common` is compared with an honest training of the same seed (AUC: the probability that a marked batch has a
+larger value than an honest one; 50 % is chance), and with what the client can know by itself: the largest
+value in an honest epoch on its own data with a server half of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import mannwhitneyu
+
+from sigil.detectors import local_gradients_of_run
+from sigil.experiments.lab import stealth
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
+from sigil.federation.run import Run
+
+Vector = npt.NDArray[np.float64]
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every recorded server, each beside the honest one."""
+    return [
+        Cell(
+            experiment="informed",
+            name=f"{setting} {server}",
+            seed=seed,
+            trainings=tuple(
+                stealth.recorded(scale, seed, setting, stealth.SERVERS[name])
+                for name in dict.fromkeys((stealth.HONEST, server))
+            ),
+            options={"setting": setting, "server": server},
+        )
+        for seed in seeds
+        for setting in stealth.settings_names(scale)
+        for server in stealth.servers(setting)
+    ]
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Both statistics of the run, compared with the honest one and with the client's own training."""
+    honest, run = runs[0], runs[-1]
+    settings = run.settings
+    size = settings.federation.batch_size
+    found = Statistics(run, size)
+    baseline = found if run is honest else Statistics(honest, size)
+    local = local_gradients_of_run(
+        settings, store.dataset(settings), client=stealth.CLIENT, share=1.0, batch_size=size
+    )
+    own = [common(batch.numpy()) for batch in local if len(batch) == size]
+    limit = max(own, default=1.0)
+    rounds = sorted(found.by_round)
+    return {
+        "common": float(np.mean(found.all)),
+        "auc": auc(found.all, baseline.all),
+        "limit": limit,
+        "above_limit": 100 * float(np.mean(np.array(found.all) > limit)),
+        "persistence": float(np.mean(found.persistence)) if found.persistence else None,
+        "final": {name: run.final[name] for name in ("accuracy", "wsr", "log10_p") if name in run.final},
+        "curves": {
+            "round": rounds,
+            "common": [float(np.mean(found.by_round[number])) for number in rounds],
+            "auc": [auc(found.by_round[number], baseline.by_round[number]) for number in rounds],
+            "persistence": found.persistence,
+        },
+    }
+
+
+class Statistics:
+    """`common` of every full batch of client 0 in a run, by round, and `persistence` of each next round."""
+
+    def __init__(self, run: Run, size: int) -> None:
+        recording = stealth.recording_of(run)
+        self.by_round: dict[int, list[float]] = {}
+        sums: dict[int, Vector] = {}
+        for step in recording.steps(client=stealth.CLIENT):
+            number, gradients = step.at.round, step.gradients.astype(np.float64)
+            sums[number] = sums.get(number, 0.0) + gradients.sum(0)
+            # Few samples have much in common by chance: the last batch of an epoch may be smaller.
+            if len(gradients) == size:
+                maps = gradients.reshape(len(gradients), *recording.shape)
+                self.by_round.setdefault(number, []).append(common(maps))
+        ordered = [sums[number] for number in sorted(sums)]
+        self.persistence = [cosine(one, other) for one, other in pairwise(ordered)]
+
+    @property
+    def all(self) -> list[float]:
+        return [value for values in self.by_round.values() for value in values]
+
+
+def common(gradients: npt.NDArray[Any]) -> float:
+    """‖Σ g_i‖ / Σ ‖g_i‖ of a batch (n, C, H, W) or (n, d), maps averaged over their positions.
+
+    1 if all gradients point the same way, 0 if they cancel.
+
+    >>> common(np.array([[1.0, 0.0], [1.0, 0.0]])), common(np.array([[1.0, 0.0], [-1.0, 0.0]]))
+    (1.0, 0.0)
+    """
+    rows = gradients.reshape(*gradients.shape[:2], -1).mean(2, dtype=np.float64)
+    lengths = float(np.linalg.norm(rows, axis=1).sum())
+    return float(np.linalg.norm(rows.sum(0))) / lengths if lengths > 0 else 0.0
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """The cosine of two vectors, 0 if one of them is zero."""
+    norms = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / norms if norms > 0 else 0.0
+
+
+def auc(values: Iterable[float], honest: Iterable[float]) -> float:
+    """The probability (%) that one of `values` is larger than one of `honest`, ties counting half."""
+    one, other = list(values), list(honest)
+    return 100 * float(mannwhitneyu(one, other).statistic) / (len(one) * len(other))
+
+
+def show(measured: Measured, folder: Path) -> Page:
+    """Both statistics over the rounds, and a table."""
+    _draw(measured, folder / "informed.png")
+    rows = [
+        [cell.options["setting"], stealth.label(cell.options["server"]), *_row(measured.first(cell.name))]
+        for cell in measured.cells
+        if cell.seed == measured.seed
+    ]
+    header = ["training", "server", "WSR", "common", "AUC", "AUC, round 1", "above own limit", "persistence"]
+    notes = (
+        "*AUC*: the probability that a batch of this training has a larger `common` than one of the honest "
+        "training, over all rounds, and in the first. *Above own limit*: batches above "
+        "the largest value of the client's own honest epoch. *Persistence*: mean over the pairs of rounds."
+    )
+    return [Picture("Both statistics over the rounds", "informed.png"), Table(header, rows, notes=notes)]
+
+
+def _row(found: dict[str, Any] | None) -> list[Entry]:
+    if found is None:
+        return [NOT_RUN] * 6
+    persistence, wsr = found["persistence"], found["final"].get("wsr")
+    return [
+        Words("") if wsr is None else Number(100 * wsr, form=".0f", unit="%"),
+        Number(found["common"], form=".3f"),
+        Number(found["auc"], form=".0f", unit="%"),
+        Number(found["curves"]["auc"][0], form=".0f", unit="%"),
+        Number(found["above_limit"], unit="%"),
+        Words("") if persistence is None else Number(persistence, form=".2f"),
+    ]
+
+
+def _settings(measured: Measured) -> list[str]:
+    return list(dict.fromkeys(cell.options["setting"] for cell in measured.cells))
+
+
+def _draw(measured: Measured, path: Path) -> None:
+    settings = _settings(measured)
+    figure, axes = figures.panels(2 * len(settings), columns=2)
+    for number, setting in enumerate(settings):
+        left, right = axes[2 * number : 2 * number + 2]
+        for server in stealth.servers(setting):
+            numbers = measured.first(f"{setting} {server}")
+            if numbers is not None:
+                rows, style = numbers["curves"], stealth.style(server)
+                figures.curve(left, rows["round"], rows["common"], **style)
+                figures.curve(right, range(2, len(rows["persistence"]) + 2), rows["persistence"], **style)
+        left.set(title=f"{setting}: common", xlabel="round", ylim=(0, None))
+        right.set(title=f"{setting}: persistence", xlabel="round", ylim=(-1.05, 1.05))
+    figures.legend(axes[0])
+    figures.save(figure, path)
+
+
+def verdict(measured: Measured) -> list[Finding]:
+    """Is the mark as hidden from a client that knows of it as the paper finds it from published detectors?"""
+
+    def separation(server: str) -> dict[str, float | None]:
+        found = {setting: measured.first(f"{setting} {server}") for setting in _settings(measured)}
+        return {
+            setting: None if numbers is None else numbers["curves"]["auc"][0]
+            for setting, numbers in found.items()
+        }
+
+    return [
+        judge(
+            f"A client that knows of the mark cannot tell {stealth.label(server)} in round 1 (AUC, %)",
+            separation(server),
+            lambda value: value < 60,
+            ".0f",
+        )
+        for server in stealth.MARKED
+    ]
+
+
+CAPTION = (
+    "A client that knows Sigil and looks for what all gradients have in common: two statistics of its "
+    "own, not published detectors (ResNet-18)."
+)
+EXPERIMENT = Experiment("informed", CAPTION, cells, show, measure, verdict)

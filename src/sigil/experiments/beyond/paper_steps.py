@@ -1,0 +1,62 @@
+"""What a longer training changes: effects that vanish at the reduced scale, checked once more.
+
+The same images and rounds, but fewer clients, so that each takes about as many steps as the paper's. Shows
+whether the weakest mark embeds, and what the adaptive attack does to marks that are set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil.experiments.lab import attacked
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import Page, Table
+from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.federation.run import Run
+
+ATTACKS = ("none", adaptive.CONTROL, "R_wm 10", adaptive.AVERAGING)
+# Only marks that embed are worth attacking.
+PLAN = {0.0: ATTACKS[:1], 1.0: ATTACKS, 0.1: ATTACKS, 0.01: ATTACKS[:1]}
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Clean and three strengths, and the attack on the two stronger ones."""
+    return attacked.cells("longer", scale, seeds, PLAN, federation=scale.paper_steps, record=scale.recording)
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Attack the run and measure accuracy and the mark."""
+    return adaptive.after_attack(runs[0], cell.options["attack"], store)
+
+
+def show(measured: Measured, folder: Path) -> Page:
+    """One row per strength, one column per attack."""
+    rows = attacked.rows(measured, PLAN, ATTACKS)
+    return [Table(["", *ATTACKS], rows)]
+
+
+def verdict(measured: Measured) -> list[Finding]:
+    """The paper's claims that the shorter training does not show."""
+
+    def rates(*names: str) -> dict[str, float | None]:
+        return {name: measured.mean(name, "wsr") for name in names}
+
+    return [
+        judge(
+            "The weakest mark embeds (WSR of at least 95 %)", rates("strength 0.01 none"), lambda x: x >= 95
+        ),
+        judge(
+            "The adaptive attack leaves the mark of strength 0.1 above 70 %",
+            rates("strength 0.1 R_wm 10"),
+            lambda x: x > 70,
+        ),
+        judge("and brings that of strength 1.0 below it", rates("strength 1 R_wm 10"), lambda x: x < 70),
+    ]
+
+
+CAPTION = "Accuracy, WSR and p where each client takes as many steps as the paper's."
+EXPERIMENT = Experiment("longer", CAPTION, cells, show, measure, verdict)

@@ -1,0 +1,179 @@
+"""Run experiments: the trainings that are missing, then the cells that are missing, then the tables.
+
+Trainings and cells run side by side in as many processes as there are cores, one thread each: for small
+networks that is faster than one training on all cores. The same work can be spread over the machines of a Ray
+cluster (:mod:`sigil.experiments.lab.on_ray`). Every finished training and cell is on the disk at once, so an
+interruption loses at most a round.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from sigil import files, hardware
+from sigil.errors import ExperimentError
+from sigil.experiments.lab import registry, scales
+from sigil.experiments.lab.experiment import Measured, listed
+from sigil.experiments.lab.store import Cell, Store, computed_on
+from sigil.experiments.pages import drawing
+from sigil.federation.settings import Settings
+
+Say = Callable[[str], None]
+
+
+class Pool(Protocol):
+    """Where work is done: `size` pieces at a time, each on one core."""
+
+    @property
+    def size(self) -> int: ...
+    def submit(self, work: Callable[..., None], /, *arguments: object) -> Future[None]: ...
+
+
+def status(names: Sequence[str], store: Store, seeds: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Name, measured cells and all cells of each experiment."""
+    rows = []
+    for name in names:
+        cells = registry.get(name).cells(scales.get(store.scale), seeds)
+        rows.append((name, sum(store.has(cell) for cell in cells), len(cells)))
+    return rows
+
+
+def reproduce(
+    names: Sequence[str],
+    store: Store,
+    *,
+    seeds: Sequence[int],
+    jobs: int = 0,
+    ray: str | None = None,
+    say: Say = lambda text: None,
+) -> None:
+    """Measure what is missing of these experiments and write their tables and figures.
+
+    `jobs` pieces of work at a time (0: one per core), in processes of this machine or, if `ray` is the
+    address of a Ray cluster, there.
+    """
+    scale = scales.get(store.scale)
+    for name in names:
+        files.check_folder(store.results / name, raises=ExperimentError)
+        if (page := store.results / name / "README.md").exists():
+            files.check(page, replace=_mark(name), kind="page", raises=ExperimentError)
+    wanted = [cell for name in names for cell in registry.get(name).cells(scale, seeds)]
+    missing = {(cell.experiment, cell.file): cell for cell in wanted if not store.has(cell)}
+    if missing and ray is not None:
+        from sigil.experiments.lab.on_ray import cluster
+
+        with cluster(ray, store, jobs=jobs) as (pool, shared):
+            _measure(list(missing.values()), shared, pool, say)
+    elif missing:
+        with _processes(jobs or hardware.cores()) as pool:
+            _measure(list(missing.values()), store, pool, say)
+    for name in names:
+        say(f"{show(name, store, seeds)}")
+
+
+def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
+    """Write an experiment's page (Markdown and figures) from the cells that are there."""
+    experiment = registry.get(name)
+    cells = experiment.cells(scales.get(store.scale), seeds)
+    folder = store.results / name
+    folder.mkdir(parents=True, exist_ok=True)
+    measured = Measured(cells, store.results_of(cells))
+    page = folder / "README.md"
+    before = page.read_text("utf-8") if _mark(name).on(page) else ""
+    with tempfile.TemporaryDirectory() as drawn:
+        body = drawing.markdown(experiment.show(measured, Path(drawn)))
+        for picture in sorted(Path(drawn).iterdir()):
+            # A picture that the page showed before is ours, as the page is.
+            shown = f"]({picture.name})" in before
+            files.write(folder / picture.name, picture.read_bytes(), replace=shown, raises=ExperimentError)
+    findings = listed(experiment.verdict(measured))
+    done = sum(store.has(cell) for cell in cells)
+    machines = computed_on(measured.results.values())
+    files.write(
+        page,
+        f"# {name}\n\n{experiment.caption}\n\n{body}\n"
+        + (f"{findings}\n\n" if findings else "")
+        + f"{done} of {len(cells)} cells measured. Scale `{store.scale}`: {scales.get(store.scale).note}\n\n"
+        + (f"{machines}\n\n" if machines else "")
+        + f"Made by `sigil reproduce {name} --scale {store.scale}`.\n",
+        replace=_mark(name),
+        raises=ExperimentError,
+    )
+    return page
+
+
+def _mark(name: str) -> files.Mark:
+    """How an experiment's page is known as one that Sigil wrote: by its title and its last line."""
+    return files.Mark(f"# {name}\n".encode(), tail=f"Made by `sigil reproduce {name} --scale ".encode())
+
+
+class _Processes(ProcessPoolExecutor):
+    def __init__(self, size: int) -> None:
+        super().__init__(
+            size, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+        )
+        self.size = size
+
+
+@contextmanager
+def _processes(size: int) -> Iterator[Pool]:
+    """Processes of this machine; an error or an interruption does not wait for the work under way."""
+    pool = _Processes(size)
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _measure(missing: list[Cell], store: Store, pool: Pool, say: Say) -> None:
+    """Each training once, in the order of the cells; each cell as soon as all of its trainings are done."""
+    trainings: dict[Path, Settings] = {}
+    for cell in missing:
+        for settings in cell.trainings:
+            trainings.setdefault(store.folder(settings), settings)
+    waiting, cells = list(trainings.items()), list(missing)
+    finished: set[Path] = set()
+    running: dict[Future[None], Path | Cell] = {}
+    while waiting or cells or running:
+        ready = [cell for cell in cells if _ready(cell, store, finished)]
+        # No more than there are places, so that a ready cell never waits behind trainings.
+        while len(running) < pool.size and (ready or waiting):
+            if ready:
+                cell = ready.pop(0)
+                cells.remove(cell)
+                running[pool.submit(_measure_cell, store, cell)] = cell
+            else:
+                folder, settings = waiting.pop(0)
+                running[pool.submit(_train, store, settings)] = folder
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            what = running.pop(future)
+            future.result()
+            if isinstance(what, Path):
+                finished.add(what)
+            else:
+                left = len(cells) + sum(isinstance(other, Cell) for other in running.values())
+                say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {left} cells left")
+
+
+def _ready(cell: Cell, store: Store, finished: set[Path]) -> bool:
+    return all(store.folder(settings) in finished for settings in cell.trainings)
+
+
+def _train(store: Store, settings: Settings) -> None:
+    store.train(settings)
+
+
+def _measure_cell(store: Store, cell: Cell) -> None:
+    # A page may show cells of other experiments; each is measured by its own.
+    store.measure(cell, registry.get(cell.experiment).measure)

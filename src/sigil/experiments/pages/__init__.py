@@ -1,0 +1,1 @@
+"""How results are shown: tables, figures, and pages in Markdown, HTML and CSV."""

@@ -1,0 +1,225 @@
+"""One self-contained page of all that was measured: tables, figures, and whether the paper's claims hold.
+
+The page is made from the cells alone. What was not measured is shown as missing.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sigil import files
+from sigil.errors import ExperimentError
+from sigil.experiments.lab import registry, scales
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, listed
+from sigil.experiments.lab.scales import SCALES
+from sigil.experiments.lab.store import Cell, Store, computed_on
+from sigil.experiments.pages import drawing, figures, markup
+from sigil.experiments.pages.tables import Picture
+
+NOTHING = Markup("")
+COLUMNS = ("experiment", "table", "row", "column", "quantity", "ours", "deviation", "paper")
+# How Sigil knows the tables that it wrote, and may replace.
+MARKDOWN = files.Mark(b"# The paper's tables and figures at the scale `")
+CSV = files.Mark(",".join(COLUMNS).encode() + b"\n")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment (or run) on the page."""
+
+    name: str
+    caption: str
+    body: Markup
+    findings: list[Finding] = field(default_factory=list)
+    reason: Markup = NOTHING
+    foot: Markup = NOTHING
+
+    @property
+    def verdict(self) -> str:
+        """All findings in one word."""
+        known = [finding.agrees for finding in self.findings if finding.agrees is not None]
+        if not known:
+            return "unknown" if self.findings else "none"
+        return "agrees" if all(known) else "differs" if not any(known) else "partly"
+
+
+@dataclass(frozen=True)
+class Written:
+    """The three files of a report."""
+
+    page: Path
+    markdown: Path
+    csv: Path
+
+
+def files_of(results: Path, out: Path | None = None) -> Written:
+    """Where the report on `results` is written: beside them, or as `out` and files of the same name."""
+    page = out or results.resolve() / "report.html"
+    return Written(page, page.with_suffix(".md"), page.with_suffix(".csv"))
+
+
+def write(results: Path, out: Path | None = None) -> Written:
+    """Write the report on `results` (such as results/cpu) as HTML, Markdown and CSV."""
+    written = files_of(results, out)
+    results = results.resolve()
+    if results.name not in SCALES or not results.is_dir():
+        raise ExperimentError(
+            f"{results} holds no results; give a folder such as results/cpu, named by one of the scales "
+            f"{', '.join(SCALES)}, or the folders of finished runs."
+        )
+    store = Store(results.name, results=results.parent, runs=Path("runs"))
+    intro, reasons, rest = _notes(results / "README.md")
+    sections, texts, records = [], [], []
+    for name, experiment in registry.EXPERIMENTS.items():
+        section, text, rows = _section(experiment, store, reasons.get(name, ""))
+        sections.append(section)
+        texts.append(text)
+        records += rows
+    scale, anchors = scales.get(store.scale), list(registry.EXPERIMENTS)
+    files.write(
+        written.page,
+        render(
+            title=f"The paper's tables and figures at the scale “{scale.name}”",
+            lead=markup.html(f"{scale.note}\n\n{intro}", anchors),
+            sections=sections,
+            rest=markup.html(rest, anchors),
+            command=f"sigil report {results.parent.name}/{results.name}",
+        ),
+        replace=files.PAGE,
+        raises=ExperimentError,
+    )
+    files.write(
+        written.markdown,
+        f"# The paper's tables and figures at the scale `{scale.name}`\n\n{scale.note}\n\n"
+        + "\n".join(texts),
+        replace=MARKDOWN,
+        raises=ExperimentError,
+    )
+    table = io.StringIO()
+    writer = csv.DictWriter(table, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    files.write(written.csv, table.getvalue(), replace=CSV, raises=ExperimentError)
+    return written
+
+
+def render(*, title: str, lead: Markup, sections: Sequence[Section], rest: Markup, command: str) -> str:
+    """The page as HTML text."""
+    findings = [finding for section in sections for finding in section.findings]
+    environment = Environment(
+        loader=PackageLoader("sigil.experiments.pages", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["inline"] = markup.inline
+    return environment.get_template("report.html").render(
+        title=title,
+        lead=lead,
+        sections=sections,
+        rest=rest,
+        command=command,
+        agree=sum(finding.agrees is True for finding in findings),
+        differ=sum(finding.agrees is False for finding in findings),
+        unknown=sum(finding.agrees is None for finding in findings),
+        made=datetime.now(UTC).date().isoformat(),
+        version=version("sigil"),
+    )
+
+
+def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section, str, list[dict[str, str]]]:
+    """An experiment's section of the page, the same as Markdown, and its rows of the CSV file."""
+    cells = experiment.cells(scales.get(store.scale), _seeds(experiment, store))
+    found = store.results_of(cells)
+    measured = Measured(cells, found)
+    findings = experiment.verdict(measured)
+    with tempfile.TemporaryDirectory() as folder, figures.collected() as drawn:
+        page = experiment.show(measured, Path(folder))
+        body = drawing.html(page, lambda picture: shown(picture, Path(folder), drawn))
+    machines = computed_on(found.values())
+    command = f"`sigil reproduce {experiment.name} --scale {store.scale}`"
+    foot = " ".join(part for part in (_coverage(cells, store), machines, command) if part)
+    section = Section(
+        experiment.name,
+        experiment.caption,
+        body,
+        findings,
+        markup.inline(reason, list(registry.EXPERIMENTS)),
+        markup.inline(foot),
+    )
+    # Pictures lie beside the experiment's own page.
+    text = drawing.markdown(page, pictures=f"{experiment.name}/").rstrip()
+    parts = [f"## {experiment.name}", experiment.caption, listed(findings), reason, text, foot]
+    records = [{"experiment": experiment.name, **record} for record in drawing.records(page)]
+    return section, "\n\n".join(part for part in parts if part) + "\n", records
+
+
+def _seeds(experiment: Experiment, store: Store) -> list[int]:
+    """The seeds of which anything was measured; 0 if nothing was, so that the gaps are shown."""
+    scale = scales.get(store.scale)
+    seeds = {0}.union(*(store.seeds(cell.experiment) for cell in experiment.cells(scale, [0])))
+    return [
+        seed for seed in sorted(seeds) if not seed or any(map(store.has, experiment.cells(scale, [seed])))
+    ]
+
+
+def _coverage(cells: Sequence[Cell], store: Store) -> str:
+    """How much was measured, for each seed."""
+    parts = []
+    for seed in sorted({cell.seed for cell in cells}):
+        own = [cell for cell in cells if cell.seed == seed]
+        parts.append(f"{sum(map(store.has, own))} of {len(own)} of seed {seed}")
+    return f"Cells measured: {', '.join(parts)}."
+
+
+def shown(picture: Picture, folder: Path, drawn: dict[str, str]) -> Markup:
+    """A figure as SVG that takes the page's colours, or as it is where it was not drawn by us."""
+    if picture.file in drawn:
+        svg = drawn[picture.file]
+        size = re.search(r'width="([\d.]+)pt"', svg)
+        width = float(size[1]) if size is not None else 576.0
+        limits = f"min-width: {0.8 * width:.0f}px; max-width: {1.4 * width:.0f}px"
+        element = Markup('<div class="drawing" role="img" aria-label="{}" style="{}">{}</div>').format(
+            picture.words, limits, Markup(svg)
+        )
+    else:
+        encoded = base64.b64encode((folder / picture.file).read_bytes()).decode()
+        element = Markup('<img alt="{}" src="data:image/png;base64,{}">').format(picture.words, encoded)
+    return Markup(
+        '<figure><div class="scroll" tabindex="0">{}</div><figcaption>{}</figcaption></figure>'
+    ).format(element, picture.words)
+
+
+def _notes(file: Path) -> tuple[str, dict[str, str], str]:
+    """What was written by hand about these results: the beginning, a reason for each experiment, the rest.
+
+    The file is results/SCALE/README.md. Its first table has a row for each experiment, which it links to.
+    """
+    if not file.exists():
+        return "", {}, ""
+    parts = list(markup.blocks(file.read_text("utf-8")))
+    place = next((number for number, block in enumerate(parts) if markup.is_table(block)), len(parts))
+    reasons = {}
+    for line in parts[place][2:] if place < len(parts) else []:
+        match = re.match(r"\| \[[^\]]+\]\((?P<name>[\w-]+)/?\) \| (?P<text>.*) \|$", line.strip())
+        if match is not None:
+            reasons[match["name"]] = match["text"]
+    before = [block for block in parts[:place] if not block[0].startswith("# ")]
+    return _joined(before), reasons, _joined(parts[place + 1 :])
+
+
+def _joined(parts: Sequence[Sequence[str]]) -> str:
+    return "\n\n".join("\n".join(block) for block in parts)

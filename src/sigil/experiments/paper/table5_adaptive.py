@@ -1,0 +1,150 @@
+"""Robustness against adaptive subspace removal (the paper's table 5): ResNet-18, three strengths.
+
+The attacker is client 0. It recorded the gradients of its whole training, estimates the mark's directions
+from an early window, and fine-tunes its model out of them on its own share of the data.
+
+The paper's windows are the first R_wm of 80 rounds; here they are the same shares of the training, counted in
+steps where they are shorter than a round. Two columns are not in the paper. *Fine-tuning only* is the same
+training without the penalty: what the attack does to the mark beyond that is due to the directions it found.
+*Averaging* uses one direction, the mean gradient of the first half of the training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil import attacks
+from sigil.attacks.halves import Halves
+from sigil.attacks.subspace import Subspace
+from sigil.experiments.lab import attacked
+from sigil.experiments.lab import published as paper
+from sigil.experiments.lab.attacked import LARGEST, attackers_share, marks
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured
+from sigil.experiments.lab.scales import STRENGTHS, PerScale, Scale
+from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages.tables import Page, Table
+from sigil.federation.precision import choose
+from sigil.federation.recording import Recording
+from sigil.federation.run import Run
+
+# The paper's windows, in rounds of 80, and when the late gradients begin.
+WINDOWS = {f"R_wm {rounds}": rounds for rounds in (10, 5, 2, 1)}
+PAPER_ROUNDS, LATE = 80, 70
+CONTROL, AVERAGING = "fine-tuning only", "averaging"
+# The same with a hundred times the penalty, for tables that look for the strongest attack.
+HARDER = f"{AVERAGING}, γ = 100"
+_GAMMA = {CONTROL: 0.0, HARDER: 100.0}
+ATTACKS = ("none", CONTROL, *WINDOWS, AVERAGING)
+PLAN = dict.fromkeys(reversed(STRENGTHS), ATTACKS)
+# Epochs and rate of the fine-tuning.
+FINETUNING = PerScale((100, 1e-4), cpu=(10, 1e-3), smoke=(1, 1e-3))
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every variant of the attack on every strength."""
+    return attacked.cells("adaptive", scale, seeds, PLAN, record=scale.recording)
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Attack the run, then measure accuracy, the mark, and how much of the key's span was found."""
+    return after_attack(runs[0], cell.options["attack"], store)
+
+
+def after_attack(run: Run, attack: str, store: Store) -> dict[str, Any]:
+    """The numbers of one variant of the attack on a run that has a recording."""
+    halves, found = _attack(run, attack, store)
+    numbers = marks(halves, store.dataset(run.settings), run.settings, store)
+    key = store.key(run.settings)
+    if found is not None and key is not None and attack != CONTROL:
+        numbers |= {
+            "overlap": 100 * attacks.overlap(found.directions, key),
+            "chance": 100 * found.directions.shape[1] / key.dimension,
+            "early_gradients": found.early_rows,
+        }
+    return numbers
+
+
+def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | None]:
+    settings = run.settings
+    halves = run.halves()
+    if attack == "none":
+        return halves, None
+    recording = Recording(run.folder / "recording")
+    rounds = settings.federation.rounds
+    window = WINDOWS.get(attack, 10)
+    early = math.ceil(rounds * window / PAPER_ROUNDS)
+    steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
+    late = rounds + 1 - math.ceil(rounds * LATE / PAPER_ROUNDS)  # where it was full before, the last it has
+    epochs, lr = FINETUNING.at(store.scale)
+    averages = attack in (AVERAGING, HARDER)
+    averaging: dict[str, Any] = {"unit": "window", "main_components": 0, "components": 1}
+    # The paper's 64 and 64, but for the smallest cuts of the smoke scale, which have no more dimensions.
+    components = min(64, math.prod(recording.shape) // 2)
+    counts: dict[str, Any] = {"main_components": components, "components": components}
+    return attacks.subspace(
+        halves,
+        recording,
+        attackers_share(store.dataset(settings), settings),
+        early_rounds=range(1, (max(1, rounds // 2) if averages else early) + 1),
+        early_steps=None if averages else steps,
+        late_rounds=recording.rounds[-late:],
+        gamma=_GAMMA.get(attack, 1.0),
+        epochs=epochs,
+        lr=lr,
+        batch_size=settings.federation.batch_size,
+        seed=settings.run.seed,
+        precision=choose(settings.run.device, settings.run.precision),
+        **averaging if averages else counts,
+    )
+
+
+def show(measured: Measured, folder: Path) -> Page:
+    """The table, ours with the paper's in brackets; p is the largest over the seeds."""
+    rows = attacked.rows(measured, PLAN, ATTACKS, _published)
+    return [
+        Table(
+            ["", *ATTACKS],
+            rows,
+            notes="Span: the share of the span of the secret matrix that the attacker found (by chance it is "
+            f"{_chance(measured)}). {LARGEST}",
+        )
+    ]
+
+
+def verdict(measured: Measured) -> list[Finding]:
+    """The paper's claims on this attack."""
+
+    def lowest(strength: float) -> float | None:
+        found = [measured.mean(attacked.name_of(strength, window), "wsr") for window in WINDOWS]
+        known = [number for number in found if number is not None]
+        return min(known) if len(known) == len(found) else None
+
+    strong, default = lowest(1.0), lowest(0.1)
+    return [
+        Finding(
+            "The attack brings the mark of strength 1.0 below 70 %.", None if strong is None else strong < 70
+        ),
+        Finding(
+            "The mark of strength 0.1 stays above 70 % for every window.",
+            None if default is None else default > 70,
+        ),
+    ]
+
+
+def _chance(measured: Measured) -> str:
+    names = {cell.name for cell in measured.cells if cell.options["attack"] != AVERAGING}
+    shares = {f"{chance:.1f} %" for name in names for chance in measured.values(name, "chance")}
+    return ", ".join(sorted(shares)) or "not measured"
+
+
+def _published(strength: float, attack: str) -> tuple[float, float] | None:
+    column = {"none": "before"} | {name: str(window) for name, window in WINDOWS.items()}
+    row = paper.numbers()["adaptive"][paper.key(strength)]
+    return row[column[attack]] if attack in column else None
+
+
+CAPTION = "Accuracy, WSR and p after the adaptive attack; the paper's numbers in brackets."
+EXPERIMENT = Experiment("adaptive", CAPTION, cells, show, measure, verdict)

@@ -1,0 +1,162 @@
+"""The whole machinery at smoke scale: every experiment, interruption, missing cells."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sigil.cli.main import main
+from sigil.errors import ExperimentError
+from sigil.experiments.lab import registry, reproduce, scales
+from sigil.experiments.lab.store import Cell, Store, computed_on
+from sigil.federation.precision import choose
+from sigil.hardware import in_words
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every experiment, once, by the command line."""
+    folder = tmp_path_factory.mktemp("smoke")
+    places = ["--results", str(folder / "results"), "--runs", str(folder / "runs")]
+    assert main(["reproduce", "all", "--scale", "smoke", "--jobs", "2", "--quiet", *places]) == 0
+    return folder
+
+
+def make_store(folder: Path) -> Store:
+    return Store("smoke", results=folder / "results", runs=folder / "runs")
+
+
+def test_every_cell_is_measured_and_every_page_written(everything: Path) -> None:
+    store = make_store(everything)
+    for name, done, count in reproduce.status(list(registry.EXPERIMENTS), store, [0]):
+        assert done == count > 0, name
+        page = (store.results / name / "README.md").read_text()
+        assert "not run" not in page
+        assert f"sigil reproduce {name} --scale smoke" in page
+        for line in page.splitlines():
+            if line.startswith("!["):
+                picture = store.results / name / line.split("(")[1].rstrip(")")
+                assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_report_of_everything_has_no_gap(everything: Path) -> None:
+    assert main(["report", str(everything / "results" / "smoke")]) == 0
+    page = (everything / "results" / "smoke" / "report.html").read_text("utf-8")
+    assert "not run" not in page.replace("A cell that was not run says so", "")
+    for name in registry.EXPERIMENTS:
+        assert f'<section id="{name}">' in page
+
+
+def test_a_cell_says_how_it_was_made(everything: Path) -> None:
+    cells = sorted((everything / "results/smoke/fidelity").glob("*.json"))
+    assert len(cells) == 16
+    for path in cells:
+        content = json.loads(path.read_text())
+        assert path.stat().st_size < 20_000
+        assert content["settings"][0]["run"]["seed"] == content["seed"] == 0
+        assert {"torch", "numpy", "python", "sigil"} <= set(content["versions"])
+        assert content["machine"] == choose("auto", "float32").describe() | {"threads": 1}
+        assert content["training_machines"] == [content["machine"]]
+        assert 0 <= content["numbers"]["accuracy"] <= 100
+        marked = content["settings"][0]["watermark"]["strength"] > 0
+        assert marked == ("wsr" in content["numbers"])
+
+
+def test_a_page_names_the_processors_of_its_cells(everything: Path) -> None:
+    page = (everything / "results/smoke/fidelity/README.md").read_text()
+    assert f"Computed on: {in_words(choose('auto', 'float32').describe())} (16 cells)." in page
+
+
+def test_cells_of_before_processors_were_recorded_are_read_and_say_so(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    old, new = Cell("fidelity", "old", 0, ()), Cell("fidelity", "new", 0, ())
+    store.measure(new, lambda cell, runs, store: {"accuracy": 1.0})
+    folder = store.results / "fidelity"
+    content = json.loads((folder / "new.seed0.json").read_text())
+    here = in_words(content["machine"])
+    del content["machine"], content["training_machines"]
+    (folder / "old.seed0.json").write_text(json.dumps(content))
+    assert store.results_of([old])["old", 0].numbers == {"accuracy": 1.0}
+    assert computed_on(store.results_of([old]).values()) == ""
+    both = computed_on(store.results_of([old, new]).values())
+    assert both == f"Computed on: processor not recorded (1 cell); {here} (1 cell)."
+
+
+def test_tables_share_trainings(everything: Path) -> None:
+    store, scale = make_store(everything), scales.get("smoke")
+    cells = {
+        (cell.experiment, cell.file): cell
+        for name in registry.EXPERIMENTS
+        for cell in registry.get(name).cells(scale, [0])
+    }
+    wanted = {store.folder(settings) for cell in cells.values() for settings in cell.trainings}
+    assert {path for path in store.runs.iterdir() if path.is_dir()} == wanted
+    # The IID, balanced, 4-client and noise-free trainings and those that are attacked are fidelity's own.
+    assert len(wanted) < len(cells) - 50
+
+
+def test_finished_cells_are_not_computed_again(everything: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("nothing was missing")
+
+    monkeypatch.setattr(reproduce, "_measure", refuse)
+    reproduce.reproduce(["fidelity"], make_store(everything), seeds=[0])
+
+
+def test_a_missing_cell_is_shown_as_missing_and_only_it_is_computed(everything: Path, tmp_path: Path) -> None:
+    store = make_store(everything)
+    removed = store.results / "fidelity" / "resnet18_strength_0.1.seed0.json"
+    others = {path: path.stat().st_mtime_ns for path in removed.parent.glob("*.json") if path != removed}
+    before = json.loads(removed.read_text())
+    removed.unlink()
+    page = reproduce.show("fidelity", store, [0]).read_text()
+    assert "not run" in page
+    assert "15 of 16 cells" in page
+    said: list[str] = []
+    reproduce.reproduce(["fidelity"], store, seeds=[0], jobs=1, say=said.append)
+    assert "fidelity: resnet18 strength 0.1, seed 0 measured; 0 cells left" in said
+    after = json.loads(removed.read_text())
+    assert after["numbers"] == before["numbers"]
+    assert {path: path.stat().st_mtime_ns for path in others} == others
+
+
+def test_status_counts(everything: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = ["--results", str(everything / "results"), "--runs", str(everything / "runs")]
+    assert main(["reproduce", "fidelity", "--status", "--seeds", "2", *places]) == 0
+    assert capsys.readouterr().out.split() == ["fidelity", "16", "of", "32", "cells"]
+
+
+def test_unknown_names_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "fidelty"]) == 2
+    assert "did you mean 'fidelity'" in capsys.readouterr().err
+    assert main(["reproduce", "fidelity", "--scale", "huge"]) == 2
+    assert "choose one of smoke, cpu, desk, paper" in capsys.readouterr().err
+
+
+def test_a_damaged_cell_is_named(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    cell = Cell("fidelity", "a b", 0, ())
+    path = store.results / "fidelity" / "a_b.seed0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.raises(ExperimentError, match="delete it"):
+        store.results_of([cell])
+
+
+def test_a_failing_cell_stops_with_its_error_and_keeps_the_others(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    scale = scales.get("smoke")
+    settings = scale.settings(seed=0, data={"name": "digits"}, watermark={"strength": 0.0})
+    store.measure(
+        Cell("fidelity", "good", 0, (settings,)), lambda cell, runs, store: {"rounds": len(runs[0].metrics)}
+    )
+
+    def fail(cell: Cell, runs: Any, store: Store) -> dict[str, Any]:
+        raise ExperimentError("no")
+
+    with pytest.raises(ExperimentError, match="no"):
+        store.measure(Cell("fidelity", "bad", 0, (settings,)), fail)
+    assert [path.name for path in (store.results / "fidelity").iterdir()] == ["good.seed0.json"]

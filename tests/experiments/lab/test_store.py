@@ -1,0 +1,87 @@
+"""Cells and trainings must be found again by later versions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import Field
+
+from sigil.experiments.lab import registry, scales
+from sigil.experiments.lab.store import MODEL, Cell, Store
+from sigil.federation.settings import RunSettings, Settings
+
+RESULTS = Path(__file__).parents[3] / "results"
+
+
+class MoreRunSettings(RunSettings):
+    added: int = 3
+
+
+class MoreSettings(Settings):
+    run: MoreRunSettings = Field(default_factory=MoreRunSettings)
+    section: RunSettings = Field(default_factory=RunSettings)
+
+
+def test_a_new_setting_leaves_old_trainings_where_they_are(tmp_path: Path) -> None:
+    store = Store("smoke", results=tmp_path, runs=tmp_path)
+    settings = scales.get("smoke").settings(seed=3, watermark={"strength": 0.1})
+    values = settings.model_dump()
+    assert store.folder(MoreSettings.model_validate(values)) == store.folder(settings)
+    values["run"]["added"] = 4
+    assert store.folder(MoreSettings.model_validate(values)) != store.folder(settings)
+
+
+def test_every_committed_cell_is_asked_for_by_its_experiment() -> None:
+    """The names of cells are their identity: a changed name would leave the committed file behind."""
+    store = Store("cpu", results=RESULTS, runs=RESULTS)
+    files = {path.relative_to(store.results) for path in store.results.glob("*/*.json")}
+    assert len(files) > 500
+    cells = [
+        cell
+        for experiment in registry.EXPERIMENTS.values()
+        for cell in experiment.cells(scales.get("cpu"), [0, 1, 2])
+    ]
+    assert files <= {Path(cell.experiment) / cell.file for cell in cells}
+
+
+def test_a_kept_model_stands_in_for_its_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    smoke = scales.get("smoke")
+    monkeypatch.setitem(scales.SCALES, "smoke", replace(smoke, keeps_models=True))
+    store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
+    mark = {"strength": 0.1}
+    recorded = smoke.settings(seed=0, watermark=mark, record=smoke.recording)
+    run = store.train(recorded)
+    kept = store.kept(recorded)
+    assert {path.name for path in kept.iterdir()} == set(MODEL)
+
+    other = Store("smoke", results=tmp_path / "results", runs=tmp_path / "others")
+    found = other.train(smoke.settings(seed=0, watermark=mark))
+    assert found.folder == kept
+    assert found.metrics == run.metrics
+    for one, two in zip(run.halves(), found.halves(), strict=True):
+        torch.testing.assert_close(one.state_dict(), two.state_dict(), rtol=0, atol=0)
+    assert not other.runs.exists()
+    # The gradients are not kept: a training that must have them is done again.
+    assert other.train(recorded).folder == other.folder(recorded)
+
+    (kept / "run.json").unlink()
+    assert other.train(smoke.settings(seed=0, watermark=mark)).folder == other.folder(recorded)
+
+
+def test_models_are_kept_only_where_the_scale_says_so(tmp_path: Path) -> None:
+    store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
+    store.train(scales.get("smoke").settings(seed=0, watermark={"strength": 0.0}))
+    assert not store.results.exists()
+    assert [name for name, scale in scales.SCALES.items() if scale.keeps_models] == ["desk"]
+
+
+def test_the_seeds_of_which_anything_was_measured(tmp_path: Path) -> None:
+    store = Store("smoke", results=tmp_path, runs=tmp_path)
+    assert store.seeds("fidelity") == set()
+    for seed in (0, 12):
+        store.measure(Cell("fidelity", "a", seed, ()), lambda cell, runs, store: {})
+    (store.results / "fidelity" / "other.json").write_text("{}")
+    assert store.seeds("fidelity") == {0, 12}
