@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigil.cli import key as key_commands
+from sigil.cli.command_line import recorded
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, DataError, EvidenceError
 
@@ -90,6 +90,14 @@ def verify(
         str | None,
         typer.Option(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.", rich_help_panel=_MODEL),
     ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            help="Seconds that the file's own process may take: reading it, and running ONNX.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = 120.0,
     probes: Annotated[
         list[str] | None,
         typer.Option(
@@ -175,7 +183,8 @@ def verify(
     For a program:
       sigil verify client.safetensors --key owner.key --json
 
-    Nothing in the file is executed: it may come from an adversary.
+    Nothing in the file is executed: it may come from an adversary. A process
+    of its own takes it apart, with limits on memory and time.
 
     Exit status: 0 owned, 1 not owned, 2 bad input.
     """
@@ -209,6 +218,7 @@ def verify(
         input_shape=shape,
         at=at,
         activation_shape=owner_key.shape,
+        time_limit=time_limit,
     )
     outcome = run(
         opened,
@@ -226,7 +236,7 @@ def verify(
         owner_key,
         suspect=opened,
         input_shape=shape or opened.input_shape or (),
-        command=shlex.join(["sigil", *(context.obj or ())]),
+        command=recorded(context.obj or ()),
     )
     written = _write(facts, signer or owner_key.signing_key(), report=report, evidence=evidence)
     if as_json:

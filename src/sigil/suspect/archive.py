@@ -97,7 +97,7 @@ class Archive:
                 f"{self.source} is a damaged or truncated zip archive: it does not end with its directory."
             )
         locator = end - _LOCATOR_64.size
-        if locator >= 0 and content[locator : locator + 4] == b"PK\x06\x07":
+        if locator >= 0 and bytes(content[locator : locator + 4]) == b"PK\x06\x07":
             end = locator - _END_64.size
             _, place_disk, place, disks = _LOCATOR_64.unpack_from(content, locator)
             if end < 0 or (place_disk, place, disks) != (0, end, 1):
@@ -143,7 +143,7 @@ class Archive:
             extra = bytes(self._content[start + name_length : start + name_length + extra_length])
             if name is None:
                 raise self._doubtful("it has an entry without a plain name")
-            if name == "constants.pkl" or name.endswith("/constants.pkl") or "/code/" in f"/{name}":
+            if any(inner == "constants.pkl" or inner.startswith("code/") for inner in _inner(name)):
                 raise SuspectError(
                     f"{self.source} is a TorchScript archive, which holds code, and nothing of it was "
                     "loaded: give the model's state dict, as safetensors if possible."
@@ -220,6 +220,11 @@ class Archive:
 def _name(raw: bytes) -> str | None:
     """The name of an entry if it is plain text, as PyTorch writes it: None if it is not."""
     return raw.decode("ascii") if raw and raw.isascii() and raw.decode("ascii").isprintable() else None
+
+
+def _inner(name: str) -> tuple[str, str]:
+    """The name of an entry, and the one that it has within a folder of all entries."""
+    return name, name.partition("/")[2]
 
 
 def _fields(extra: bytes) -> set[int]:

@@ -38,6 +38,8 @@ MAX_ANSWER_BYTES = 1 << 30
 # The runtime of ONNX holds the weights as they came, as its own and as laid out for its kernels.
 _COPIES = {"onnx": 4}
 _START_SECONDS = 120.0
+# What the process holds before it sees the file, 160 MB, and more where libraries are larger.
+_START_BYTES = 512 * 1024**2
 _TICK_SECONDS = 0.1
 _FOREVER = 1e8
 
@@ -48,6 +50,12 @@ _DTYPES = {
 }
 
 
+def check_time_limit(seconds: float) -> None:
+    """Raise unless this is a time that something can take."""
+    if not seconds > 0:
+        raise ConfigError(f"The time limit is {seconds:g} seconds, but it must be more than 0.")
+
+
 class Examination:
     """The process that takes one file apart; ``opened`` is what it says of the file.
 
@@ -56,8 +64,7 @@ class Examination:
     """
 
     def __init__(self, file: SuspectFile, *, time_limit: float = TIME_LIMIT, **task: Any) -> None:
-        if not time_limit > 0:
-            raise ConfigError(f"The time limit is {time_limit:g} seconds, but it must be more than 0.")
+        check_time_limit(time_limit)
         self.source = file.path
         self._time_limit, self._left = time_limit, min(time_limit, _FOREVER)
         self._memory = MEMORY_BYTES + _COPIES.get(file.format, 1) * file.size
@@ -69,7 +76,7 @@ class Examination:
         finally:
             os.close(descriptor)
         self._finalizer = weakref.finalize(self, _end, self._process, os.getpid())
-        self._allowed = math.inf
+        self._allowed = self._memory + _START_BYTES
         told = {
             "path": _import_path(),
             "file": descriptor,
@@ -81,8 +88,6 @@ class Examination:
         try:
             # Until it is ready it has not touched the file, and a busy machine may be slow to start it.
             self._exchange(task | told, seconds=_START_SECONDS)
-            resident = _resident(self._process.pid)
-            self._allowed = math.inf if resident is None else resident + self._memory
             self.opened, _ = self._ask({"do": "open"})
         except BaseException:
             self.close()
@@ -113,11 +118,11 @@ class Examination:
     def run(self, batch: Tensor) -> Tensor:
         """The activations of a batch."""
         images = batch.detach().to("cpu", torch.float32).contiguous()
-        payload = memoryview(images.numpy()).cast("B") if images.numel() else memoryview(b"")
+        payload = images.numpy().data.cast("B") if images.numel() else memoryview(b"")
         header, data = self._ask(
             {"do": "run", "shape": list(images.shape)}, payload=payload, most=MAX_ANSWER_BYTES
         )
-        shape = header.get("shape")
+        shape: Any = header.get("shape")
         if not _is_shape(shape) or math.prod(shape) * 4 != len(data):
             raise self._broken()
         return _tensor(data, torch.float32, shape)
@@ -234,8 +239,8 @@ class Examination:
 
     def _over_memory(self) -> SuspectError:
         return SuspectError(
-            f"{self.source} takes more than the {_gigabytes(self._memory)} of memory that a model of its size "
-            "may, and was not examined: it is damaged or hostile, or its inputs are too large."
+            f"{self.source} takes more than the {_gigabytes(self._memory)} of memory that a model of its "
+            "size may, and was not examined: it is damaged or hostile, or its inputs are too large."
         )
 
 

@@ -114,7 +114,7 @@ def _run(graph: Any, shape: list[int], payload: bytes) -> tuple[dict[str, Any], 
 
     activation = graph.run(np.frombuffer(payload, np.float32).reshape(shape))
     contiguous = np.ascontiguousarray(activation)
-    return {"shape": activation.shape}, memoryview(contiguous.reshape(-1).view(np.uint8))
+    return {"shape": activation.shape}, contiguous.reshape(-1).view(np.uint8).data
 
 
 def _confine(memory: int) -> None:
@@ -137,10 +137,10 @@ def _confine(memory: int) -> None:
     if all(used.values()):
         # Private memory is what counts; addresses have room for the file and for threads' stacks.
         limits |= {"RLIMIT_DATA": used["VmData"] + memory, "RLIMIT_AS": used["VmSize"] + 2 * memory}
-    for name, value in limits.items():
-        kind = getattr(resource, name)
-        hard = resource.getrlimit(kind)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    for limit, most in limits.items():
+        kind: int = getattr(resource, limit)
+        hard: int = resource.getrlimit(kind)[1]
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (least, least))
 
 

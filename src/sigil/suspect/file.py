@@ -7,9 +7,11 @@ who swaps or rewrites the file meanwhile changes nothing.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import stat
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
@@ -37,7 +39,8 @@ class SuspectFile:
     The copy has no name, so that nobody else can open it, and disappears with :meth:`close`.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, time_limit: float = math.inf) -> None:
+        self._deadline = time.monotonic() + time_limit
         self.path = Path(path)
         try:
             with self._opened() as source:
@@ -117,6 +120,8 @@ class SuspectFile:
         """Copy the file, as long as it was when it was opened; returns the hash of the copied bytes."""
         digest, left = hashlib.sha256(), self.size
         while left:
+            if time.monotonic() > self._deadline:
+                raise SuspectError(f"{self.path} was not even read within the time limit (--time-limit).")
             piece = os.read(source, min(left, _PIECE_BYTES))
             if not piece:
                 raise self._changed()

@@ -16,7 +16,7 @@ from sigil.errors import ModelError, ShapeError, SuspectError, shown
 from sigil.models.building import assemble
 from sigil.models.spec import architecture as find_architecture
 from sigil.models.storage import fill, parse_description
-from sigil.suspect.examination import TIME_LIMIT, Examination
+from sigil.suspect.examination import TIME_LIMIT, Examination, check_time_limit
 from sigil.suspect.file import SuspectFile
 
 
@@ -82,8 +82,8 @@ def open_suspect(
     node. With ``activation_shape`` (that of the key) a model that does not fit it is refused at
     once. A process of its own takes the file apart and runs graphs of ONNX: it may take
     ``time_limit`` seconds in all, opening and every later call together, and 2 GB of memory beyond
-    what the model itself takes. Raises :class:`~sigil.errors.SuspectError` with one sentence for everything that is
-    refused; docs/suspects.md lists it.
+    what the model itself takes. Raises :class:`~sigil.errors.SuspectError` with one sentence for
+    everything that is refused; docs/suspects.md lists it.
     """
     wanted = _Wanted(
         architecture=architecture,
@@ -93,7 +93,8 @@ def open_suspect(
         input_shape=None if input_shape is None else tuple(input_shape),
         activation_shape=None if activation_shape is None else tuple(activation_shape),
     )
-    with SuspectFile(path) as file:
+    check_time_limit(time_limit)
+    with SuspectFile(path, time_limit=time_limit) as file:
         if file.format == "onnx":
             return _open_onnx(file, wanted, at, time_limit)
         if at is not None:

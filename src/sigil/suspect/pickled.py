@@ -27,6 +27,8 @@ from sigil.suspect.tensors import ITEM_BYTES, StoredTensor, strided
 
 # A tuple of a state dict has about twenty members, counted with those of the tuples inside.
 MAX_TUPLE = 1000
+# A thousand tensors take about thirty thousand instructions, those of an optimizer's state no more.
+MAX_INSTRUCTIONS = 1_000_000
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")  # of nn.DataParallel and of torch.compile
@@ -111,7 +113,7 @@ def load_state(content: memoryview, source: Path) -> dict[str, StoredTensor]:
 
 def check_byte_order(archive: Archive) -> None:
     """Raise if the archive says that its numbers have the highest byte first."""
-    if "byteorder" in archive.names() and archive.read("byteorder", limit=16) != b"little":
+    if "byteorder" in archive.names() and bytes(archive.read("byteorder", limit=16)) != b"little":
         raise SuspectError(f"{archive.source} was written on a big-endian machine, which is not supported.")
 
 
@@ -172,8 +174,13 @@ def _walk(stream: io.BytesIO, source: Path) -> Any:
     stack: list[_Item] = []
     marks: list[list[_Item]] = []
     memo: dict[object, _Item] = {}
-    for opcode, argument, _ in pickletools.genops(stream):
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         name = opcode.name
+        if count >= MAX_INSTRUCTIONS:
+            raise SuspectError(
+                f"{source} lists its tensors in more than {MAX_INSTRUCTIONS:,} instructions: it is damaged "
+                "or hostile."
+            )
         if name in ("PROTO", "FRAME", "STOP"):
             pass
         elif name in _VALUES:

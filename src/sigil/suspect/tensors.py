@@ -87,7 +87,7 @@ def strided(
         view = np.lib.stride_tricks.as_strided(
             numbers[offset:], size, [step * item for step in stride], writeable=False
         )
-        return memoryview(np.ascontiguousarray(view).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(view).reshape(-1).view(np.uint8).data
 
     return StoredTensor(dtype, tuple(size), read)
 
