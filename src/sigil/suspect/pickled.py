@@ -28,7 +28,7 @@ from sigil.suspect.tensors import ITEM_BYTES, StoredTensor, strided
 # A tuple of a state dict has about twenty members, counted with those of the tuples inside.
 MAX_TUPLE = 1000
 # A thousand tensors take about thirty thousand instructions, those of an optimizer's state no more.
-MAX_INSTRUCTIONS = 1_000_000
+MAX_INSTRUCTIONS = 300_000
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _PREFIXES = ("module.", "_orig_mod.")  # of nn.DataParallel and of torch.compile
