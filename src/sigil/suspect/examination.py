@@ -89,6 +89,8 @@ class Examination:
             # Until it is ready it has not touched the file, and a busy machine may be slow to start it.
             self._exchange(task | told, seconds=_START_SECONDS)
             self.opened, _ = self._ask({"do": "open"})
+            if not (_is_graph if file.format == "onnx" else _is_index)(self.opened):
+                raise self._broken()
         except BaseException:
             self.close()
             raise
@@ -174,7 +176,7 @@ class Examination:
                         f"{self.source} answers with {lengths[1]:,} bytes, more than the limit of {most:,}."
                     )
                 return answer, self._receive(lengths[1], watch)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise self._failed(self._broken()) from error
             except SuspectError as error:
                 raise self._failed(error) from error.__cause__
@@ -338,6 +340,26 @@ def _tensor(data: bytearray, dtype: torch.dtype, shape: list[int]) -> Tensor:
 
 def _is_shape(value: object) -> bool:
     return isinstance(value, list) and len(value) <= 64 and all(type(n) is int and n >= 0 for n in value)
+
+
+def _is_graph(value: dict[str, Any]) -> bool:
+    """Whether this is what the process may say of a graph."""
+    shape = value.get("input_shape")
+    return isinstance(value.get("tensor"), str) and (shape is None or (_is_shape(shape) and 0 not in shape))
+
+
+def _is_index(value: dict[str, Any]) -> bool:
+    """Whether this is what the process may say of a file of weights."""
+    tensors = value.get("tensors")
+    return (
+        isinstance(value.get("kind"), str)
+        and isinstance(value.get("description"), str | None)
+        and isinstance(tensors, dict)
+        and all(
+            isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and _is_shape(entry[1])
+            for entry in tensors.values()
+        )
+    )
 
 
 def _one_line(text: object) -> str:
