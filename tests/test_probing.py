@@ -9,8 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sigil.errors import ShapeError, SuspectError
-from sigil.probing import activations, check_finite, input_shape_of, module_of, noise, undisturbed
+from sigil.errors import NotReadable, ShapeError, SuspectError
+from sigil.probing import (
+    activations,
+    batch_size_for,
+    check_finite,
+    input_shape_of,
+    module_of,
+    noise,
+    undisturbed,
+)
 
 
 def test_the_given_input_shape_wins_over_the_suspects_own() -> None:
@@ -51,8 +59,18 @@ def test_what_is_no_activation_is_one_sentence() -> None:
         activations(lambda inputs: (inputs, inputs), batch)  # type: ignore[arg-type, return-value]
     with pytest.raises(ShapeError, match="one activation for each input"):
         activations(lambda inputs: inputs[:2], batch)
-    with pytest.raises(SuspectError, match="not finite"):
+    with pytest.raises(NotReadable, match="not finite"):
         check_finite(torch.tensor([1.0, float("nan")]))
+    assert issubclass(NotReadable, SuspectError)
+
+
+def test_inputs_are_bounded_alone_and_in_batches() -> None:
+    with pytest.raises(ShapeError, match=r"1,600,000,000 numbers, more than the limit"):
+        input_shape_of(nn.ReLU(), (1, 40_000, 40_000))
+    assert input_shape_of(nn.ReLU(), (1, 4096, 4096)) == (1, 4096, 4096)
+    assert batch_size_for((3, 32, 32), 64) == 64
+    assert batch_size_for((3, 1024, 1024), 64) == 5
+    assert batch_size_for((1, 4096, 4096), 64) == 1
 
 
 class _Drawing(nn.Module):

@@ -23,6 +23,14 @@ class SuspectError(SigilError):
     """A suspect model cannot be opened safely or does not fit the key."""
 
 
+class NotReadable(SuspectError):
+    """A suspect answers with values that are not finite: on these inputs it does not let itself be read.
+
+    An outcome and no accident: a thief can build a model that does so on noise. Readings on other inputs
+    remain possible.
+    """
+
+
 class AlignmentError(SigilError):
     """A reference for alignment cannot be read, or the suspect cannot be compared with it."""
 
@@ -72,3 +80,12 @@ def reason(error: Exception) -> str:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     line = (text.strip() or type(error).__name__).splitlines()[0]
     return "".join(sign if sign.isprintable() else "?" for sign in line[:300]).rstrip(".")
+
+
+def shown(value: object) -> str:
+    """A value that an adversary may have chosen, short and printable."""
+    try:
+        text = ascii(value)
+    except ValueError:  # an integer of more digits than Python prints
+        text = f"a huge {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

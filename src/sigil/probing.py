@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sigil.errors import ShapeError, SuspectError, reason
+from sigil.errors import NotReadable, ShapeError, SuspectError, reason
 
 Suspect = Callable[[Tensor], Tensor]
 """A model up to the cut: float batch (n, *input shape) to activations (n, channels, …)."""
+
+
+MAX_INPUT_ELEMENTS = 1 << 24
+"""Numbers that one input may have: five images of 1024 by 1024 pixels in colour."""
+_BATCH_ELEMENTS = 1 << 24
 
 
 def input_shape_of(suspect: Suspect, given: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -27,7 +33,17 @@ def input_shape_of(suspect: Suspect, given: Sequence[int] | None = None) -> tupl
     shape = tuple(int(size) for size in known)
     if not shape or min(shape) < 1:
         raise ShapeError(f"The input shape {shape} is not one: every size must be at least 1.")
+    if math.prod(shape) > MAX_INPUT_ELEMENTS:
+        raise ShapeError(
+            f"An input of shape {shape} has {math.prod(shape):,} numbers, more than the limit of "
+            f"{MAX_INPUT_ELEMENTS:,}: give the shape that the suspect was trained with."
+        )
     return shape
+
+
+def batch_size_for(shape: Sequence[int], wanted: int) -> int:
+    """How many inputs of this shape to ask for at once, at most ``wanted``: the file may have chosen it."""
+    return max(1, min(wanted, _BATCH_ELEMENTS // math.prod(shape)))
 
 
 def module_of(suspect: Suspect) -> nn.Module | None:
@@ -64,11 +80,11 @@ def activations(suspect: Suspect, batch: Tensor) -> Tensor:
 
 
 def check_finite(values: Tensor) -> None:
-    """Raise unless all values, or what was computed from activations, are finite."""
+    """Raise :class:`~sigil.errors.NotReadable` unless all values computed from activations are finite."""
     if not bool(torch.isfinite(values).all()):
-        raise SuspectError(
+        raise NotReadable(
             "The suspect's activations at the cut hold values that are not finite: its weights are "
-            "damaged or it does not fit this input."
+            "damaged, it does not fit this input, or it was made so that it cannot be read on it."
         )
 
 

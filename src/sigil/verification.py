@@ -31,7 +31,16 @@ from sigil.alignment import Alignment, Probes, Reference, align, check_channels,
 from sigil.errors import AlignmentError, ConfigError, ShapeError
 from sigil.key import Key
 from sigil.models import Model
-from sigil.probing import Suspect, activations, check_finite, input_shape_of, module_of, noise, undisturbed
+from sigil.probing import (
+    Suspect,
+    activations,
+    batch_size_for,
+    check_finite,
+    input_shape_of,
+    module_of,
+    noise,
+    undisturbed,
+)
 
 ALPHA = 3e-7
 """The paper's five-sigma level: the default p-value below which ownership is proven."""
@@ -148,6 +157,7 @@ def verify(
     """
     _check_settings(probes=probes, seed=seed, alpha=alpha, tries=tries, batch_size=batch_size)
     shape = input_shape_of(suspect, input_shape)
+    batch_size = batch_size_for(shape, batch_size)
     alignment = None
     if reference is not None:
         alignment = _align(suspect, key, reference, probe_data, shape=shape, batch_size=batch_size)

@@ -121,6 +121,8 @@ def test_page_and_evidence_are_written_and_agree(
     assert checked.facts.verdict.wsr == printed["wsr"]
     assert checked.facts.command.startswith("sigil verify ")
     assert "--report" in checked.facts.command
+    assert "--key KEY" in checked.facts.command
+    assert str(case.key_file) not in evidence.read_text() + page.read_text()
     text = page.read_text()
     assert checked.facts.suspect.sha256 in text
     assert checked.public_key in text

@@ -148,6 +148,16 @@ def test_hostile_names_are_text(make: Callable[..., Any]) -> None:
     assert key.statement() in reader.text
 
 
+def test_names_cannot_turn_the_direction_of_text(make: Callable[..., Any]) -> None:
+    turned = "model\u202egpj.\u2069pt"
+    facts, _ = make(1.0, file=turned, command=f"sigil verify {turned}")
+    page = render(facts, record=SignedRecord(file=turned, sha256="0" * 64, public_key="1" * 64))
+    assert not {"\u202e", "\u2069", "\u200f"} & set(page)
+    assert page.count("<bdi>model\\u202egpj.\\u2069pt</bdi>") == 2
+    title = html.unescape(page.partition("<title>")[2].partition("</title>")[0])
+    assert title.endswith("\u2068model\\u202egpj.\\u2069pt\u2069")
+
+
 def test_it_points_to_the_signed_record(make: Callable[..., Any]) -> None:
     record = SignedRecord(file="case.json", sha256="ab" * 32, public_key="cd" * 32)
     text = Reader(render(make()[0], record=record)).text

@@ -15,6 +15,10 @@ from sigil.suspect import archive as suspect_archive
 from sigil.suspect.archive import Archive
 
 
+def opened(path: Path) -> Archive:
+    return Archive(memoryview(path.read_bytes()), path)
+
+
 def write(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in entries.items():
@@ -24,23 +28,22 @@ def write(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_
 
 def test_entries_are_read_below_their_common_folder(tmp_path: Path) -> None:
     path = write(tmp_path / "a.pt", {"model/data.pkl": b"abc", "model/data/0": b"12345"})
-    with Archive(path) as archive:
-        assert archive.names() == ["data.pkl", "data/0"]
-        assert archive.read("data/0") == b"12345"
-        with pytest.raises(SuspectError, match="limit"):
-            archive.read("data/0", limit=4)
-        with pytest.raises(SuspectError, match="cannot be read"):
-            archive.read("data/1")
+    archive = opened(path)
+    assert archive.names() == ["data.pkl", "data/0"]
+    assert archive.read("data/0") == b"12345"
+    with pytest.raises(SuspectError, match="limit"):
+        archive.read("data/0", limit=4)
+    with pytest.raises(SuspectError, match="no entry"):
+        archive.read("data/1")
     flat = write(tmp_path / "b.pt2", {"version": b"8", "extra/a": b""})
-    with Archive(flat) as archive:
-        assert archive.names() == ["version", "extra/a"]
+    assert opened(flat).names() == ["version", "extra/a"]
 
 
 def test_a_zip_bomb_is_refused_unopened(tmp_path: Path) -> None:
     bomb = write(tmp_path / "bomb.pt", {"a/data.pkl": bytes(10**7)}, zipfile.ZIP_DEFLATED)
     assert bomb.stat().st_size < 10**5
     with pytest.raises(SuspectError, match="compressed"):
-        Archive(bomb)
+        opened(bomb)
 
 
 def test_an_entry_that_claims_more_than_the_file_has_is_refused(tmp_path: Path) -> None:
@@ -50,7 +53,7 @@ def test_an_entry_that_claims_more_than_the_file_has_is_refused(tmp_path: Path) 
     content[entry + 20 : entry + 28] = (2 * (10**9).to_bytes(4, "little"))[:8]
     path.write_bytes(content)
     with pytest.raises(SuspectError, match="more than the file has"):
-        Archive(path)
+        opened(path)
 
 
 def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -60,20 +63,21 @@ def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
         archive.writestr("a/data.pkl", b"harmless")
         archive.writestr("a/data.pkl", b"something else")
     with pytest.raises(SuspectError, match="two entries"):
-        Archive(path)
+        opened(path)
 
 
 def test_too_many_entries_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.pt", {f"a/{index}": b"" for index in range(11)})
     monkeypatch.setattr(suspect_archive, "MAX_ENTRIES", 10)
     with pytest.raises(SuspectError, match="entries"):
-        Archive(path)
+        opened(path)
 
 
 def test_a_changed_byte_in_a_read_entry_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.pt", {"a/data.pkl": b"abcdefgh"})
     path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"abcdeFgh"))
-    with Archive(path) as archive, pytest.raises(SuspectError, match="damaged"):
+    archive = opened(path)
+    with pytest.raises(SuspectError, match="damaged"):
         archive.read("data.pkl")
 
 
@@ -88,4 +92,4 @@ def test_torchscript_is_refused_as_code(tmp_path: Path, how: str) -> None:
         else:
             torch.jit.trace(module, torch.zeros(1, 3, 8, 8)).save(str(path))
     with pytest.raises(SuspectError, match="TorchScript archive, which holds code"):
-        Archive(path)
+        opened(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from pathlib import Path
@@ -100,16 +101,82 @@ def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     assert SuspectFile(link).format == "safetensors"
 
 
-def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_copied_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(SAFETENSORS)
-    file = SuspectFile(path)
-    file.unchanged()
-    replacement = tmp_path / "b"
-    replacement.write_bytes(SAFETENSORS)
-    replacement.replace(path)
+    read = os.read
+
+    def append_then_read(source: int, length: int) -> bytes:
+        with path.open("ab") as file:
+            file.write(b"more")
+        return read(source, length)
+
+    monkeypatch.setattr(os, "read", append_then_read)
     with pytest.raises(SuspectError, match="changed"):
-        file.unchanged()
-    path.unlink()
+        SuspectFile(path)
+
+    def truncate_then_read(source: int, length: int) -> bytes:
+        os.truncate(path, 0)
+        return read(source, length)
+
+    monkeypatch.setattr(os, "read", truncate_then_read)
     with pytest.raises(SuspectError, match="changed"):
-        file.unchanged()
+        SuspectFile(path)
+
+
+def test_a_file_that_is_swapped_after_it_was_copied_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(SAFETENSORS)
+    with SuspectFile(path) as file:
+        path.write_bytes(b"something else")
+        path.unlink()
+        assert file.read() == SAFETENSORS
+        assert os.pread(file.descriptor(), 100, 0) == SAFETENSORS
+        assert file.sha256 == hashlib.sha256(SAFETENSORS).hexdigest()
+
+
+def test_a_pipe_that_takes_the_place_of_the_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(SAFETENSORS)
+    open_ = os.open
+
+    def swap_then_open(name: object, flags: int, *rest: int) -> int:
+        if name == path:
+            path.unlink()
+            os.mkfifo(path)
+        return open_(name, flags, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", swap_then_open)
+    with pytest.raises(SuspectError, match="not a file"):
+        SuspectFile(path)
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/stdin", "/proc/self/mem"])
+def test_devices_are_not_read(device: str) -> None:
+    with pytest.raises(SuspectError, match=r"not a file|empty"):
+        SuspectFile(device)
+
+
+def test_a_huge_file_without_content_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    for size in (1 << 42, suspect_file.MAX_FILE_BYTES):
+        with path.open("wb") as file:
+            file.truncate(size)
+        with pytest.raises(SuspectError, match=r"limit|no format"):
+            SuspectFile(path)
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(SAFETENSORS)
+
+    def full(**_: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(suspect_file.tempfile, "TemporaryFile", full)
+    with pytest.raises(SuspectError, match="No space left on device"):
+        SuspectFile(path)

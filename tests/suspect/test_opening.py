@@ -164,19 +164,24 @@ def test_a_huge_input_shape_in_the_file_costs_no_memory(half: models.Model, tmp_
     assert time.thread_time() - began < 2
 
 
-def test_a_file_replaced_while_it_is_read_is_refused(client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = opening._load_safetensors
+def test_a_file_swapped_after_it_was_hashed_is_not_the_one_that_is_loaded(
+    client: Path, half: models.Model, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = client.read_bytes()
+    start = opening.Examination
 
-    def replace_then_load(path: Path) -> dict[str, Tensor]:
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.unlink()
-        path.write_bytes(content)
-        return load(path)
+    def swap_then_start(*arguments: Any, **options: Any) -> opening.Examination:
+        swapped = bytearray(content)
+        swapped[-64:] = bytes(64)
+        client.unlink()
+        client.write_bytes(swapped)
+        return start(*arguments, **options)
 
-    monkeypatch.setattr(opening, "_load_safetensors", replace_then_load)
-    with pytest.raises(SuspectError, match="changed while"):
-        open_suspect(client)
+    monkeypatch.setattr(opening, "Examination", swap_then_start)
+    suspect = open_suspect(client)
+    assert suspect.sha256 == hashlib.sha256(content).hexdigest()
+    with torch.no_grad():
+        assert torch.equal(suspect(images), half(images))
 
 
 def test_every_format_gives_the_same_verdict(
@@ -238,13 +243,11 @@ def test_mutations_give_a_suspect_or_an_error_of_ours(
     chance = random.Random(kind)
     path = tmp_path / f"mutated{source.suffix}"
     refused = []
-    began = time.thread_time()
-    for _ in range(200):
+    for _ in range(40):
         path.write_bytes(mutated(content, chance))
         try:
             open_suspect(path, **arguments)(torch.zeros(1, *INPUT))
         except SigilError as error:
             refused.append(str(error))
-    assert len(refused) > 20
+    assert len(refused) > 5
     assert not any("\n" in sentence for sentence in refused)
-    assert time.thread_time() - began < 30

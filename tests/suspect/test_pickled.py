@@ -18,11 +18,20 @@ from torch import nn
 
 from sigil import models
 from sigil.errors import SuspectError
-from sigil.suspect import open_suspect
-from sigil.suspect.pickled import examine, load_legacy_state, load_state
+from sigil.suspect import open_suspect, pickled
+from sigil.suspect.pickled import examine
+from sigil.suspect.tensors import StoredTensor
 
 VGG = {"architecture": "vgg11", "width": 4, "cut": "pool2"}
 Exploit = tuple[Any, Path]
+
+
+def load_state(path: Path) -> dict[str, StoredTensor]:
+    return pickled.load_state(memoryview(path.read_bytes()), path)
+
+
+def load_legacy_state(path: Path) -> dict[str, StoredTensor]:
+    return pickled.load_legacy_state(memoryview(path.read_bytes()), path)
 
 
 def test_the_exploit_is_a_real_one(exploit: Exploit) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +13,7 @@ import typer
 from sigil import files
 from sigil.cli import key as key_commands
 from sigil.cli import outputs
+from sigil.cli.command_line import recorded
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError
 
@@ -81,6 +81,14 @@ def verify(
         str | None,
         typer.Option(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.", rich_help_panel=_MODEL),
     ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            help="Seconds that the file's own process may take: reading it, and running ONNX.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = 120.0,
     probes: Annotated[
         list[str] | None,
         typer.Option(
@@ -172,8 +180,9 @@ def verify(
     For a program:
       sigil verify client.safetensors --key owner.key --json
 
-    Nothing in the file is executed: it may come from an adversary. Evidence
-    is always a new file; --force replaces an earlier page, and nothing else.
+    Nothing in the file is executed: it may come from an adversary. A process
+    of its own takes it apart, with limits on memory and time. Evidence is
+    always a new file; --force replaces an earlier page, and nothing else.
 
     Exit status: 0 owned, 1 not owned, 2 bad input.
     """
@@ -216,6 +225,7 @@ def verify(
         input_shape=shape,
         at=at,
         activation_shape=owner_key.shape,
+        time_limit=time_limit,
     )
     outcome = run(
         opened,
@@ -233,7 +243,7 @@ def verify(
         owner_key,
         suspect=opened,
         input_shape=shape or opened.input_shape or (),
-        command=shlex.join(["sigil", *(context.obj or ())]),
+        command=recorded(context.obj or ()),
     )
     written = _write(facts, signer or owner_key.signing_key(), page=page, evidence=evidence)
     if as_json:

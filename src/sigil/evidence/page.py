@@ -83,12 +83,25 @@ def _date(created: str) -> str:
     return f"{moment.day} {moment:%B %Y, %H:%M:%S} UTC"
 
 
+# Characters that turn the direction in which text is set: names of files and owners come from others.
+_DIRECTIONS = {
+    ord(mark): f"\\u{ord(mark):04x}"
+    for mark in "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+}
+
+
+def _in_one_direction(value: object) -> object:
+    """Text with every mark that would turn its direction written as its number; other values as they are."""
+    return value.translate(_DIRECTIONS) if isinstance(value, str) else value
+
+
 @cache
 def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("sigil.evidence", "."),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_in_one_direction,
         trim_blocks=True,
         lstrip_blocks=True,
     )

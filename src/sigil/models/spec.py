@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sigil.errors import ModelError
+from sigil.errors import shown as shown
 from sigil.models import densenet121, mobilenetv2, resnet18, vgg11
 from sigil.models.topology import Topology
 
@@ -144,12 +145,3 @@ def unknown(kind: str, given: object, known: Iterable[str]) -> ModelError:
     return ModelError(
         f"there is no {kind} {shown(given)}, the nearest is {nearest!r}: choose one of {', '.join(known)}"
     )
-
-
-def shown(value: object) -> str:
-    """A value that an adversary may have chosen, short and printable."""
-    try:
-        text = ascii(value)
-    except ValueError:  # an integer of more digits than Python prints
-        text = f"a huge {type(value).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."

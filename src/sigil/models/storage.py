@@ -101,7 +101,7 @@ def load(path: str | os.PathLike[str]) -> Model:
         with safe_open(path, framework="pt") as file:
             # safe_open is no mapping: it has keys() only
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            model = _fill(description.spec, shapes, file.get_tensor, source=str(path))
+            model = fill(description.spec, shapes, file.get_tensor, source=str(path))
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise _unreadable(path, error) from error
     model.input_shape = description.input_shape
@@ -125,7 +125,7 @@ def from_state(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
         if tensor.layout != torch.strided or tensor.is_meta:
             raise SuspectError(f"the tensor {shown(name)} is sparse or without values: give a dense one")
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    return _fill(spec, shapes, state.__getitem__, source="the state dict")
+    return fill(spec, shapes, state.__getitem__, source="the state dict")
 
 
 def read_spec(path: str | os.PathLike[str]) -> ModelSpec:
@@ -142,17 +142,23 @@ def read_description(path: str | os.PathLike[str]) -> Description:
             metadata = file.metadata() or {}
     except (SafetensorError, OSError, ValueError) as error:
         raise _unreadable(path, error) from error
-    if METADATA_KEY not in metadata:
-        raise SuspectError(f"{path} does not say which model it holds: name its architecture, width and cut")
-    text = metadata[METADATA_KEY]
+    return parse_description(metadata.get(METADATA_KEY), source=str(path))
+
+
+def parse_description(text: str | None, *, source: str) -> Description:
+    """The description in ``text``, the metadata entry ``sigil`` of the model file ``source``, checked."""
+    if text is None:
+        raise SuspectError(
+            f"{source} does not say which model it holds: name its architecture, width and cut"
+        )
     if len(text) > MAX_METADATA_BYTES:
         raise SuspectError(
-            f"the metadata of {path} has {len(text):,} characters, more than {MAX_METADATA_BYTES:,}"
+            f"the metadata of {source} has {len(text):,} characters, more than {MAX_METADATA_BYTES:,}"
         )
     try:
         return _parse(json.loads(text))
     except (ModelError, ValueError, RecursionError) as error:
-        raise SuspectError(f"the metadata of {path} is not that of a Sigil model: {error}") from error
+        raise SuspectError(f"the metadata of {source} is not that of a Sigil model: {error}") from error
 
 
 def _check_size(path: Path) -> None:
@@ -201,14 +207,14 @@ def _parse(content: Any) -> Description:
     return Description(checked, shape, extra)
 
 
-def _fill(
+def fill(
     spec: ModelSpec,
     shapes: Mapping[str, tuple[int, ...]],
     read: Callable[[str], Tensor],
     *,
     source: str,
 ) -> Model:
-    """Compare names and shapes with the architecture's, and only then read the tensors."""
+    """Build what ``spec`` describes: names and shapes are compared first, only then ``read`` is called."""
     model = assemble(spec)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     known = wanted if spec.part == "whole" else _whole_names(spec)

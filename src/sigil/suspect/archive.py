@@ -1,98 +1,239 @@
-"""Zip archives as PyTorch writes them: everything stored as it is, nothing compressed."""
+"""Zip archives as PyTorch writes them: everything stored as it is, one behind the other.
+
+A zip archive says twice what it holds: in a directory at its end and in a header before each entry.
+Readers differ in which of the two they believe and in where they look for the directory, and so a
+file can be made to show one thing to the reader that checks it and another to the one that loads it.
+Here the two must say the same, and entries, directory and end must fill the file without a gap.
+"""
 
 from __future__ import annotations
 
-import zipfile
+import struct
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from sigil.errors import SuspectError, reason
-from sigil.models.spec import shown
+from sigil.errors import SuspectError, shown
 
 MAX_ENTRIES = 100_000
 # Of an index of tensors: a thousand of them take about 100 KB.
 MAX_RECORD_BYTES = 4 * 1024**2
 
-# What zipfile raises on hostile bytes.
-_DAMAGE = (zipfile.BadZipFile, OSError, ValueError, KeyError, EOFError, RuntimeError)
+_LOCAL = struct.Struct("<4s5H3I2H")
+_CENTRAL = struct.Struct("<4s6H3I5H2I")
+_END = struct.Struct("<4s4H2IH")
+_END_64 = struct.Struct("<4sQ2H2I4Q")
+_LOCATOR_64 = struct.Struct("<4sIQI")
+_DESCRIPTOR = struct.Struct("<4s3I")
+_DESCRIPTOR_64 = struct.Struct("<4sI2Q")
+
+_ENCRYPTED, _DESCRIBED_AFTER, _UTF8 = 1, 8, 1 << 11
+# Padding that aligns weights in the file, as PyTorch writes it.
+_PADDING = 0x4246
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where the header of one entry begins and its data lie, and their checksum."""
+
+    name: str
+    header: int
+    size: int
+    checksum: int
+    flags: int
+    start: int = 0
 
 
 class Archive:
-    """A zip archive whose entries are stored, named once and no larger together than the file.
+    """A zip archive with entries that are stored, named once and lie one behind the other.
 
-    PyTorch compresses no weights. So nothing here can unpack to more than it weighs, and the reader
-    that checks an entry and the one that loads it see the same bytes. TorchScript is refused.
+    PyTorch compresses no weights. So nothing here can unpack to more than it weighs. TorchScript is
+    refused.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, content: memoryview, source: Path) -> None:
+        self.source = source
+        self._content = content
         try:
-            self._zip = zipfile.ZipFile(path)
-        except _DAMAGE as error:
-            raise SuspectError(f"{path} is a damaged or truncated zip archive: {reason(error)}.") from error
-        try:
-            self._check()
-        except SuspectError:
-            self._zip.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._zip.close()
-
-    def _check(self) -> None:
-        entries = self._zip.infolist()
-        if len(entries) > MAX_ENTRIES:
+            directory, count, end = self._find_directory()
+            entries = self._read_directory(directory, count, end)
+            self._entries = self._check_layout(entries, directory)
+        except (struct.error, UnicodeDecodeError) as error:
             raise SuspectError(
-                f"{self.path} has {len(entries):,} entries, more than the limit of {MAX_ENTRIES:,}."
-            )
-        self._sizes = {entry.filename: entry.file_size for entry in entries}
-        if len(self._sizes) != len(entries):
-            raise SuspectError(f"{self.path} has two entries of one name, which PyTorch never writes.")
+                f"{source} is a damaged or truncated zip archive: its directory cannot be read."
+            ) from error
         # PyTorch puts all entries into one folder, older exported programs have none.
-        folders = {name.partition("/")[0] for name in self._sizes if "/" in name}
-        single = len(folders) == 1 and all("/" in name for name in self._sizes)
+        folders = {name.partition("/")[0] for name in self._entries if "/" in name}
+        single = len(folders) == 1 and all("/" in name for name in self._entries)
         self._root = f"{folders.pop()}/" if single else ""
-        if any(name == "constants.pkl" or name.startswith("code/") for name in self.names()):
-            raise SuspectError(
-                f"{self.path} is a TorchScript archive, which holds code, and nothing of it was "
-                "loaded: give the model's state dict, as safetensors if possible."
-            )
-        for entry in entries:
-            if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
-                raise SuspectError(
-                    f"{self.path} has the compressed or encrypted entry {shown(entry.filename)}, "
-                    "which neither torch.save nor torch.export.save writes: save the model again."
-                )
-        claimed = sum(self._sizes.values())
-        if claimed > self.path.stat().st_size:
-            raise SuspectError(
-                f"{self.path} claims to hold {claimed:,} bytes, more than the file has: it is "
-                "damaged or hostile."
-            )
 
     def names(self) -> list[str]:
         """The entries, without the folder that holds all of them."""
-        return [name.removeprefix(self._root) for name in self._sizes]
+        return [name.removeprefix(self._root) for name in self._entries]
 
-    def read(self, name: str, *, limit: int | None = None) -> bytes:
+    def read(self, name: str, *, limit: int | None = None) -> memoryview:
         """The bytes of the entry ``name``, which may have at most ``limit`` of them."""
-        size = self._sizes.get(self._root + name, 0)
-        if limit is not None and size > limit:
+        entry = self._entries.get(self._root + name)
+        if entry is None:
+            raise SuspectError(f"{self.source} is a damaged archive: it has no entry {shown(name)}.")
+        if limit is not None and entry.size > limit:
             raise SuspectError(
-                f"{self.path} has {size:,} bytes in {shown(name)}, more than the limit of {limit:,}."
+                f"{self.source} has {entry.size:,} bytes in {shown(name)}, more than the limit of {limit:,}."
             )
-        try:
-            return self._zip.read(self._root + name)
-        except _DAMAGE as error:
+        data = self._content[entry.start : entry.start + entry.size]
+        if zlib.crc32(data) != entry.checksum:
+            raise SuspectError(f"{self.source} is a damaged archive: its entry {shown(name)} cannot be read.")
+        return data
+
+    def _find_directory(self) -> tuple[int, int, int]:
+        """Offset of the directory, its number of entries, and the offset behind it."""
+        content, size = self._content, len(self._content)
+        end = size - _END.size
+        if end < 0:
+            raise struct.error("too short")
+        signature, disk, first_disk, here, count, length, offset, comment = _END.unpack_from(content, end)
+        if signature != b"PK\x05\x06" or comment:
             raise SuspectError(
-                f"{self.path} is a damaged archive: its entry {shown(name)} cannot be read."
-            ) from error
+                f"{self.source} is a damaged or truncated zip archive: it does not end with its directory."
+            )
+        locator = end - _LOCATOR_64.size
+        if locator >= 0 and bytes(content[locator : locator + 4]) == b"PK\x06\x07":
+            end = locator - _END_64.size
+            _, place_disk, place, disks = _LOCATOR_64.unpack_from(content, locator)
+            if end < 0 or (place_disk, place, disks) != (0, end, 1):
+                raise self._doubtful("its two ends do not lie one behind the other")
+            large = _END_64.unpack_from(content, end)
+            if large[:2] != (b"PK\x06\x06", _END_64.size - 12):
+                raise self._doubtful("its two ends do not lie one behind the other")
+            # The older end may say "see the newer one", and else must say the same.
+            for value, limit, other in zip(
+                (disk, first_disk, here, count, length, offset),
+                (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF),
+                large[4:],
+                strict=True,
+            ):
+                if value not in (other, limit):
+                    raise self._doubtful("its two ends say different things")
+            disk, first_disk, here, count, length, offset = large[4:]
+        if disk or first_disk or here != count:
+            raise self._doubtful("it is a part of several")
+        if count > MAX_ENTRIES:
+            raise SuspectError(
+                f"{self.source} has {count:,} entries, more than the limit of {MAX_ENTRIES:,}."
+            )
+        if offset + length != end:
+            raise self._doubtful("its directory does not lie where its end says")
+        return offset, count, end
+
+    def _read_directory(self, position: int, count: int, end: int) -> list[_Entry]:
+        entries = []
+        for _ in range(count):
+            if position + _CENTRAL.size > end:
+                raise struct.error("the directory ends early")
+            fields = _CENTRAL.unpack_from(self._content, position)
+            signature, _, _, flags, method, _, _, checksum, packed, size = fields[:10]
+            name_length, extra_length, comment_length, disk, _, _, header = fields[10:]
+            if signature != b"PK\x01\x02":
+                raise struct.error("no entry")
+            start = position + _CENTRAL.size
+            position = start + name_length + extra_length + comment_length
+            if position > end:
+                raise struct.error("the directory ends early")
+            name = _name(bytes(self._content[start : start + name_length]))
+            extra = bytes(self._content[start + name_length : start + name_length + extra_length])
+            if name is None:
+                raise self._doubtful("it has an entry without a plain name")
+            if any(inner == "constants.pkl" or inner.startswith("code/") for inner in _inner(name)):
+                raise SuspectError(
+                    f"{self.source} is a TorchScript archive, which holds code, and nothing of it was "
+                    "loaded: give the model's state dict, as safetensors if possible."
+                )
+            if method or flags & ~(_DESCRIBED_AFTER | _UTF8):
+                raise SuspectError(
+                    f"{self.source} has the compressed or encrypted entry {shown(name)}, "
+                    "which neither torch.save nor torch.export.save writes: save the model again."
+                )
+            # Sizes beyond 4 GB, which no suspect has, and other ways of saying them again.
+            if _fields(extra) - {_PADDING} or disk or packed != size:
+                raise self._doubtful(f"its directory is not plain at {shown(name)}")
+            entries.append(_Entry(name, header, size, checksum, flags))
+        if position != end:
+            raise self._doubtful("there is something behind its directory")
+        claimed = sum(entry.size for entry in entries)
+        if claimed > len(self._content):
+            raise SuspectError(
+                f"{self.source} claims to hold {claimed:,} bytes, more than the file has: it is "
+                "damaged or hostile."
+            )
+        # PyTorch looks entries up without regard to case.
+        if len({entry.name.lower() for entry in entries}) != count:
+            raise SuspectError(f"{self.source} has two entries of one name, which PyTorch never writes.")
+        return entries
+
+    def _check_layout(self, entries: list[_Entry], directory: int) -> dict[str, _Entry]:
+        """Walk the file from its start: each entry's own header must repeat what the directory says."""
+        content, position = self._content, 0
+        placed = {}
+        for entry in sorted(entries, key=lambda entry: entry.header):
+            if entry.header != position or position + _LOCAL.size > directory:
+                raise self._doubtful(f"there is a gap or an overlap before {shown(entry.name)}")
+            fields = _LOCAL.unpack_from(content, position)
+            signature, _, flags, method, _, _, checksum, packed, size, name_length, extra_length = fields
+            start = position + _LOCAL.size + name_length + extra_length
+            name = _name(bytes(content[position + _LOCAL.size :][:name_length]))
+            extra = bytes(content[position + _LOCAL.size + name_length : start])
+            same = (entry.checksum, entry.size, entry.size)
+            said = (checksum, packed, size)
+            after = bool(flags & _DESCRIBED_AFTER)
+            if (
+                (signature, flags, method, name) != (b"PK\x03\x04", entry.flags, 0, entry.name)
+                or _fields(extra) - {_PADDING}
+                or not (said == same or (after and said == (0, 0, 0)))
+                or start + entry.size > directory
+            ):
+                raise self._doubtful(f"the entry {shown(entry.name)} is not what its directory says")
+            position = start + entry.size
+            if after:
+                position = self._behind_descriptor(position, same, entry.name)
+            placed[entry.name] = _Entry(
+                entry.name, entry.header, entry.size, entry.checksum, entry.flags, start
+            )
+        if position != directory:
+            raise self._doubtful("there is a gap before its directory")
+        return {entry.name: placed[entry.name] for entry in entries}
+
+    def _behind_descriptor(self, position: int, same: tuple[int, int, int], name: str) -> int:
+        """The offset behind the checksum and sizes that follow an entry."""
+        for form in (_DESCRIPTOR, _DESCRIPTOR_64):
+            found = self._content[position : position + form.size]
+            if len(found) == form.size and form.unpack(found) == (b"PK\x07\x08", *same):
+                return position + form.size
+        raise self._doubtful(f"the entry {shown(name)} is not what its directory says")
+
+    def _doubtful(self, why: str) -> SuspectError:
+        return SuspectError(
+            f"{self.source} is no zip archive that all readers understand alike ({why}), and nothing of "
+            "it was loaded: save the model again with torch.save."
+        )
+
+
+def _name(raw: bytes) -> str | None:
+    """The name of an entry if it is plain text, as PyTorch writes it: None if it is not."""
+    return raw.decode("ascii") if raw and raw.isascii() and raw.decode("ascii").isprintable() else None
+
+
+def _inner(name: str) -> tuple[str, str]:
+    """The name of an entry, and the one that it has within a folder of all entries."""
+    return name, name.partition("/")[2]
+
+
+def _fields(extra: bytes) -> set[int]:
+    """The kinds of additional fields of an entry; what cannot be taken apart counts as an unknown one."""
+    kinds, position = set(), 0
+    while position < len(extra):
+        if position + 4 > len(extra):
+            return {-1}
+        kind, length = struct.unpack_from("<2H", extra, position)
+        kinds.add(kind)
+        position += 4 + length
+    return kinds if position == len(extra) else {-1}

@@ -18,17 +18,13 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from sigil.errors import SuspectError
-from sigil.models.spec import shown
+from sigil.errors import SuspectError, shown
 from sigil.suspect.archive import MAX_RECORD_BYTES, Archive
-from sigil.suspect.pickled import load_state
+from sigil.suspect.pickled import check_byte_order, load_state
+from sigil.suspect.tensors import StoredTensor, strided
 
 _INDEX = re.compile(r"data/weights/(.*)_weights_config\.json")
 _RECORD = re.compile(r"weight_[0-9]+")
@@ -37,99 +33,79 @@ _MARKS = ("archive_format", "serialized_exported_program.json")
 
 # The numbers that torch.export gives dtypes, of those that weights can have.
 _DTYPES = {
-    1: torch.uint8,
-    2: torch.int8,
-    3: torch.int16,
-    4: torch.int32,
-    5: torch.int64,
-    6: torch.float16,
-    7: torch.float32,
-    8: torch.float64,
-    12: torch.bool,
-    13: torch.bfloat16,
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    12: "bool",
+    13: "bfloat16",
 }
 _STRIDED = 7
 
 
-def is_exported(path: Path) -> bool:
+def is_exported(content: memoryview, source: Path) -> bool:
     """Whether a zip archive is an exported program."""
-    with Archive(path) as archive:
-        names = archive.names()
-        return any(mark in names for mark in _MARKS)
+    names = Archive(content, source).names()
+    return any(mark in names for mark in _MARKS)
 
 
-def load_exported_state(path: Path) -> dict[str, Tensor]:
+def load_exported_state(content: memoryview, source: Path) -> dict[str, StoredTensor]:
     """The tensors of an exported program, by the names of the module's state dict."""
-    with Archive(path) as archive:
-        names = archive.names()
-        indices = {match[1]: name for name in names if (match := _INDEX.fullmatch(name))}
-        index = indices.get("model") if len(indices) > 1 else next(iter(indices.values()), None)
-        if index is not None:
-            return _read_indexed(archive, index)
-        for name in _PICKLED_WEIGHTS:
-            if name in names:
-                return _read_pickled(archive.read(name), path)
+    archive = Archive(content, source)
+    names = archive.names()
+    indices = {match[1]: name for name in names if (match := _INDEX.fullmatch(name))}
+    index = indices.get("model") if len(indices) > 1 else next(iter(indices.values()), None)
+    if index is not None:
+        return _read_indexed(archive, index)
+    for name in _PICKLED_WEIGHTS:
+        if name in names:
+            return _read_pickled(archive.read(name), source)
     raise SuspectError(
-        f"{path} is an exported program whose weights are not stored by name, and the program "
+        f"{source} is an exported program whose weights are not stored by name, and the program "
         "itself is never loaded, as that can run code: save the model's state dict."
     )
 
 
-def _read_indexed(archive: Archive, index: str) -> dict[str, Tensor]:
-    path = archive.path
-    if "byteorder" in archive.names() and archive.read("byteorder", limit=16) != b"little":
-        raise SuspectError(f"{path} was written on a big-endian machine, which is not supported.")
-    records: dict[tuple[str, torch.dtype], Tensor] = {}
+def _read_indexed(archive: Archive, index: str) -> dict[str, StoredTensor]:
+    source = archive.source
+    check_byte_order(archive)
+    records: dict[str, memoryview] = {}
     state = {}
     try:
-        entries = json.loads(archive.read(index, limit=MAX_RECORD_BYTES))["config"]
+        entries = json.loads(bytes(archive.read(index, limit=MAX_RECORD_BYTES)))["config"]
         for name, entry in entries.items():
             if entry["use_pickle"]:
                 raise SuspectError(
-                    f"{path} holds {shown(name)} as a pickle, which could run code, and nothing of "
+                    f"{source} holds {shown(name)} as a pickle, which could run code, and nothing of "
                     "it was loaded: export the model with plain tensors."
                 )
             state[name] = _read_tensor(archive, entry, records)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SuspectError(
-            f"{path} is a damaged exported program: its index of weights cannot be read."
+            f"{source} is a damaged exported program: its index of weights cannot be read."
         ) from error
     return state
 
 
-def _read_tensor(
-    archive: Archive, entry: dict[str, Any], records: dict[tuple[str, torch.dtype], Tensor]
-) -> Tensor:
-    """One tensor as the index describes it; ``as_strided`` keeps it inside its record."""
+def _read_tensor(archive: Archive, entry: dict[str, Any], records: dict[str, memoryview]) -> StoredTensor:
+    """One tensor as the index describes it, inside its record."""
     record, meta = entry["path_name"], entry["tensor_meta"]
     if not _RECORD.fullmatch(record) or meta["layout"] != _STRIDED:
         raise ValueError("not a record of dense weights")
-    dtype = _DTYPES[meta["dtype"]]
-    if (record, dtype) not in records:
-        data = bytearray(archive.read(f"data/weights/{record}"))
-        records[record, dtype] = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return torch.as_strided(
-        records[record, dtype],
-        size=[_integer(size) for size in meta["sizes"]],
-        stride=[_integer(stride) for stride in meta["strides"]],
-        storage_offset=_integer(meta["storage_offset"]),
+    if record not in records:
+        records[record] = archive.read(f"data/weights/{record}")
+    return strided(
+        records[record],
+        _DTYPES[meta["dtype"]],
+        [size["as_int"] for size in meta["sizes"]],
+        [stride["as_int"] for stride in meta["strides"]],
+        meta["storage_offset"]["as_int"],
     )
 
 
-def _integer(value: dict[str, Any]) -> int:
-    number = value["as_int"]
-    if type(number) is not int or not 0 <= number < 1 << 62:
-        raise ValueError("not a size")
-    return number
-
-
-def _read_pickled(weights: bytes, path: Path) -> dict[str, Tensor]:
-    # A file of its own, because PyTorch maps files and not bytes.
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, path.stem + ".pt")
-        copy.write_bytes(weights)
-        try:
-            state = load_state(copy)
-            return {name: tensor.clone() for name, tensor in state.items()}
-        except SuspectError as error:
-            raise SuspectError(str(error).replace(str(copy), f"The weights in {path}")) from error
+def _read_pickled(weights: memoryview, source: Path) -> dict[str, StoredTensor]:
+    return load_state(weights, Path(f"The weights in {source}"))

@@ -12,29 +12,40 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnxruntime
-import torch
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
-from torch import Tensor
 
-from sigil.errors import SuspectError, reason
-from sigil.models.spec import shown
+from sigil.errors import SuspectError, reason, shown
 
 MAX_NODES = 100_000
-MAX_MEMORY_BYTES = 4 * 1024**3
+MAX_INPUT_ELEMENTS = 1 << 24
+"""Numbers of one input that a graph may ask for: five images of 1024 by 1024 pixels in colour."""
+MAX_BATCH_ELEMENTS = 1 << 26
+"""Numbers of one batch, if the graph was exported for batches of a fixed size."""
+
+Numbers = npt.NDArray[np.floating[Any]]
 
 _STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 _RANDOM = {
     *("Bernoulli", "Multinomial"),
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
 }
+_OUT_OF_MEMORY = (
+    "bad_alloc",
+    "bad allocation",
+    "allocate memory",
+    "available memory of",
+    "smaller than requested",
+)
 _FLOATS: dict[int, type[np.floating[Any]]] = {
     TensorProto.FLOAT: np.float32,
     TensorProto.FLOAT16: np.float16,
@@ -46,33 +57,44 @@ _FLOATS: dict[int, type[np.floating[Any]]] = {
 class Graph:
     """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations."""
 
-    run: Callable[[Tensor], Tensor]
+    run: Callable[[Numbers], npt.NDArray[np.float32]]
     input_shape: tuple[int, ...] | None
     tensor: str
 
 
 def open_graph(
-    data: bytes,
+    data: bytes | memoryview,
     *,
     source: Path,
     at: str | None = None,
     activation_shape: Sequence[int] | None = None,
+    threads: int = 1,
+    memory: int = 1 << 31,
 ) -> Graph:
     """Cut the ONNX model in ``data`` at the tensor or node ``at`` and make it ready to run.
 
     Without ``at`` the graph must have one output, whose shape, if both are known, is
-    ``activation_shape``.
+    ``activation_shape``. ``memory`` bounds what onnxruntime may take in bytes.
     """
     try:
-        model = onnx.load_model_from_string(data)
+        model = ModelProto.FromString(data)
+    except MemoryError:
+        raise
     except Exception as error:
         raise SuspectError(f"{source} is damaged or is no ONNX model.") from error
     if len(model.graph.node) > MAX_NODES:
         raise SuspectError(
             f"{source} has {len(model.graph.node):,} nodes, more than the limit of {MAX_NODES:,}."
         )
+    # Functions can call each other twice and so on: whatever follows them would not end.
+    if model.functions:
+        raise SuspectError(
+            f"{source} uses the operator {shown(model.functions[0].name)}, which the file defines itself: "
+            "inline its functions with onnx.inliner first."
+        )
     tensor = _wanted_tensor(model, at, activation_shape, source)
     part = _extract(model, tensor, source)
+    del model  # or two copies of all weights wait for the third
     entry = part.graph.input[0]
     kind = entry.type.tensor_type
     if kind.elem_type not in _FLOATS:
@@ -81,14 +103,28 @@ def open_graph(
             "images as floats."
         )
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
-    session = _session(part, source)
-
-    def run(batch: Tensor) -> Tensor:
-        return _run(session, batch, entry.name, _FLOATS[kind.elem_type], sizes, source)
-
     rest = [size for size in sizes[1:] if size is not None and size > 0]
+    _check_input(sizes[:1], rest, source)
+    name, dtype = entry.name, _FLOATS[kind.elem_type]
+    content = part.SerializeToString()
+    del part, entry, kind
+    session = _session(content, source, threads=threads, memory=memory)
+
+    def run(batch: Numbers) -> npt.NDArray[np.float32]:
+        return _run(session, batch, name, dtype, sizes, source)
+
     known = len(rest) == len(sizes) - 1 and bool(rest)
     return Graph(run, tuple(rest) if known else None, tensor)
+
+
+def _check_input(batch: Sequence[int | None], sizes: Sequence[int], source: Path) -> None:
+    """Raise if one input, or one batch of them, is larger than any honest one."""
+    elements = math.prod(sizes)
+    if elements > MAX_INPUT_ELEMENTS or elements * (batch[0] or 1 if batch else 1) > MAX_BATCH_ELEMENTS:
+        raise SuspectError(
+            f"{source} asks for inputs of shape {shown((*batch, *sizes))}, more than the limit of "
+            f"{MAX_INPUT_ELEMENTS:,} numbers for one and {MAX_BATCH_ELEMENTS:,} for a batch."
+        )
 
 
 def _wanted_tensor(
@@ -162,7 +198,7 @@ def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
                 continue
             needed.add(producers[name])
             node = model.graph.node[producers[name]]
-            _check_node(node, model, source)
+            _check_node(node, source)
             waiting += [wanted for wanted in node.input if wanted and wanted not in seen]
             seen.update(node.input)
         elif name in initializers:
@@ -187,17 +223,13 @@ def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
 
 
-def _check_node(node: NodeProto, model: ModelProto, source: Path) -> None:
+def _check_node(node: NodeProto, source: Path) -> None:
     """Raise unless ``node`` is a standard operator that only computes."""
     what = f"{source} uses the operator {shown(node.op_type)}"
     if node.domain not in _STANDARD:
         raise SuspectError(
             f"{what} of the domain {shown(node.domain)}, which is not of the ONNX standard: export "
             "the model with standard operators only."
-        )
-    if any(function.name == node.op_type for function in model.functions):
-        raise SuspectError(
-            f"{what}, which the file defines itself: inline its functions with onnx.inliner first."
         )
     if node.op_type in _RANDOM:
         raise SuspectError(f"{what}, which draws random numbers: export the model for inference.")
@@ -234,6 +266,8 @@ def _checked_weights(tensor: TensorProto, source: Path) -> TensorProto:
     try:
         values = onnx.numpy_helper.to_array(tensor)
         finite = values.dtype.kind != "f" or bool(np.isfinite(values).all())
+    except MemoryError:
+        raise
     except Exception as error:
         raise SuspectError(
             f"{source} is damaged: the values of {shown(tensor.name)} do not have its shape."
@@ -244,45 +278,47 @@ def _checked_weights(tensor: TensorProto, source: Path) -> TensorProto:
 
 
 @functools.cache
-def _limit_memory() -> None:
-    """Register the allocator that suspects share, so that none can take all memory."""
+def _limit_memory(limit: int) -> None:
+    """Register the allocator of the process, so that a graph that asks for too much fails with an error."""
     memory = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
-    arena = {"max_mem": MAX_MEMORY_BYTES, "arena_extend_strategy": 1}
+    arena = {"max_mem": limit, "arena_extend_strategy": 1}
     onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(arena))
 
 
-def _session(model: ModelProto, source: Path) -> Any:
+def _session(content: bytes, source: Path, *, threads: int, memory: int) -> Any:
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.use_deterministic_compute = True
     options.log_severity_level = 4
     options.add_session_config_entry("session.use_env_allocators", "1")
-    _limit_memory()
+    _limit_memory(memory)
     try:
         return onnxruntime.InferenceSession(
-            model.SerializeToString(),
+            content,
             options,
             providers=["CPUExecutionProvider"],
             enable_fallback=0,  # or else it prints to the standard output and tries again
         )
     except Exception as error:
+        _check_memory(error)
         raise SuspectError(f"{source} cannot be run by onnxruntime: {reason(error)}.") from error
 
 
 def _run(
     session: Any,
-    batch: Tensor,
+    batch: Numbers,
     entry: str,
     dtype: type[np.floating[Any]],
     sizes: Sequence[int | None],
     source: Path,
-) -> Tensor:
+) -> npt.NDArray[np.float32]:
     """Run a batch, in pieces of the size that the graph was exported for if it has a fixed one."""
-    images = batch.detach().cpu().numpy().astype(dtype, copy=False)
+    images = batch.astype(dtype, copy=False)
     step = sizes[0] if sizes and sizes[0] else len(images)
+    _check_input([step], images.shape[1:], source)
     outputs = []
     try:
         for start in range(0, len(images), step):
@@ -290,11 +326,19 @@ def _run(
             padding = np.zeros((step - len(piece), *piece.shape[1:]), dtype)
             output = session.run(None, {entry: np.concatenate([piece, padding])})[0]
             outputs.append(np.asarray(output, np.float32)[: len(piece)])
-        return torch.from_numpy(np.concatenate(outputs))
+        return np.concatenate(outputs)
     except Exception as error:
+        _check_memory(error)
         raise SuspectError(
             f"{source} does not run on inputs of shape {tuple(images.shape[1:])}: {reason(error)}."
         ) from error
+
+
+def _check_memory(error: Exception) -> None:
+    """Raise MemoryError if that is what an error of onnxruntime means: it has no kind of its own for it."""
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or any(sign in text for sign in _OUT_OF_MEMORY):
+        raise MemoryError from error
 
 
 def _short(names: Iterable[str]) -> list[str]:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from sigil import models
-from sigil.errors import ModelError, ShapeError, SuspectError, reason
+from sigil.errors import ModelError, ShapeError, SuspectError, shown
 from sigil.models.building import assemble
 from sigil.models.spec import architecture as find_architecture
-from sigil.models.spec import shown
-from sigil.suspect.exported import is_exported, load_exported_state
+from sigil.models.storage import fill, parse_description
+from sigil.suspect.examination import TIME_LIMIT, Examination, check_time_limit
 from sigil.suspect.file import SuspectFile
-from sigil.suspect.graph import open_graph
-from sigil.suspect.pickled import load_legacy_state, load_state, refuse_bare_pickle
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +27,8 @@ class Suspect:
     ``suspect(batch)`` maps float32 (n, *input_shape) to float32 (n, *activation shape), in
     evaluation mode and without gradients. ``input_shape`` is None if the file does not tell it;
     ``sha256`` is that of the file; ``kind`` names its format; ``module`` is the model if it is one
-    of PyTorch, None for ONNX.
+    of PyTorch, None for ONNX. A graph of ONNX runs in a process of its own, which ends with
+    :meth:`close`, or when the suspect is no longer used.
     """
 
     path: Path
@@ -40,10 +38,15 @@ class Suspect:
     input_shape: tuple[int, ...] | None
     module: models.Model | None = dataclasses.field(repr=False)
     _run: Callable[[Tensor], Tensor] = dataclasses.field(repr=False)
+    _close: Callable[[], None] = dataclasses.field(repr=False, default=lambda: None)
 
     def __call__(self, batch: Tensor) -> Tensor:
         with torch.no_grad():
             return self._run(batch).float()
+
+    def close(self) -> None:
+        """End the process in which the suspect runs, if there is one."""
+        self._close()
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ def open_suspect(
     input_shape: Sequence[int] | None = None,
     at: str | None = None,
     activation_shape: Sequence[int] | None = None,
+    time_limit: float = TIME_LIMIT,
 ) -> Suspect:
     """Open a model file that an adversary may have written, without running anything in it.
 
@@ -76,10 +80,11 @@ def open_suspect(
     ``architecture``, and where they differ from the standard ones its ``width`` and ``classes`` and
     the ``cut``; a whole model is cut there. For ONNX name the activation: ``at`` is a tensor or a
     node. With ``activation_shape`` (that of the key) a model that does not fit it is refused at
-    once. Raises :class:`~sigil.errors.SuspectError` with one sentence for everything that is
-    refused; docs/suspects.md lists it.
+    once. A process of its own takes the file apart and runs graphs of ONNX: it may take
+    ``time_limit`` seconds in all, opening and every later call together, and 2 GB of memory beyond
+    what the model itself takes. Raises :class:`~sigil.errors.SuspectError` with one sentence for
+    everything that is refused; docs/suspects.md lists it.
     """
-    file = SuspectFile(path)
     wanted = _Wanted(
         architecture=architecture,
         cut=cut,
@@ -88,66 +93,66 @@ def open_suspect(
         input_shape=None if input_shape is None else tuple(input_shape),
         activation_shape=None if activation_shape is None else tuple(activation_shape),
     )
-    if file.format == "onnx":
-        suspect = _open_onnx(file, wanted, at)
-    elif at is not None:
-        raise SuspectError(
-            f"{file.path} is no ONNX graph, so at (--at) means nothing here: name the cut instead."
-        )
-    else:
-        suspect = _open_weights(file, wanted)
-    file.unchanged()
-    return suspect
+    check_time_limit(time_limit)
+    with SuspectFile(path, time_limit=time_limit) as file:
+        if file.format == "onnx":
+            return _open_onnx(file, wanted, at, time_limit)
+        if at is not None:
+            raise SuspectError(
+                f"{file.path} is no ONNX graph, so at (--at) means nothing here: name the cut instead."
+            )
+        return _open_weights(file, wanted, time_limit)
 
 
-def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None) -> Suspect:
+def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: float) -> Suspect:
     if wanted.architecture or wanted.cut or wanted.width or wanted.classes:
         raise SuspectError(
             f"{file.path} is an ONNX graph, which brings its own architecture: leave architecture, "
             "cut, width and classes out and name the activation with at (--at)."
         )
-    graph = open_graph(file.read(), source=file.path, at=at, activation_shape=wanted.activation_shape)
-    if wanted.input_shape and graph.input_shape and wanted.input_shape != graph.input_shape:
-        raise ShapeError(f"{file.path} takes inputs of shape {graph.input_shape}, not {wanted.input_shape}.")
+    examination = Examination(
+        file,
+        time_limit=time_limit,
+        at=at,
+        activation_shape=wanted.activation_shape,
+        threads=torch.get_num_threads(),
+    )
+    said = examination.opened["input_shape"]
+    own_shape = None if said is None else tuple(said)
+    if wanted.input_shape and own_shape and wanted.input_shape != own_shape:
+        examination.close()
+        raise ShapeError(f"{file.path} takes inputs of shape {own_shape}, not {wanted.input_shape}.")
     return Suspect(
         path=file.path,
         kind="onnx",
-        description=f"ONNX graph up to {shown(graph.tensor)}",
+        description=f"ONNX graph up to {shown(examination.opened['tensor'])}",
         sha256=file.sha256,
-        input_shape=wanted.input_shape or graph.input_shape,
+        input_shape=wanted.input_shape or own_shape,
         module=None,
-        _run=graph.run,
+        _run=examination.run,
+        _close=examination.close,
     )
 
 
-def _open_weights(file: SuspectFile, wanted: _Wanted) -> Suspect:
-    described = None
-    if file.format == "safetensors":
-        kind = "safetensors"
-        described = _describe(file.path, wanted)
-        load: Callable[[Path], Mapping[str, Tensor]] = _load_safetensors
-    elif file.format == "bare pickle":
-        kind, load = "pickle", refuse_bare_pickle
-    elif file.format == "torch pickle":
-        kind, load = "state dict", load_legacy_state
-    elif is_exported(file.path):
-        kind, load = "exported program", load_exported_state
-    else:
-        kind, load = "state dict", load_state
-    # The content is judged before the arguments: a file that tries to run code is called that,
-    # whatever else is missing.
-    state = load(file.path)
-    spec = _client_spec(file.path, wanted, described)
-    input_shape = wanted.input_shape or (described.input_shape if described else None)
-    _check_fit(file.path, spec, input_shape, wanted.activation_shape)
+def _open_weights(file: SuspectFile, wanted: _Wanted, time_limit: float) -> Suspect:
+    examination = Examination(file, time_limit=time_limit)
     try:
-        module = models.from_state(spec, state)
-    except SuspectError as error:
-        raise SuspectError(f"{file.path} does not fit: {error}.") from error
+        # The content was judged before the arguments: a file that tries to run code is called that,
+        # whatever else is missing.
+        described = _describe(file, examination.opened["description"], wanted)
+        spec = _client_spec(file.path, wanted, described)
+        input_shape = wanted.input_shape or (described.input_shape if described else None)
+        _check_fit(file.path, spec, input_shape, wanted.activation_shape)
+        try:
+            module = fill(spec, examination.shapes(), examination.tensor, source="it")
+        except SuspectError as error:
+            raise SuspectError(f"{file.path} does not fit: {error}.") from error
+    finally:
+        examination.close()
     module.eval().requires_grad_(False)
     return Suspect(
         path=file.path,
-        kind=kind,
+        kind=examination.opened["kind"],
         description=str(spec),
         sha256=file.sha256,
         input_shape=input_shape,
@@ -156,23 +161,16 @@ def _open_weights(file: SuspectFile, wanted: _Wanted) -> Suspect:
     )
 
 
-def _describe(path: Path, wanted: _Wanted) -> models.Description | None:
+def _describe(file: SuspectFile, text: str | None, wanted: _Wanted) -> models.Description | None:
     """What the file says of itself, None if it says nothing usable and the caller knows better."""
+    if file.format != "safetensors":
+        return None
     try:
-        return models.read_description(path)
+        return parse_description(text, source=str(file.path))
     except SuspectError:
         if wanted.architecture is None:
             raise
         return None
-
-
-def _load_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        # Dtypes that this PyTorch lacks raise AttributeError, and there may be more of the kind.
-        raise SuspectError(f"{path} is a damaged safetensors file: {reason(error)}.") from error
 
 
 def _client_spec(path: Path, wanted: _Wanted, described: models.Description | None) -> models.ModelSpec:
