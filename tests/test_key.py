@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import hmac
 import inspect
@@ -27,8 +28,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from sigil.draws import _log, standard_normal
 from sigil.errors import ConfigError, KeyFileError, ShapeError, SigilError
-from sigil.key import Key, _log, _standard_normal, default_bits
+from sigil.key import Key
+from sigil.key_length import default_bits
+from sigil.statement import KeyFields
 
 # A seed that looks random, so that finding it in some text is no accident.
 SEED = hashlib.sha256(b"the seed of the key tests").digest()
@@ -39,19 +43,73 @@ def small_key(**changes: Any) -> Key:
     return Key.generate(**fields | changes)
 
 
-# The scheme written once more, slowly: HMAC for HKDF, one AES block at a time, SciPy's quantiles.
+def old_key(**changes: Any) -> Key:
+    """A key of the first version, as only its files can be read today."""
+    fields: dict[str, Any] = {"owner": "Ångström & Co", "shape": (3, 2, 2), "bits": 5}
+    return Key(KeyFields(**fields | changes, version=1), SEED)
 
 
-def slow_encoding(key: Key, purpose: str) -> bytes:
-    shape = b"".join(size.to_bytes(8, "big") for size in key.shape)
-    parts = [b"sigil key v1", (1).to_bytes(8, "big"), key.owner.encode("utf-8"), shape]
-    parts += [key.bits.to_bytes(8, "big"), purpose.encode("ascii")]
+# Both schemes written once more, slowly: HMAC for HKDF, one AES block at a time, SciPy's quantiles.
+
+
+def prefixed(*parts: bytes) -> bytes:
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
+def slow_hkdf(salt: bytes, info: bytes) -> bytes:
+    return hmac.digest(hmac.digest(salt, SEED, "sha256"), info + b"\x01", "sha256")
+
+
+def slow_old_encoding(key: Key, purpose: str) -> bytes:
+    shape = b"".join(size.to_bytes(8, "big") for size in key.shape)
+    return prefixed(
+        *(b"sigil key v1", (1).to_bytes(8, "big"), key.owner.encode("utf-8"), shape),
+        *(key.bits.to_bytes(8, "big"), purpose.encode("ascii")),
+    )
+
+
+def slow_encoding(key: Key) -> bytes:
+    """F of a key of which only owner, shape and bits were chosen."""
+    shape = "x".join(map(str, key.shape)).encode()
+    return prefixed(
+        *(b"2", key.owner.encode("utf-8"), b"none", b"none", b"none", b"none", shape, b"none", b"none"),
+        *(str(key.bits).encode(), b"paper", b"none", b"none", b"512", b"3e-7", b"fan-out-normal", b"none"),
+    )
+
+
+def slow_statement(key: Key) -> bytes:
+    public = key.signing_key().public_key().public_bytes_raw()
+    committed = prefixed(b"sigil commitment v2") + slow_encoding(key) + prefixed(public, SEED)
+    fields = {
+        "alpha": "3e-7",
+        "bits": key.bits,
+        "classes": None,
+        "commitment": hashlib.sha256(committed).hexdigest(),
+        "cut": None,
+        "evidence_key": public.hex(),
+        "format": "sigil-statement/2",
+        "initialiser": "fan-out-normal",
+        "input_shape": None,
+        "inputs_digest": None,
+        "model": None,
+        "normalisation": None,
+        "owner": key.owner,
+        "probes": 512,
+        "scheme": "paper",
+        "seal": "none",
+        "shape": list(key.shape),
+        "share_rule": None,
+        "version": 2,
+        "width": None,
+    }
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def slow_subkey(key: Key, purpose: str) -> bytes:
-    extracted = hmac.digest(b"sigil key v1", SEED, "sha256")
-    return hmac.digest(extracted, slow_encoding(key, purpose) + b"\x01", "sha256")
+    if key.version == 1:
+        return slow_hkdf(b"sigil key v1", slow_old_encoding(key, purpose))
+    info = prefixed(b"sigil v2", purpose.encode()) + hashlib.sha256(slow_statement(key)).digest()
+    return slow_hkdf(bytes(32), info)
 
 
 def slow_stream(key: Key, purpose: str, size: int) -> bytes:
@@ -74,8 +132,8 @@ def sha256(tensor: torch.Tensor) -> str:
 # Golden vectors: a change of any of these makes every existing key worthless.
 
 
-def test_golden_small_key() -> None:
-    key = small_key()
+def test_golden_old_key() -> None:
+    key = old_key()
     assert key.matrix[0].tolist() == [
         -0.28753146529197693,
         -0.25226637721061707,
@@ -93,20 +151,75 @@ def test_golden_small_key() -> None:
     )
 
 
-def test_golden_key_of_many_blocks() -> None:
-    key = small_key(shape=(64, 8, 8), bits=50)
+def test_golden_old_key_of_many_blocks() -> None:
+    key = old_key(shape=(64, 8, 8), bits=50)
     assert sha256(key.matrix) == "3b863278db3c8ca300cff14c3a3bf4ec2c22df5684b48b156abf05d05901e488"
     assert sha256(key.target) == "be12c38f9b048e9caba2d3f07832c64e426b7e8dd996708dcdff0a32ebd6be98"
 
 
-def test_the_slow_implementation_agrees() -> None:
+def test_golden_key() -> None:
     key = small_key()
+    assert key.commitment == "0b356a733743242f2896b33c144b0b6493705924e5ff53ac741dc8242a247267"
+    assert sha256(key.matrix) == "7d0ff1088f3a9f256d95c38360c3696216f314b4a8c561506e7c09c799239d0f"
+    assert key.target.tolist() == [1.0, 0.0, 0.0, 1.0, 1.0]
+    large = small_key(shape=(64, 8, 8), bits=50)
+    assert sha256(large.matrix) == "64e08aec69ced5562a7f8c43c63feb242cec4c8bec032b8785b0b8eb9211d6e9"
+    assert (
+        sha256(large.noise_probes(0, 3, (3, 8, 8)))
+        == "051298cf15a9966fdbf575aea3ecf47d1627eca08ab5b1b8057edb818128edfc"
+    )
+    assert large.choose(5, 1000).tolist() == [771, 224, 241, 718, 967]
+    assert large.share_of(1, 4, 2).nonzero().flatten().tolist() == [
+        0,
+        3,
+        4,
+        7,
+        9,
+        10,
+        13,
+        14,
+        17,
+        19,
+        20,
+        22,
+        25,
+        26,
+        29,
+        30,
+        32,
+        34,
+        37,
+        39,
+        40,
+        42,
+        45,
+        47,
+        49,
+    ]
+    assert (
+        sha256(large.initial("conv1.weight", (4, 3, 3, 3)))
+        == "de7cfa3cb2dc257c0cca277581d6983fedb5145d53b7aad5772e4c040c561d1b"
+    )
+    assert (
+        sha256(large.initial("fc.weight", (10, 8)))
+        == "dbb9dc5d9052f091e6916fbb01754386820237a0318ab16540f07ca3d0db6f88"
+    )
+
+
+@pytest.mark.parametrize("make", [small_key, old_key])
+def test_the_slow_implementation_agrees(make: Callable[[], Key]) -> None:
+    key = make()
     assert sha256(torch.from_numpy(slow_matrix(key))) == sha256(key.matrix)
     stream = slow_stream(key, "target", 1)
     assert key.target.tolist() == [float(stream[0] >> j & 1) for j in range(5)]
-    committed = hashlib.sha256(slow_encoding(key, "commitment") + SEED).hexdigest()
-    assert key.commitment == committed
-    assert key.signing_key().private_bytes_raw() == slow_subkey(key, "evidence")
+    if key.version == 1:
+        committed = hashlib.sha256(slow_old_encoding(key, "commitment") + SEED).hexdigest()
+        assert key.commitment == committed
+        assert key.signing_key().private_bytes_raw() == slow_subkey(key, "evidence")
+    else:
+        assert key.statement().encode() == slow_statement(key)
+        secret = slow_hkdf(b"sigil key v2", prefixed(b"evidence") + slow_encoding(key))
+        assert key.signing_key().private_bytes_raw() == secret
 
 
 def test_every_entry_is_the_quantile_of_its_word() -> None:
@@ -121,15 +234,15 @@ def test_quantiles_at_the_ends_and_at_the_seams() -> None:
         [np.arange(100), 2**31 + near, seam + near, 2**32 - seam + near, 2**32 - 1 - np.arange(100)]
     ).astype("<u4")
     expected = special.ndtri((words + 0.5) / 2.0**32)
-    np.testing.assert_allclose(_standard_normal(words), expected, rtol=1e-14)
-    assert abs(_standard_normal(words)).max() == pytest.approx(6.338, abs=1e-3)
+    np.testing.assert_allclose(standard_normal(words), expected, rtol=1e-14)
+    assert abs(standard_normal(words)).max() == pytest.approx(6.338, abs=1e-3)
 
 
 def test_quantiles_are_odd_and_increasing() -> None:
     words = np.arange(0, 2**32, 65_537, dtype=np.uint64).astype("<u4")
-    values = _standard_normal(words)
+    values = standard_normal(words)
     assert (np.diff(values) > 0).all()
-    mirrored = _standard_normal((np.uint32(2**32 - 1) - words).astype("<u4"))
+    mirrored = standard_normal((np.uint32(2**32 - 1) - words).astype("<u4"))
     assert (values == -mirrored).all()
 
 
@@ -141,7 +254,7 @@ def test_logarithm() -> None:
 # The distribution of M and b.
 
 
-def test_matrix_is_standard_normal() -> None:
+def test_matrix_isstandard_normal() -> None:
     matrix = small_key(shape=(256, 8, 8), bits=50).matrix
     assert matrix.dtype == torch.float32
     assert matrix.shape == (16_384, 50)
@@ -232,15 +345,23 @@ def test_fresh_keys_differ() -> None:
     keys = [Key.generate("ACME", shape=(4,)) for _ in range(20)]
     assert len({key.commitment for key in keys}) == 20
     assert keys[0].bits == 32
-    assert keys[0].version == 1
+    assert keys[0].version == 2
 
 
 @pytest.mark.parametrize(
-    ("shape", "bits"), [((256, 8, 8), 512), ((32, 8, 8), 128), ((2047,), 127), ((16,), 32), ((1,), 32)]
+    ("shape", "bits", "stamped"),
+    [
+        *[((256, 8, 8), 512, 512), ((32, 8, 8), 128, 128), ((2047,), 128, 127), ((1024,), 128, 64)],
+        *[((256,), 128, 64), ((255,), 127, 64), ((128,), 64, 64), ((127,), 63, 63), ((16,), 32, 32)],
+        ((1,), 32, 32),
+    ],
 )
-def test_keys_are_as_long_as_their_shape_has_room_for(shape: tuple[int, ...], bits: int) -> None:
+def test_keys_are_as_long_as_their_shape_has_room_for(
+    shape: tuple[int, ...], bits: int, stamped: int
+) -> None:
     assert default_bits(shape) == bits
     assert Key.generate("ACME", shape=shape).bits == bits
+    assert Key.generate("ACME", shape=shape, seal="rfc3161").bits == stamped
 
 
 def test_generation_leaves_the_global_random_states_alone() -> None:
@@ -299,7 +420,7 @@ def test_impossible_owners_are_refused(owner: Any) -> None:
 
 
 @pytest.mark.parametrize("owner", ["A", "x" * 128, "株式会社シギル", 'O"Neil \\ Sons', "𠀀" * 128])
-def test_any_printable_owner_is_accepted(owner: str) -> None:
+def test_printable_owners_are_accepted(owner: str) -> None:
     key = small_key(owner=owner)
     assert key.owner == owner
     assert "\n" not in key.statement()
@@ -448,7 +569,7 @@ def broken_files(directory: Path) -> dict[str, tuple[Path, str | None]]:
         "not UTF-8": text.replace("Å".encode(), b"\xc5\xff"),
         "not JSON": text.replace(b'"bits":5', b'"bits":'),
         "wrong checksum": text[:-4] + bytes([text[-4] ^ 1]) + text[-3:],
-        "newer": text.replace(b"sigil-key/1", b"sigil-key/2"),
+        "newer": text.replace(b"sigil-key/2", b"sigil-key/3"),
     }
     cases: dict[str, tuple[Path, str | None]] = {
         "locked": (locked, None),
@@ -464,7 +585,7 @@ def broken_files(directory: Path) -> dict[str, tuple[Path, str | None]]:
     del content["checksum"]
     for name, change in {"other owner": {"owner": "Eve"}, "no bits": {"bits": 0}}.items():
         path = directory / f"{name}.key"
-        path.write_bytes(with_checksum(content | change))
+        path.write_bytes(with_checksum(content | {"statement": content["statement"] | change}))
         cases[name] = (path, None)
     return cases
 
@@ -523,16 +644,22 @@ def test_save_and_load(tmp_path: Path, passphrase: str | None) -> None:
     ids=str,
 )
 def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    small_key().save(tmp_path / "a.key")
-    content = json.loads((tmp_path / "a.key").read_bytes())
-    del content["checksum"]
-    (tmp_path / "b.key").write_bytes(with_checksum(content | change))
-    with pytest.raises(KeyFileError, match="contradicts itself"):
-        Key.load(tmp_path / "b.key")
+    for key in (old_key(), small_key()):
+        key.save(tmp_path / "a.key", overwrite=True)
+        content = json.loads((tmp_path / "a.key").read_bytes())
+        del content["checksum"]
+        if key.version == 1 or "seed" in change:
+            changed = content | change
+        else:
+            changed = content | {"statement": content["statement"] | change}
+        (tmp_path / "b.key").write_bytes(with_checksum(changed))
+        (tmp_path / "b.key").chmod(0o600)
+        with pytest.raises(KeyFileError, match="contradicts itself"):
+            Key.load(tmp_path / "b.key")
 
 
 def test_a_key_of_another_scheme_is_refused(tmp_path: Path) -> None:
-    small_key().save(tmp_path / "a.key")
+    old_key().save(tmp_path / "a.key")
     content = json.loads((tmp_path / "a.key").read_bytes())
     del content["checksum"]
     (tmp_path / "b.key").write_bytes(with_checksum(content | {"version": 2}))
@@ -540,15 +667,17 @@ def test_a_key_of_another_scheme_is_refused(tmp_path: Path) -> None:
         Key.load(tmp_path / "b.key")
 
 
-def test_nothing_but_fields_and_a_seed_goes_into_a_key() -> None:
-    accepted = {"cls", "self", "owner", "shape", "bits", "seed"}
-    for make in (Key, Key.generate):
-        assert set(inspect.signature(make).parameters) <= accepted
+def test_nothing_but_fields_a_seed_and_a_seal_goes_into_a_key() -> None:
+    assert set(inspect.signature(Key).parameters) == {"fields", "seed", "stamp"}
+    stated = {field.name for field in dataclasses.fields(KeyFields)}
+    accepted = stated - {"version", "share_rule"} | {"seed", "carriers_per_bit"}
+    assert set(inspect.signature(Key.generate).parameters) == accepted
     loading = set(inspect.signature(Key.load).parameters)
     assert loading == {"path", "passphrase"}
 
 
 def test_purposes_are_independent() -> None:
     key = small_key()
-    streams = [key._keystream(purpose, 0, 64) for purpose in ("matrix", "target", "evidence")]
+    purposes = ("matrix", "target", "probes", "inputs", "share", "initial/a", "initial/b", "evidence")
+    streams = [key._stream(purpose).octets(0, 64) for purpose in purposes]
     assert all(a != b for a, b in itertools.combinations(streams, 2))

@@ -269,7 +269,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked = tmp_path / "locked.key"
     keyfile.write(locked, FIELDS, passphrase=PASSPHRASE)
     whole = locked.read_bytes()
-    (tmp_path / "newer.key").write_bytes(b'{"format":"sigil-key/2","anything":1}')
+    (tmp_path / "newer.key").write_bytes(b'{"format":"sigil-key/3","anything":1}')
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
     (tmp_path / "large.key").write_bytes(whole + b" " * 4_096)
     (tmp_path / "cut.key").write_bytes(whole[:200])
@@ -282,7 +282,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sentence(tmp_path / "large.key"): "is not a Sigil key file",
         sentence(tmp_path / "cut.key"): "is truncated",
         sentence(tmp_path / "bad.key", PASSPHRASE): "is damaged",
-        sentence(tmp_path / "newer.key"): "format 2, but this release reads format 1",
+        sentence(tmp_path / "newer.key"): "format 3, but this release reads formats 1 to 2",
         sentence(locked): "is locked with a passphrase",
         sentence(locked, "wrong"): "passphrase of .* is wrong",
         sentence(locked, ""): "passphrase is empty",

@@ -15,6 +15,14 @@ class KeyFileError(SigilError):
     """A key file cannot be read, written or trusted."""
 
 
+class KeyFileWarning(UserWarning):
+    """A key file lies open to others; it is read nevertheless."""
+
+
+class SealError(SigilError):
+    """A time stamp is malformed, fits another key, or comes from an authority that is not trusted."""
+
+
 class ShapeError(SigilError):
     """A tensor does not have the shape that the key or the model expects."""
 

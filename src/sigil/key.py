@@ -1,144 +1,136 @@
 """The owner's secret key: 32 random bytes from which the watermark (M, b) is derived.
 
-M (d×k, standard normal) and b (k bits) are functions of the seed, the owner's name, the activation
-shape, the number of bits and the scheme version, and of nothing else. Nobody, the owner included,
-can choose an entry of M or a bit of b; a commitment published before training shows that the seed
-was not re-drawn afterwards either. docs/forgery.md shows what that prevents.
+M (d×k, standard normal) and b (k bits) are functions of the seed, of everything that the key's
+statement says in public, and of its seal, and of nothing else. Nobody, the owner included, can choose
+an entry of M or a bit of b. A key can be drawn again, though, until one happens to fit, so there are two
+kinds: a *plain* key, whose verdicts multiply p by 2⁸⁰, and a *stamped* one, which also follows from the
+signature of a time stamp over its statement: every try costs a dated request, and p is multiplied by
+2²⁴. docs/forgery.md shows what that prevents.
 
-The derivation is bit-exact on every platform and library version, so that a key opened in ten years
-gives the same M:
-
-- HKDF-SHA256 turns the seed and the canonical encoding of all fields into one independent subkey a
-  purpose ("matrix", "target", "evidence").
-- AES-256 in counter mode turns a subkey into a stream of bytes. Block i of the stream is the
-  encryption of the number i, so any part of M is derived without the rest of it.
-- Entry (i, j) of M is the 32-bit little-endian word u at index i·k + j of the stream, taken through
-  the normal quantile function at (u + 1/2)/2³² in float64 and rounded to float32.
-- The quantile function is a rational approximation written with + − × ÷ and √ alone. IEEE 754
-  demands the correctly rounded result of these five, so there is one possible answer; each is a
-  NumPy call of its own, so no compiler can fuse two of them. The logarithm that the tails need is
-  built from the same five, because the one of the system's maths library differs in its last bit
-  between platforms.
+Noise probes, the choice of inputs, shares of the bits and initial weights are derived likewise, each
+for a purpose of its own (`sigil.derivation`), and bit-exactly (`sigil.draws`), so that a key opened in ten
+years gives the same numbers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 import math
 import operator
 import os
 import secrets
-import unicodedata
 from collections.abc import Sequence
-from typing import Final, NoReturn, final
+from datetime import datetime
+from typing import Final, Literal, NoReturn, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import nn
 
-from sigil import keyfile
-from sigil.errors import ConfigError, KeyFileError, ShapeError
+from sigil import derivation, initial_weights, key_content, keyfile, seal, shares, statement
+from sigil.draws import Stream
+from sigil.errors import ConfigError, KeyFileError, SealError, ShapeError
+from sigil.key_length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, default_bits
+from sigil.seal import Seal
+from sigil.statement import KeyFields, Scheme, SealKind, Statement, check_shape
 
-SCHEME_VERSION: Final = 1
 SEED_BYTES: Final = 32
-MAX_OWNER: Final = 128
-MAX_BITS: Final = 65_536
-# What an attack leaves of a mark proves the more, the longer the key is. The paper finds 500 bits no burden
-# for 16,384 dimensions; the shortest leaves room below the usual level of proof.
-LONGEST_DEFAULT_BITS: Final = 512
-SHORTEST_DEFAULT_BITS: Final = 32
-# With fewer dimensions a bit the mark pulled whole activations towards zero and training with them.
-DIMENSIONS_PER_BIT: Final = 16
-MAX_AXES: Final = 4
-MAX_DIMENSION: Final = 2**26
-
-_DOMAIN: Final = b"sigil key v1"
-# Words that are turned into normal numbers at a time: the float64 intermediates stay in the cache,
-# and the memory needed beside the result stays at a few megabytes whatever the shape.
-_BLOCK_WORDS: Final = 1 << 16
-
-_Floats = npt.NDArray[np.float64]
-
-
-def default_bits(shape: Sequence[int]) -> int:
-    """How long a key is if nobody says: a bit for every 16 dimensions of the activation, 512 at most.
-
-    The strongest attack tried leaves 128 bits in 2,048 dimensions below the level of proof and 256 in 4,096
-    above it (``results/cpu/proof``, ``results/cpu/scaling``). No key is shorter than 32 bits, whose smallest
-    p-value is 2.3e-10.
-    """
-    room = math.prod(_check_shape(shape)) // DIMENSIONS_PER_BIT
-    return max(SHORTEST_DEFAULT_BITS, min(LONGEST_DEFAULT_BITS, room))
+MAX_CHOICE: Final = 10**7
+MAX_POPULATION: Final = 2**53
 
 
 @final
 class Key:
     """The secret that marks a model and later proves who marked it; make one with `generate`.
 
-    A key never changes. It compares equal to another key with the same commitment, and it refuses
-    to be pickled or copied, because a pickle would carry the seed to a place that nobody guards:
-    use `save` and `load`.
+    A key never changes. It compares equal to another key with the same commitment and the same seal, and
+    it refuses to be pickled or copied, because a pickle would carry the seed to a place that nobody
+    guards: use `save` and `load`. `fields` is all that it states in public.
     """
 
-    __slots__ = ("_commitment", "_matrix", "_seed", "_target", "bits", "owner", "shape", "version")
+    __slots__ = ("_matrix", "_seal", "_seed", "_statement", "_target", "fields")
 
-    owner: str
-    shape: tuple[int, ...]
-    bits: int
-    version: int
+    fields: KeyFields
     _seed: bytes
-    _commitment: str
+    _statement: Statement
+    _seal: Seal | None
     _matrix: torch.Tensor | None
     _target: torch.Tensor | None
 
-    def __init__(self, owner: str, *, shape: Sequence[int], bits: int, seed: bytes) -> None:
+    def __init__(self, fields: KeyFields, seed: bytes, stamp: Seal | None = None) -> None:
         if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
             raise ConfigError(
                 f"A seed must be exactly {SEED_BYTES} bytes; "
                 "leave it out to draw one from the operating system."
             )
         values = {
-            "owner": _check_owner(owner),
-            "shape": _check_shape(shape),
-            "bits": _check_bits(bits),
-            "version": SCHEME_VERSION,
+            "fields": fields,
             "_seed": seed,
+            "_statement": derivation.state(fields, seed),
+            "_seal": stamp,
             "_matrix": None,
             "_target": None,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        committed = hashlib.sha256(self._encode("commitment") + seed)
-        object.__setattr__(self, "_commitment", committed.hexdigest())
 
     @classmethod
     def generate(
         cls,
         owner: str,
-        *,
         shape: Sequence[int],
+        *,
         bits: int | None = None,
         seed: bytes | None = None,
+        model: str | None = None,
+        width: int | None = None,
+        classes: int | None = None,
+        cut: str | None = None,
+        input_shape: Sequence[int] | None = None,
+        normalisation: tuple[Sequence[float], Sequence[float]] | None = None,
+        scheme: Scheme = "paper",
+        carriers_per_bit: int | None = None,
+        inputs_digest: str | None = None,
+        probes: int = statement.PROBES,
+        alpha: float | str = statement.ALPHA,
+        initialiser: str | None = statement.INITIALISER,
+        seal: SealKind = "none",
     ) -> Key:
         """Draw a new key from the operating system's randomness.
 
         `owner` is the name to prove, 1 to 128 printable characters; `shape` is the shape of one
         sample's activation at the cut, e.g. (256, 8, 8); `bits` is the length k of the watermark,
-        `default_bits(shape)` if not given.
-        A given `seed` of 32 bytes makes a fixed key, for tests.
+        `default_bits(shape)` if not given. A given `seed` of 32 bytes makes a fixed key, for tests.
+
+        The rest is stated in public, and what is stated cannot be chosen afterwards: the `model` with its
+        `width` and `classes`, the `cut` in it, the `input_shape` and the (means, deviations) of the inputs'
+        `normalisation`, the `scheme` ("shares" deals the bits out among clients, `carriers_per_bit` of
+        them for each), the `inputs_digest` of the real inputs to read the mark on, the number of noise
+        `probes`, the level `alpha`, whether initial weights are drawn from the key (`initialiser`). With
+        `seal="rfc3161"` the key is one to be stamped: it is of no use until `seal` made it whole.
         """
-        if seed is None:
-            seed = secrets.token_bytes(SEED_BYTES)
         failure: ConfigError
         try:
-            if bits is None:
-                bits = default_bits(shape)
-            return cls(owner, shape=shape, bits=bits, seed=seed)
+            fields = KeyFields(
+                owner=owner,
+                shape=check_shape(shape),
+                bits=default_bits(shape, seal) if bits is None else bits,
+                model=model,
+                width=width,
+                classes=classes,
+                cut=cut,
+                input_shape=None if input_shape is None else check_shape(input_shape, "input shape"),
+                normalisation=statement.normalisation_text(normalisation),
+                scheme=scheme,
+                share_rule=statement.share_rule(scheme, carriers_per_bit),
+                inputs_digest=inputs_digest,
+                probes=probes,
+                alpha=statement.level_text(alpha),
+                initialiser=initialiser,
+                seal=seal,
+            )
+            return cls(fields, secrets.token_bytes(SEED_BYTES) if seed is None else seed)
         except ConfigError as error:
             # Raised again from a frame that does not hold the seed: some error reporters record
             # the local variables of every frame.
@@ -147,9 +139,54 @@ class Key:
         raise failure
 
     @property
+    def owner(self) -> str:
+        """The name that the key proves."""
+        return self.fields.owner
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample's activation at the cut."""
+        return self.fields.shape
+
+    @property
+    def bits(self) -> int:
+        """The length k of the watermark."""
+        return self.fields.bits
+
+    @property
+    def version(self) -> int:
+        """The version of the derivation: 2, or 1 for a key that an old release made."""
+        return self.fields.version
+
+    @property
     def dimension(self) -> int:
         """The number d of activations at the cut: the product of `shape`."""
         return math.prod(self.shape)
+
+    @property
+    def kind(self) -> Literal["plain", "stamped"]:
+        """What the key's secrets follow from: the seed alone, or the seed and a time stamp."""
+        return "plain" if self._seal is None else "stamped"
+
+    @property
+    def allowance_log2(self) -> int:
+        """The logarithm to base 2 of how many keys of this kind a claimant may have drawn: 80 or 24."""
+        return PLAIN_ALLOWANCE_LOG2 if self._seal is None else STAMPED_ALLOWANCE_LOG2
+
+    @property
+    def awaits_seal(self) -> bool:
+        """Whether the key was made to be stamped and is not sealed yet; it derives nothing before."""
+        return self._seal is None and self.fields.seal != "none"
+
+    @property
+    def stamp(self) -> Seal | None:
+        """The time stamp of a stamped key; its `check` finds out whether a trusted root vouches for it."""
+        return self._seal
+
+    @property
+    def stamped_at(self) -> datetime | None:
+        """When the statement of a stamped key was stamped, by its authority's clock."""
+        return None if self._seal is None else self._seal.time
 
     @property
     def commitment(self) -> str:
@@ -158,7 +195,7 @@ class Key:
         It hides the seed, which has 256 random bits, and it binds the owner to it, since a second
         key with the same commitment would be a collision of SHA-256.
         """
-        return self._commitment
+        return self._statement.commitment
 
     @property
     def matrix(self) -> torch.Tensor:
@@ -176,10 +213,8 @@ class Key:
     def target(self) -> torch.Tensor:
         """The secret bits b, float32 (bits,) of zeros and ones; treat it as read-only."""
         if self._target is None:
-            stream = self._keystream("target", 0, -(-self.bits // 8))
-            octets = np.frombuffer(stream, dtype=np.uint8)
-            bits = np.unpackbits(octets, count=self.bits, bitorder="little")
-            object.__setattr__(self, "_target", torch.from_numpy(bits.astype(np.float32)))
+            bits = self._stream("target").bits(self.bits).astype(np.float32)
+            object.__setattr__(self, "_target", torch.from_numpy(bits))
         assert self._target is not None
         return self._target
 
@@ -193,33 +228,96 @@ class Key:
                 f"Rows {start} to {stop} were asked for, but the matrix of this key has rows "
                 f"0 to {self.dimension}; give 0 <= start <= stop <= {self.dimension}."
             )
-        try:
-            out = np.empty((stop - start, self.bits), dtype=np.float32)
-        except MemoryError:
-            size = (stop - start) * self.bits * 4 / 2**30
+        return self._normals("matrix", start, stop, (self.bits,), what=f"rows of {self.bits} bits")
+
+    def noise_probes(self, start: int, stop: int, shape: Sequence[int] | None = None) -> torch.Tensor:
+        """Noise probes `start` to `stop` (exclusive) of this key, float32 (stop - start, *shape), N(0, 1).
+
+        `shape` is that of one input, the stated one if not given. The probes are fixed with the key,
+        unknown to a thief and independent of b; probe i is the same whatever part is asked for.
+        """
+        if shape is None and self.fields.input_shape is None:
+            raise ConfigError("The key states no input shape; say for which shape of input to draw probes.")
+        sizes = check_shape(shape or self.fields.input_shape or (), "input shape")
+        if not 0 <= start <= stop <= 2**32:
+            raise ShapeError(f"Probes {start} to {stop} were asked for; give 0 <= start <= stop <= 2^32.")
+        return self._normals("probes", start, stop, sizes, what=f"probes of shape {sizes}")
+
+    def choose(self, count: int, population: int, purpose: str = "inputs") -> torch.Tensor:
+        """`count` different indices below `population`, int64, drawn by the key, in the order drawn.
+
+        Every choice is equally likely. Different uses have different purposes, "inputs" or
+        "inputs/<name>".
+        """
+        if purpose != "inputs" and not purpose.startswith("inputs/"):
+            raise ConfigError(f"A choice has the purpose 'inputs' or 'inputs/<name>', not {purpose[:40]!r}.")
+        count, population = operator.index(count), operator.index(population)
+        if not 0 <= count <= min(population, MAX_CHOICE) or population > MAX_POPULATION:
             raise ConfigError(
-                f"{stop - start} rows of {self.bits} bits need {size:.1f} GiB, more than this "
-                "machine can give; use fewer bits or derive fewer rows at a time."
-            ) from None
-        flat = out.reshape(-1)
-        for begin in range(0, flat.size, _BLOCK_WORDS):
-            block = flat[begin : begin + _BLOCK_WORDS]
-            stream = self._keystream("matrix", 4 * (start * self.bits + begin), 4 * block.size)
-            block[:] = _standard_normal(np.frombuffer(stream, dtype="<u4"))
-        return torch.from_numpy(out)
+                f"{count} of {population} cannot be chosen; ask for at most all of them, and at most "
+                f"{MAX_CHOICE:,}."
+            )
+        return torch.tensor(self._stream(purpose).choose(count, population), dtype=torch.int64)
+
+    def share_of(self, client: int, clients: int, carriers_per_bit: int | None = None) -> torch.Tensor:
+        """Which bits client number `client` of `clients` carries, bool (bits,), dealt out by the key.
+
+        Every bit has exactly `carriers_per_bit` clients (the stated number if not given), and the
+        clients' numbers of bits differ by one at most.
+        """
+        stated = (self.fields.share_rule or "").partition("-")[2]
+        carriers = carriers_per_bit if carriers_per_bit is not None else int(stated or 1)
+        if stated and carriers != int(stated):
+            raise ConfigError(f"The key states {stated} carriers per bit, but {carriers} were asked for.")
+        if not (1 <= carriers <= clients <= shares.MAX_CLIENTS and 0 <= client < clients):
+            raise ConfigError(
+                f"Client {client} of {clients} with {carriers} carriers per bit is impossible; give "
+                f"0 <= client < clients <= {shares.MAX_CLIENTS} and 1 <= carriers <= clients."
+            )
+        dealt = shares.deal(self._stream("share"), bits=self.bits, clients=clients, carriers=carriers)
+        return torch.from_numpy(dealt[client].copy())
+
+    def initial(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """The owner's initial weights for one tensor, float32: `name` as in the module's state dict.
+
+        Two axes are a linear layer's, U(−1/√inputs, 1/√inputs); three or more a convolution's,
+        N(0, 2/fan-out). They are secret: whoever knows them can forge or avoid descent from them.
+        """
+        return initial_weights.draw(self._initial_stream(name), shape)
+
+    def initialise(self, module: nn.Module) -> tuple[str, ...]:
+        """Give a module the owner's initial weights, in place, before it is trained; return their names.
+
+        All convolutions' and linear layers' weights are drawn from the key, the same on every platform.
+        Norm layers and biases are set as usual. The names are those of the module's state dict, so both
+        halves of a model can be given theirs separately.
+        """
+        return initial_weights.initialise(module, self._initial_stream)
 
     def statement(self) -> str:
-        """One line to publish or timestamp before training; it reveals nothing of the seed."""
-        public = self.signing_key().public_key().public_bytes_raw().hex()
-        return (
-            f"sigil-commitment v{self.version} owner={json.dumps(self.owner, ensure_ascii=False)} "
-            f"shape={'x'.join(map(str, self.shape))} bits={self.bits} "
-            f"commitment={self.commitment} evidence-key={public}"
-        )
+        """One line to publish or have stamped before training; it reveals nothing of the seed."""
+        return self._statement.text
+
+    def to_be_stamped(self) -> Key:
+        """The key with the same seed whose statement awaits a time stamp: what an authority is asked for."""
+        if self._seal is not None:
+            raise SealError("The key is sealed already; a seal is for good, so make a new key for another.")
+        if self.version == 1:
+            raise SealError("A key of the old format cannot be sealed; make a new one with `sigil key new`.")
+        return Key(dataclasses.replace(self.fields, seal="rfc3161"), self._seed)
+
+    def seal(self, token: bytes) -> Key:
+        """A new key whose secrets also follow from a time stamp over its statement.
+
+        `token` is an authority's answer (TimeStampResp, .tsr) for the statement of `to_be_stamped()`. A
+        model that was marked before stays with the old key.
+        """
+        waiting = self.to_be_stamped()
+        return Key(waiting.fields, waiting._seed, seal.read(token, waiting._statement.digest))
 
     def signing_key(self) -> Ed25519PrivateKey:
         """The Ed25519 key that signs evidence; its public half is part of `statement`."""
-        return Ed25519PrivateKey.from_private_bytes(self._subkey("evidence"))
+        return derivation.evidence_key(self.fields, self._seed)
 
     def save(
         self,
@@ -228,67 +326,57 @@ class Key:
         passphrase: str | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Write the key to a file that only its owner can read (mode 0600, less than 1 KB).
+        """Write the key to a file that only its owner can read (mode 0600), with its seal if it has one.
 
         With a `passphrase` the seed is encrypted. An existing file is left alone and refused,
         unless `overwrite` is true; the file at `path` is at any moment the old or the new one.
         """
-        fields = keyfile.Fields(
-            version=self.version,
-            owner=self.owner,
-            shape=self.shape,
-            bits=self.bits,
-            commitment=self.commitment,
-            seed=self._seed,
-        )
-        keyfile.write(path, fields, passphrase=passphrase, overwrite=overwrite)
+        content = key_content.pack(self._statement, self._seed, self._seal)
+        keyfile.write(path, content, passphrase=passphrase, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, passphrase: str | None = None) -> Key:
         """Read a key from a file; a missing, damaged or locked one raises `KeyFileError`."""
-        fields = keyfile.read(path, passphrase=passphrase)
-        if fields.version != SCHEME_VERSION:
-            raise KeyFileError(
-                f"{os.fspath(path)} holds a key of scheme version {fields.version}, but this "
-                f"release knows version {SCHEME_VERSION}; install a release that knows it."
-            )
+        failure: KeyFileError
         try:
-            key = cls(fields.owner, shape=fields.shape, bits=fields.bits, seed=fields.seed)
-        except ConfigError:
-            key = None
-        if key is None or (key.owner, key.commitment) != (fields.owner, fields.commitment):
-            raise KeyFileError(
-                f"{os.fspath(path)} contradicts itself: its owner, shape, bits and seed do not "
-                "give the commitment it states; restore the file from a backup."
+            content = keyfile.read(path, passphrase=passphrase)
+            return cls(*key_content.unpack(content, os.fspath(path)))
+        except KeyFileError as error:
+            failure = KeyFileError(str(error))
+        raise failure
+
+    def _normals(
+        self, purpose: str, start: int, stop: int, shape: tuple[int, ...], *, what: str
+    ) -> torch.Tensor:
+        size = math.prod(shape)
+        stream = self._stream(purpose)
+        try:
+            out = np.empty((stop - start, *shape), dtype=np.float32)
+        except MemoryError:
+            raise ConfigError(
+                f"{stop - start} {what} need {(stop - start) * size * 4 / 2**30:.1f} GiB, more than this "
+                "machine can give; use fewer bits or derive fewer at a time."
+            ) from None
+        stream.fill_normal(out, start=start * size)
+        return torch.from_numpy(out)
+
+    def _initial_stream(self, name: str) -> Stream:
+        if self.fields.initialiser is None:
+            raise ConfigError("The key states no initial weights; make a new key to have them drawn from it.")
+        return self._stream(f"initial/{name}")
+
+    def _stream(self, purpose: str) -> Stream:
+        """The stream of one purpose. A key that awaits its seal has none: its secrets do not exist yet."""
+        if self.awaits_seal:
+            raise SealError(
+                "The key awaits its time stamp and is of no use before; get one with `sigil key stamp`, "
+                "then use the key that `sigil key seal` writes."
             )
-        return key
+        sigma = seal.PLAIN if self._seal is None else self._seal.sigma
+        return Stream(derivation.subkey(self._statement, self._seed, sigma, purpose))
 
-    def _encode(self, purpose: str) -> bytes:
-        """The canonical encoding of everything public and a purpose.
-
-        Each field is preceded by its length and each integer has eight bytes, so two different
-        sets of fields never share an encoding.
-        """
-        fields = (
-            _DOMAIN,
-            _integer(self.version),
-            self.owner.encode(),
-            b"".join(map(_integer, self.shape)),
-            _integer(self.bits),
-            purpose.encode(),
-        )
-        return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-
-    def _subkey(self, purpose: str) -> bytes:
-        hkdf = HKDF(algorithm=SHA256(), length=32, salt=_DOMAIN, info=self._encode(purpose))
-        return hkdf.derive(self._seed)
-
-    def _keystream(self, purpose: str, offset: int, size: int) -> bytes:
-        """Bytes `offset` to `offset + size` of the purpose's stream."""
-        block, skip = divmod(offset, 16)
-        counter = modes.CTR(block.to_bytes(16, "big"))
-        encryptor = Cipher(algorithms.AES256(self._subkey(purpose)), counter).encryptor()
-        return encryptor.update(bytes(skip + size))[skip:]
+    def _identity(self) -> tuple[str, bytes]:
+        return self.commitment, seal.PLAIN if self._seal is None else self._seal.sigma
 
     def __repr__(self) -> str:
         return (
@@ -299,10 +387,10 @@ class Key:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Key):
             return NotImplemented
-        return self.commitment == other.commitment
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash(self.commitment)
+        return hash(self._identity())
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"A key never changes: cannot set {name!r}; generate another key.")
@@ -318,123 +406,3 @@ class Key:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         self.__getstate__()
-
-
-def _integer(value: int) -> bytes:
-    return value.to_bytes(8, "big")
-
-
-def _check_owner(owner: str) -> str:
-    """The name in Unicode's composed form (NFC): the same name gives the same key however typed."""
-    name = unicodedata.normalize("NFC", owner) if isinstance(owner, str) else ""
-    # Nothing invisible: two owners that look alike in a printed statement must be alike.
-    if not (0 < len(name) <= MAX_OWNER and name.isprintable() and name == name.strip()):
-        raise ConfigError(
-            f"The owner's name must be 1 to {MAX_OWNER} printable characters, without line breaks, "
-            "control characters or spaces at either end; give a name such as ACME."
-        )
-    return name
-
-
-def _check_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    try:
-        sizes = tuple(operator.index(size) for size in shape)
-    except TypeError:
-        sizes = ()
-    if not (1 <= len(sizes) <= MAX_AXES and min(sizes) >= 1 and math.prod(sizes) <= MAX_DIMENSION):
-        raise ConfigError(
-            f"The activation shape must be 1 to {MAX_AXES} positive whole numbers with a product "
-            f"of at most {MAX_DIMENSION}, but it is {_shorten(shape)}; try (256, 8, 8)."
-        )
-    return sizes
-
-
-def _check_bits(bits: int) -> int:
-    try:
-        count = operator.index(bits)
-    except TypeError:
-        count = 0
-    if not 1 <= count <= MAX_BITS:
-        raise ConfigError(
-            f"The number of bits must be a whole number from 1 to {MAX_BITS}, but it is "
-            f"{_shorten(bits)}; 50 is what the paper uses."
-        )
-    return count
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else text[:39] + "…"
-
-
-# The normal quantile function. With p = (u + 1/2)/2³² and q = p − 1/2:
-#   |q| ≤ 0.425:  x = q·A(r)/B(r),  r = 0.425² − q²
-#   otherwise:    x = ±C(r)/D(r),   r = √(−ln min(p, 1 − p)) − 1.6
-# with polynomials of degree seven, constant term first: the coefficients of M. J. Wichura, "The
-# percentage points of the normal distribution", Applied Statistics 37 (1988), algorithm AS 241.
-# Its third region begins at √(−ln p) = 5; the smallest p here, 2⁻³³, is at 4.78.
-# fmt: off
-_A: Final = (
-    3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3,
-    1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4,
-    3.3430575583588128105e4, 2.5090809287301226727e3,
-)
-_B: Final = (
-    1.0, 4.2313330701600911252e1, 6.8718700749205790830e2,
-    5.3941960214247511077e3, 2.1213794301586595867e4, 3.9307895800092710610e4,
-    2.8729085735721942674e4, 5.2264952788528545610e3,
-)
-_C: Final = (
-    1.42343711074968357734e0, 4.63033784615654529590e0, 5.76949722146069140550e0,
-    3.64784832476320460504e0, 1.27045825245236838258e0, 2.41780725177450611770e-1,
-    2.27238449892691845833e-2, 7.74545014278341407640e-4,
-)
-_D: Final = (
-    1.0, 2.05319162663775882187e0, 1.67638483018380384940e0,
-    6.89767334985100004550e-1, 1.48103976427480074590e-1, 1.51986665636164571966e-2,
-    5.47593808499534494600e-4, 1.05075007164441684324e-9,
-)
-# fmt: on
-_LN2: Final = 0.69314718055994530942
-_SQRT_HALF: Final = 0.70710678118654752440
-_ATANH: Final = tuple(1.0 / (2 * n + 1) for n in range(12))
-
-
-def _standard_normal(words: npt.NDArray[np.uint32]) -> _Floats:
-    """One standard normal number a 32-bit word: Φ⁻¹((u + 1/2)/2³²), relative error < 1e-14."""
-    p = words.astype(np.float64)
-    p += 0.5
-    p *= 2.0**-32  # exact: at most 33 significant bits
-    q = p - 0.5
-    r = 0.180625 - q * q
-    # The central formula for all words, then the other one for the 15 % in the tails: cheaper than
-    # gathering both parts. B has no root where it is used in vain.
-    x = q * _polynomial(_A, r)
-    x /= _polynomial(_B, r)
-    tail = np.flatnonzero(r < 0.0)
-    lower = p[tail]
-    r = np.sqrt(-_log(np.minimum(lower, 1.0 - lower))) - 1.6
-    magnitude = _polynomial(_C, r) / _polynomial(_D, r)
-    x[tail] = np.where(lower < 0.5, -magnitude, magnitude)
-    return x
-
-
-def _polynomial(coefficients: tuple[float, ...], x: _Floats) -> _Floats:
-    value: _Floats = x * coefficients[-1]
-    value += coefficients[-2]
-    for coefficient in coefficients[-3::-1]:
-        value *= x
-        value += coefficient
-    return value
-
-
-def _log(x: _Floats) -> _Floats:
-    """Natural logarithm of x = m·2ᵉ, √½ ≤ m < √2: e·ln 2 + 2·atanh((m − 1)/(m + 1))."""
-    mantissa, exponent = np.frexp(x)  # exact
-    small = mantissa < _SQRT_HALF
-    mantissa[small] *= 2.0
-    exponent[small] -= 1
-    s = (mantissa - 1.0) / (mantissa + 1.0)
-    result: _Floats = exponent * _LN2
-    result += 2.0 * s * _polynomial(_ATANH, s * s)
-    return result

@@ -1,4 +1,10 @@
-"""The file a secret key is kept in: one line of canonical JSON, less than 1 KB, mode 0600.
+"""The file a secret key is kept in: one line of canonical JSON, mode 0600.
+
+    {"format":"sigil-key/2","statement":{…},"token":"…","seed":"…","checksum":"…"}
+
+`statement` is the key's statement as it is published, `token` the time stamp of a stamped key in base64,
+without which its secrets cannot be derived; a plain key has none. Format 1, which has the few fields of
+an old key in the statement's place, is read and written for such keys:
 
     {"format":"sigil-key/1","version":1,"owner":"ACME","shape":[256,8,8],"bits":50,
      "commitment":"…","seed":"…","checksum":"…"}
@@ -12,12 +18,16 @@ so every changed byte is an error.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hashlib
 import json
 import os
 import re
 import secrets
+import stat
 import unicodedata
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,10 +37,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from sigil import files
-from sigil.errors import KeyFileError
+from sigil.errors import KeyFileError, KeyFileWarning
 
-FORMAT: Final = 1
-MAX_FILE_BYTES: Final = 4096
+FORMAT: Final = 2
+MAX_FILE_BYTES: Final = 65_536
+MAX_OLD_FILE_BYTES: Final = 4096
 
 _MAGIC: Final = b'{"format":"sigil-key/'
 _NONCE_BYTES: Final = 12
@@ -42,8 +53,17 @@ _SCRYPT_P: Final = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
+class Stated:
+    """What a key file holds: the statement's text, the time stamp if there is one, and the secret seed."""
+
+    statement: str
+    token: bytes | None = field(repr=False)
+    seed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Fields:
-    """What a key file holds; `seed` is the secret and stays out of the representation."""
+    """What a key file of format 1 holds; `seed` is the secret and stays out of the representation."""
 
     version: int
     owner: str
@@ -55,7 +75,7 @@ class Fields:
 
 def write(
     path: str | os.PathLike[str],
-    fields: Fields,
+    fields: Fields | Stated,
     *,
     passphrase: str | None = None,
     overwrite: bool = False,
@@ -69,7 +89,7 @@ def write(
     raise failure
 
 
-def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Fields:
+def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Fields | Stated:
     """Read a key file, with its passphrase if it has one.
 
     Every failure is a fresh `KeyFileError` that carries neither the frames nor the errors below it:
@@ -77,7 +97,9 @@ def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Fiel
     """
     failure: KeyFileError
     try:
-        return _parse(_fetch(Path(path)), os.fspath(path), passphrase)
+        content = _parse(_fetch(Path(path)), os.fspath(path), passphrase)
+        _warn_if_open(Path(path))
+        return content
     except KeyFileError as error:
         failure = KeyFileError(str(error))
     raise failure
@@ -92,9 +114,13 @@ def _finish(document: dict[str, Any]) -> bytes:
     return _dump(document | {"checksum": checksum}) + b"\n"
 
 
-def _header(fields: Fields) -> dict[str, Any]:
+def _header(fields: Fields | Stated) -> dict[str, Any]:
+    if isinstance(fields, Stated):
+        header = {"format": "sigil-key/2", "statement": json.loads(fields.statement)}
+        token = {} if fields.token is None else {"token": base64.b64encode(fields.token).decode()}
+        return header | token
     return {
-        "format": f"sigil-key/{FORMAT}",
+        "format": "sigil-key/1",
         "version": fields.version,
         "owner": fields.owner,
         "shape": list(fields.shape),
@@ -103,7 +129,7 @@ def _header(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _serialise(fields: Fields, passphrase: str | None) -> bytes:
+def _serialise(fields: Fields | Stated, passphrase: str | None) -> bytes:
     header = _header(fields)
     if passphrase is None:
         return _finish(header | {"seed": fields.seed.hex()})
@@ -126,21 +152,25 @@ def _stretch(passphrase: str, salt: bytes, *, n: int, r: int, p: int) -> bytes:
     return Scrypt(salt=salt, length=32, n=n, r=r, p=p).derive(secret)
 
 
-def _parse(data: bytes, path: str, passphrase: str | None) -> Fields:
+def _parse(data: bytes, path: str, passphrase: str | None) -> Fields | Stated:
     """The fields of a file; all that can be checked without the passphrase is checked before it."""
     found = re.match(rb'\{"format":"sigil-key/([1-9][0-9]{0,8})"', data)
-    if found is not None and int(found[1]) != FORMAT:
+    if found is not None and int(found[1]) > FORMAT:
         raise KeyFileError(
-            f"{path} has key file format {int(found[1])}, but this release reads format {FORMAT}; "
+            f"{path} has key file format {int(found[1])}, but this release reads formats 1 to {FORMAT}; "
             "install a newer release of Sigil."
         )
-    if len(data) > MAX_FILE_BYTES or not (data.startswith(_MAGIC) or _MAGIC.startswith(data)):
+    longest = MAX_FILE_BYTES if found is not None and int(found[1]) == FORMAT else MAX_OLD_FILE_BYTES
+    if len(data) > longest or not (data.startswith(_MAGIC) or _MAGIC.startswith(data)):
         raise KeyFileError(f"{path} is not a Sigil key file; give one that `sigil key new` wrote.")
     if not data.endswith(b"}\n"):
         raise KeyFileError(f"{path} is truncated: its end is missing; restore it from a backup.")
     document = _document(data)
     if document is None:
         raise KeyFileError(f"{path} is damaged: its content has changed; restore it from a backup.")
+    if "statement" in document:
+        token = base64.b64decode(document["token"]) if "token" in document else None
+        return Stated(_dump(document["statement"]).decode(), token, _seed(document, path, passphrase))
     return Fields(
         version=document["version"],
         owner=document["owner"],
@@ -165,7 +195,12 @@ def _document(data: bytes) -> dict[str, Any] | None:
 
 
 def _well_formed(content: dict[str, Any]) -> bool:
-    names = ("format", "version", "owner", "shape", "bits", "commitment")
+    if content.get("format") == "sigil-key/1":
+        names: tuple[str, ...] = ("format", "version", "owner", "shape", "bits", "commitment")
+        known = _old_fields
+    else:
+        names = ("format", "statement", *(("token",) if "token" in content else ()))
+        known = _stated
     if tuple(content) == (*names, "scrypt", "sealed", "checksum"):
         scrypt = content["scrypt"]
         secret = (
@@ -177,14 +212,30 @@ def _well_formed(content: dict[str, Any]) -> bool:
         )
     else:
         secret = tuple(content) == (*names, "seed", "checksum") and _is_hex(content["seed"], 32)
+    return secret and known(content)
+
+
+def _old_fields(content: dict[str, Any]) -> bool:
     return (
-        secret
-        and isinstance(content["owner"], str)
+        isinstance(content["owner"], str)
         and isinstance(content["shape"], list)
         # Not isinstance: true and false are integers to Python, but not in a key file.
         and all(type(n) is int for n in (content["version"], content["bits"], *content["shape"]))
         and _is_hex(content["commitment"], 32)
     )
+
+
+def _stated(content: dict[str, Any]) -> bool:
+    """Whether the token has its one spelling; the statement is taken apart by those who know it."""
+    if not isinstance(content["statement"], dict):
+        return False
+    if "token" not in content:
+        return True
+    try:
+        spelt = base64.b64encode(base64.b64decode(content["token"], validate=True)).decode()
+    except (ValueError, TypeError):
+        return False
+    return spelt == content["token"]
 
 
 def _is_hex(value: object, size: int) -> bool:
@@ -228,6 +279,21 @@ def _fetch(path: Path) -> bytes:
     except (OSError, ValueError) as error:
         reason = f"{_reason(error)}; give the path of a file that `sigil key new` wrote"
     raise KeyFileError(f"The key file {path} cannot be read: {reason}.")
+
+
+def _warn_if_open(path: Path) -> None:
+    """A key that others can read may be theirs as well; systems without such modes say nothing."""
+    if os.name != "posix":
+        return
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            warnings.warn(
+                f"The key file {path} can be read by other users of this machine (mode {mode:04o}); "
+                f"make it yours alone: chmod 600 {path}",
+                KeyFileWarning,
+                stacklevel=2,
+            )
 
 
 def _store(path: Path, data: bytes, *, overwrite: bool) -> None:

@@ -55,7 +55,7 @@ def test_new_writes_a_key_and_prints_its_statement() -> None:
     assert "not encrypted" in output
 
 
-@pytest.mark.parametrize(("shape", "bits"), [("256,8,8", 512), ("256,2,2", 64), ("32,2,2", 32)])
+@pytest.mark.parametrize(("shape", "bits"), [("256,8,8", 512), ("256,2,2", 128), ("32,2,2", 64)])
 def test_512_bits_unless_told_or_too_many_for_the_shape(shape: str, bits: int) -> None:
     succeed("new", "owner.key", "--owner", "ACME", "--shape", shape)
     assert Key.load("owner.key").bits == bits
@@ -85,10 +85,11 @@ def test_json(command: str) -> None:
     assert facts["shape"] == [256, 8, 8]
     assert facts["dimension"] == 16_384
     assert facts["bits"] == 512
-    assert facts["version"] == 1
+    assert facts["version"] == 2
+    assert facts["kind"] == "plain"
     assert facts["commitment"] == key.commitment
     assert facts["statement"] == key.statement()
-    assert facts["statement"].endswith(facts["evidence_key"])
+    assert json.loads(facts["statement"])["evidence_key"] == facts["evidence_key"]
     assert facts["file"] == "owner.key"
     assert ("encrypted" in facts) == (command == "new")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sigil.cli.main import main
-from sigil.experiments.lab import registry, scales
+from sigil.experiments import registry
+from sigil.experiments.lab import scales
 from sigil.experiments.lab.experiment import Finding, Measured
 from sigil.experiments.lab.store import Store
 from sigil.experiments.paper import table3_fidelity as fidelity

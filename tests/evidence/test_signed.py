@@ -66,7 +66,7 @@ def test_it_is_plain_json_and_the_signature_covers_its_bytes(make: Callable[...,
         bytes.fromhex(file["signature"]), b"sigil evidence v1\n" + public + body
     )
     assert json.loads(body)["verdict"]["wsr"] == facts.verdict.wsr
-    assert f"evidence-key={file['public_key']}" in key.statement()
+    assert f'"evidence_key":"{file["public_key"]}"' in key.statement()
 
 
 def test_every_changed_byte_is_refused(make: Callable[..., Any]) -> None:

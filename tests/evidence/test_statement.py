@@ -7,6 +7,7 @@ import pytest
 from sigil.errors import EvidenceError
 from sigil.evidence.statement import References, parse, parse_references
 from sigil.key import Key
+from sigil.statement import KeyFields
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,8 @@ def test_the_statement_of_a_key_is_read_back(owner: str) -> None:
 
 
 def test_anything_else_is_refused() -> None:
-    line = Key.generate("ACME", shape=(4,), bits=50, seed=bytes(32)).statement()
+    line = Key(KeyFields("ACME", (4,), 50, version=1), bytes(32)).statement()
+    assert parse(line).owner == "ACME"
     for wrong in (
         "",
         "hello",
@@ -35,6 +37,7 @@ def test_anything_else_is_refused() -> None:
         line + " " + line,
         line.replace('"ACME"', '"\\x"'),
         line.replace("ACME", "A" * 5000),
+        line.replace("sigil-commitment v1", "sigil-commitment v2"),
     ):
         with pytest.raises(EvidenceError, match="not the statement of a key"):
             parse(wrong)

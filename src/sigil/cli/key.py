@@ -1,11 +1,13 @@
-"""`sigil key new|show|commit|reference`: make a secret key, describe it, publish its commitments."""
+"""`sigil key new|show|commit|stamp|seal|reference`: make a secret key, describe, publish and date it."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
+import math
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,7 +27,7 @@ _KEY: Final = files.Mark(b'{"format":"sigil-key/')
 
 app = typer.Typer(
     name="key",
-    help="Make a secret key, describe it, publish its commitment.",
+    help="Make a secret key, describe it, publish its commitment, have it stamped.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -56,6 +58,22 @@ def new(
     bits: Annotated[
         int | None, typer.Option(metavar="K", help="Length of the watermark; else 512 where they fit.")
     ] = None,
+    to_be_stamped: Annotated[
+        bool,
+        typer.Option("--to-be-stamped", help="A key that a time stamp completes: see `sigil key stamp`."),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="State the model that the key is for.")
+    ] = None,
+    width: Annotated[int | None, typer.Option(metavar="N", help="State the model's width.")] = None,
+    classes: Annotated[int | None, typer.Option(metavar="N", help="State the number of classes.")] = None,
+    cut: Annotated[str | None, typer.Option(metavar="NAME", help="State the cut in the model.")] = None,
+    input_shape: Annotated[
+        str | None, typer.Option(metavar="C,H,W", help="State the shape of one input.")
+    ] = None,
+    inputs_digest: Annotated[
+        str | None, typer.Option(metavar="HEX", help="State which real inputs the mark is read on.")
+    ] = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
     force: Annotated[
@@ -65,14 +83,22 @@ def new(
 ) -> None:
     """Draw a new secret key and write it to FILE.
 
-    The file has less than 1 KB and mode 0600: nobody but you can read it.
+    The file has mode 0600: nobody but you can read it.
 
     The shape is that of one activation at the cut: 256,8,8 for ResNet-18
-    cut after layer3 and 32x32 images. More bits prove more: 50 can show
-    one in 10^15, 128 one in 10^38, and what an attack leaves of a long
-    key is still proof where what it leaves of a short one is not. A bit
-    should have 16 dimensions of the activation to itself: so many bits are
-    the default, 512 at most and 32 at least.
+    cut after layer3 and 32x32 images. More bits prove more, and what an
+    attack leaves of a long key is still proof where what it leaves of a
+    short one is not. By default there is one bit for every 16 dimensions
+    of the activation, 512 at most, and at least 128 (64 if the key is to
+    be stamped) where the cut holds them.
+
+    Keys can be drawn until one fits, so that a verdict multiplies p by
+    2^80. With --to-be-stamped a time stamp becomes part of the key, every
+    try costs a dated request, and the factor is 2^24. Such a key is of no
+    use until `sigil key stamp` and `sigil key seal` have completed it.
+
+    What you state about the model cannot be chosen afterwards, and nobody
+    can say that it was.
 
     With a passphrase the file is encrypted. Type it at the terminal, or give
     it in a file or the variable SIGIL_PASSPHRASE; it is never an argument,
@@ -81,14 +107,25 @@ def new(
     \b
     Examples:
       sigil key new owner.key --owner ACME --shape 256,8,8
-      sigil key new owner.key --owner "ACME Labs" --shape 256,8,8 --bits 200
-      sigil key new owner.key --owner ACME --shape 256,8,8 --passphrase
+      sigil key new owner.key --owner ACME --shape 256,8,8 --to-be-stamped
+      sigil key new owner.key --owner "ACME Labs" --shape 256,8,8 --passphrase
     """
     from sigil.key import Key
 
     outputs.check_apart([outputs.File("FILE", file)], {"--passphrase-file": passphrase_file})
     secret = read_passphrase(ask=passphrase, file=passphrase_file, confirm=True)
-    key = Key.generate(owner, shape=_parse_shape(shape), bits=bits)
+    key = Key.generate(
+        owner,
+        shape=_parse_shape(shape),
+        bits=bits,
+        model=model,
+        width=width,
+        classes=classes,
+        cut=cut,
+        input_shape=None if input_shape is None else _parse_shape(input_shape),
+        inputs_digest=inputs_digest,
+        seal="rfc3161" if to_be_stamped else "none",
+    )
     kept = _keep(file) if force and os.path.lexists(file) else None
     key.save(file, passphrase=secret, overwrite=kept is not None)
     if as_json:
@@ -99,7 +136,12 @@ def new(
     if kept is not None:
         typer.echo(f"The key that was there is kept as {printable(str(kept))}.")
     typer.echo("Keep it secret, and keep a copy: without it nothing can be proven.")
-    typer.echo("Publish or timestamp this line before you train:")
+    typer.echo(_what_proves(key))
+    if to_be_stamped:
+        typer.echo(f"Have it stamped before you train: sigil key stamp {printable(str(file))} --tsa URL")
+        typer.echo("This line is what the time stamp will date:")
+    else:
+        typer.echo("Publish or timestamp this line before you train:")
     typer.echo(key.statement())
 
 
@@ -128,8 +170,12 @@ def show(
     typer.echo(f"shape         {shape} (d = {key.dimension:,})")
     typer.echo(f"bits          {key.bits:,}")
     typer.echo(f"version       {key.version}")
+    typer.echo(f"kind          {_kind(key)}")
+    for name, value in facts["states"].items():
+        typer.echo(f"{name.replace('_', ' '):<13} {value}")
     typer.echo(f"commitment    {key.commitment}")
     typer.echo(f"evidence key  {facts['evidence_key']}")
+    typer.echo(_what_proves(key))
 
 
 @app.command()
@@ -214,11 +260,21 @@ def _keep(file: Path) -> Path:
     return kept
 
 
-def load_key(file: Path, *, ask: bool, passphrase_file: Path | None) -> Key:
-    """Open a key file with the passphrase that the command line or the environment gives."""
+def load_key(file: Path, *, ask: bool, passphrase_file: Path | None, passphrase: str | None = None) -> Key:
+    """Open a key file with the passphrase given, or that of the command line or the environment."""
+    from sigil.errors import KeyFileWarning
     from sigil.key import Key
 
-    return Key.load(file, passphrase=read_passphrase(ask=ask, file=passphrase_file))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", KeyFileWarning)
+        secret = passphrase or read_passphrase(ask=ask, file=passphrase_file)
+        key = Key.load(file, passphrase=secret)
+    for warning in caught:
+        if issubclass(warning.category, KeyFileWarning):
+            typer.echo(f"sigil: {printable(str(warning.message))}", err=True)
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return key
 
 
 def read_passphrase(*, ask: bool, file: Path | None, confirm: bool = False) -> str | None:
@@ -276,6 +332,11 @@ def _parse_shape(text: str) -> tuple[int, ...]:
 
 
 def _describe(key: Key, file: Path) -> dict[str, Any]:
+    from sigil.key_length import needed_rate
+
+    rate = needed_rate(key.bits, _allowance(key))
+    stated = dataclasses.asdict(key.fields)
+    always = ("owner", "shape", "bits", "version", "seal")
     return {
         "file": str(file),
         "owner": key.owner,
@@ -283,10 +344,51 @@ def _describe(key: Key, file: Path) -> dict[str, Any]:
         "dimension": key.dimension,
         "bits": key.bits,
         "version": key.version,
+        "kind": key.kind,
+        "awaits_seal": key.awaits_seal,
+        "stamped_at": None if key.stamped_at is None else key.stamped_at.isoformat(),
+        "stamped_by": None if key.stamp is None else key.stamp.authority,
+        "allowance_log2": key.allowance_log2,
+        "needed_wsr": rate if rate <= 1 else None,
+        "states": {name: value for name, value in stated.items() if name not in always and value is not None},
         "commitment": key.commitment,
         "evidence_key": key.signing_key().public_key().public_bytes_raw().hex(),
         "statement": key.statement(),
     }
+
+
+def _allowance(key: Key) -> int:
+    """The allowance of the kind that the key has, or will have once it is stamped."""
+    from sigil.key_length import STAMPED_ALLOWANCE_LOG2
+
+    return STAMPED_ALLOWANCE_LOG2 if key.awaits_seal else key.allowance_log2
+
+
+def _kind(key: Key) -> str:
+    if key.awaits_seal:
+        return "to be stamped: of no use before `sigil key stamp` and `sigil key seal`"
+    if key.stamp is None:
+        return "plain"
+    moment = f"{key.stamp.time:%Y-%m-%d %H:%M:%S} UTC"
+    return f"stamped on {moment} by {printable(key.stamp.authority)}, number {key.stamp.serial}"
+
+
+def _what_proves(key: Key) -> str:
+    """One sentence about the success rate that a proof with this key needs."""
+    from sigil.key_length import needed_rate, shortest_bits
+
+    allowance = _allowance(key)
+    kind = "stamped" if key.stamp is not None or key.awaits_seal else "plain"
+    rate = needed_rate(key.bits, allowance)
+    if rate <= 1:
+        percent = math.ceil(1000 * rate) / 10
+        return f"A {kind} key of {key.bits} bits proves from a success rate (WSR) of {percent:.1f} % on."
+    least = shortest_bits(allowance)
+    other = ", or a key --to-be-stamped" if kind == "plain" else ""
+    return (
+        f"A {kind} key of {key.bits} bits proves nothing, however well a model answers: it needs at least "
+        f"{least} bits; take a cut with more activations{other}, or give --bits."
+    )
 
 
 def _print_json(facts: dict[str, Any]) -> None:

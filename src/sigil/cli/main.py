@@ -14,7 +14,21 @@ from typing import Annotated, cast
 
 import typer
 
-from sigil.cli import attack, data, demo, detect, evidence, join, key, report, reproduce, serve, train, verify
+from sigil.cli import (
+    attack,
+    data,
+    demo,
+    detect,
+    evidence,
+    join,
+    key,
+    report,
+    reproduce,
+    serve,
+    stamp,
+    train,
+    verify,
+)
 from sigil.cli.terminal import printable
 from sigil.errors import SigilError
 
@@ -35,6 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+stamp.register(key.app)
 app.add_typer(key.app, name="key")
 verify.register(app)
 app.add_typer(evidence.app, name="evidence")

@@ -46,14 +46,14 @@ def report(
     redraw = force or out is None
     inputs = {"FOLDER": folders[0]} | {f"FOLDER {number}": path for number, path in enumerate(folders[1:], 2)}
     if any((folder / "run.json").exists() for folder in folders):
-        from sigil.experiments.pages.run_report import write_runs
+        from sigil.experiments.run_report import write_runs
 
         place = out or folders[0] / "report.html"
         outputs.check(outputs.page("--out", place, force=redraw), inputs=inputs)
         written = [write_runs(folders, place)]
     else:
         from sigil.errors import ExperimentError
-        from sigil.experiments.pages.report import CSV, MARKDOWN, files_of, write
+        from sigil.experiments.report import CSV, MARKDOWN, files_of, write
 
         if len(folders) > 1:
             raise ExperimentError(

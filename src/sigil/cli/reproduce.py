@@ -48,8 +48,8 @@ def reproduce(
       sigil reproduce all --scale paper             as published, on a GPU
       sigil reproduce all --scale cpu --ray head:6379    on many machines
     """
-    from sigil.experiments.lab import registry
-    from sigil.experiments.lab import reproduce as runner
+    from sigil.experiments import registry
+    from sigil.experiments import reproduce as runner
     from sigil.experiments.lab.scales import get
     from sigil.experiments.lab.store import Store
 

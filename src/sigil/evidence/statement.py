@@ -14,10 +14,11 @@ import json
 import re
 from dataclasses import dataclass
 
+from sigil import statement as statements
 from sigil.errors import EvidenceError
 
 _STATEMENT = re.compile(
-    r'sigil-commitment v(?P<version>[0-9]{1,4}) owner=(?P<owner>"(?:[^"\\]|\\.)*")'
+    r'sigil-commitment v1 owner=(?P<owner>"(?:[^"\\]|\\.)*")'
     r" shape=(?P<shape>[0-9]{1,10}(?:x[0-9]{1,10}){0,15}) bits=(?P<bits>[0-9]{1,10})"
     r" commitment=(?P<commitment>[0-9a-f]{64}) evidence-key=(?P<evidence_key>[0-9a-f]{64})"
 )
@@ -30,13 +31,17 @@ MAX_STATEMENT = 2_000
 
 @dataclass(frozen=True)
 class Statement:
-    """What a published statement pins: the key and the signer of the owner's evidence."""
+    """What a published statement pins: the key and the signer of the owner's evidence.
+
+    `fields` is all that a key of version 2 states, None for a key of version 1.
+    """
 
     owner: str
     shape: tuple[int, ...]
     bits: int
     commitment: str
     evidence_key: str
+    fields: statements.KeyFields | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,11 @@ class References:
 def parse(line: str) -> Statement:
     """Take a statement apart; anything but exactly one well-formed statement is refused."""
     text = line.strip()
+    if (known := statements.parse(text)) is not None:
+        fields = known.fields
+        return Statement(
+            fields.owner, fields.shape, fields.bits, known.commitment, known.evidence_key, fields
+        )
     found = _STATEMENT.fullmatch(text) if len(text) <= MAX_STATEMENT else None
     try:
         owner = json.loads(found["owner"]) if found else None
@@ -67,8 +77,8 @@ def parse(line: str) -> Statement:
         owner = None
     if found is None or owner is None:
         raise EvidenceError(
-            "This is not the statement of a key: give the one published line that begins with "
-            "'sigil-commitment', as `sigil key commit` prints it."
+            "This is not the statement of a key: give the one published line, byte for byte as "
+            "`sigil key commit` prints it."
         )
     return Statement(
         owner=owner,

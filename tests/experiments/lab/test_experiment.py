@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from sigil.errors import ExperimentError
-from sigil.experiments.lab import registry, scales
+from sigil.experiments import registry
+from sigil.experiments.lab import scales
 from sigil.experiments.lab.experiment import Finding, Measured, difference, judge, listed
 from sigil.experiments.lab.scales import SCALES, PerScale
 from sigil.experiments.lab.store import Cell, Result, Store

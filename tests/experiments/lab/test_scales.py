@@ -10,8 +10,8 @@ import torch
 from sigil import models
 from sigil.experiments.lab import published as paper
 from sigil.experiments.lab import scales
-from sigil.experiments.lab.registry import EXPERIMENTS
 from sigil.experiments.lab.scales import STRENGTHS, TASKS
+from sigil.experiments.registry import EXPERIMENTS
 from sigil.federation import Client, Server, Step, step
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings

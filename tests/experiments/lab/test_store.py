@@ -9,7 +9,8 @@ import pytest
 import torch
 from pydantic import Field
 
-from sigil.experiments.lab import registry, scales
+from sigil.experiments import registry
+from sigil.experiments.lab import scales
 from sigil.experiments.lab.store import MODEL, Cell, Store
 from sigil.federation.settings import RunSettings, Settings
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from sigil.experiments.lab import scales
-from sigil.experiments.lab.ablations import NOISE, SPLITOUT
 from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Result
@@ -14,6 +13,7 @@ from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.experiments.paper import figure7_noise as noise
 from sigil.experiments.paper import table5_adaptive as adaptive
 from sigil.experiments.paper import table6_split_point as split_point
+from sigil.experiments.paper.ablations import NOISE, SPLITOUT
 
 SCALE = scales.get("cpu")
 

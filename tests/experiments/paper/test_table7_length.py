@@ -6,13 +6,13 @@ from pathlib import Path
 
 from sigil.experiments.beyond import proof
 from sigil.experiments.lab import scales
-from sigil.experiments.lab.ablations import SPLITOUT
 from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.lengths import LENGTHS, PROOF
 from sigil.experiments.lab.store import Result
 from sigil.experiments.pages.drawing import markdown
 from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.experiments.paper import table7_length as length
+from sigil.experiments.paper.ablations import SPLITOUT
 
 SCALE = scales.get("cpu")
 

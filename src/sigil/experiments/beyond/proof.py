@@ -22,12 +22,12 @@ from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages.tables import NOT_RUN, Number, Page, Row, Table
 from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.experiments.paper.ablations import PROOF_ATTACKS as ATTACKS
+from sigil.experiments.paper.ablations import PRUNING, attacked_lengths
 from sigil.federation.run import Run
 from sigil.verification import ALPHA
 
-PRUNING = "prune 80 %"
 LEVEL = math.log10(ALPHA)
-ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING, adaptive.HARDER)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -35,29 +35,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     lengths = PROOF.at(scale)
     watched = {splitout.name_of_length(bits) for bits in lengths}
     seen = [cell for cell in splitout.cells(scale, seeds) if cell.name in watched]
-    return seen + attacked(scale, seeds, lengths)
-
-
-def attacked(scale: Scale, seeds: Sequence[int], lengths: Sequence[int]) -> list[Cell]:
-    """Every attack on keys of these lengths."""
-    return [
-        Cell(
-            experiment="proof",
-            name=f"{bits} bits {attack}",
-            seed=seed,
-            trainings=(
-                scale.settings(
-                    seed=seed,
-                    watermark={"strength": 0.1, "bits": bits},
-                    record=scale.recording,
-                ),
-            ),
-            options={"bits": bits, "attack": attack},
-        )
-        for seed in seeds
-        for bits in lengths
-        for attack in ATTACKS
-    ]
+    return seen + attacked_lengths(scale, seeds, lengths)
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:

@@ -13,8 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from sigil.detectors import GradientScrutinizer
-from sigil.experiments.beyond import splitguard
-from sigil.experiments.lab import stealth
+from sigil.experiments.lab import stealth, watched_live
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
@@ -42,7 +41,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         )
         for seed, setting, server in stealth.asked(scale, seeds)
     ]
-    return own + splitguard.controls(scale, seeds)
+    return own + watched_live.controls(scale, seeds)
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _draw(measured: Measured, path: Path) -> None:
         panels[0].set_ylabel("similarity")
         figures.legend(panels[0], {"loc": "lower left"})
         stealth.honest_band(scores, measured, cut, NAME)
-        for server, numbers in splitguard.with_attackers(measured, cut):
+        for server, numbers in watched_live.with_attackers(measured, cut):
             rows = numbers[NAME]["curves"]
             figures.curve(scores, rows["scored_step"], rows["score"], **stealth.style(server))
         scores.axhline(0.5, color="0.5", linewidth=1, linestyle="--")
@@ -134,7 +133,7 @@ def verdict(measured: Measured) -> list[Finding]:
         ),
         finding(
             "Cut at layer4 FSHA falls below 0.5",
-            {stealth.label(name): splitguard.name_of("layer4", name) for name in stealth.ATTACKERS},
+            {stealth.label(name): watched_live.name_of("layer4", name) for name in stealth.ATTACKERS},
             lambda share: share > 0,
         ),
     ]

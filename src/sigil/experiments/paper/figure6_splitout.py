@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from sigil.experiments.beyond import splitguard
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab import stealth
+from sigil.experiments.lab import stealth, watched_live
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, judge
 from sigil.experiments.lab.lengths import LENGTHS, PROOF
 from sigil.experiments.lab.scales import PAPER_BITS, Scale
@@ -56,7 +55,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         )
         for (name, seed), options in wanted.items()
     ]
-    return own + splitguard.controls(scale, seeds)
+    return own + watched_live.controls(scale, seeds)
 
 
 def _split(split: str) -> str:
@@ -172,7 +171,7 @@ def _draw(measured: Measured, path: Path) -> None:
     for number, cut in enumerate(stealth.CUTS):
         count, length = axes[2 * number : 2 * number + 2]
         stealth.honest_band(count, measured, cut, NAME, times=BATCH)
-        for server, numbers in splitguard.with_attackers(measured, cut):
+        for server, numbers in watched_live.with_attackers(measured, cut):
             rows = numbers[NAME]["curves"]
             style = {**stealth.style(server), "marker": ""}
             figures.curve(count, rows["scored_step"], [BATCH * share for share in rows["score"]], **style)
@@ -202,7 +201,7 @@ def verdict(measured: Measured) -> list[Finding]:
         return {"difference": difference(one, two)}
 
     def suspicious(detector: str) -> dict[str, float | None]:
-        names = {name: splitguard.name_of("layer3", name) for name in stealth.ATTACKERS}
+        names = {name: watched_live.name_of("layer3", name) for name in stealth.ATTACKERS}
         return stealth.suspicious(measured, names, detector)
 
     def by_batch(*servers: str) -> dict[str, float | None]:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from sigil import models
-from sigil.experiments.lab import ablations
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.ablations import NOISE, REMOVAL, SPLITOUT, WINDOWS
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, judge
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages.tables import Page, Row, Table
+from sigil.experiments.paper import ablations
 from sigil.experiments.paper import figure6_splitout as splitout
 from sigil.experiments.paper import table5_adaptive as adaptive
+from sigil.experiments.paper.ablations import NOISE, REMOVAL, SPLITOUT, WINDOWS
 from sigil.federation.settings import Settings
 
 CUTS = ("layer1", "layer2", "layer3", "layer4")

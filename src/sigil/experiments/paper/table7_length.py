@@ -8,24 +8,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigil.experiments.beyond import proof
-from sigil.experiments.lab import ablations
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.ablations import REMOVAL, SPLITOUT, WINDOWS
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
 from sigil.experiments.lab.lengths import LENGTHS
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages.tables import Page, Row, Table
+from sigil.experiments.paper import ablations
 from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper.ablations import REMOVAL, SPLITOUT, WINDOWS
 
 COLUMNS = ("none", SPLITOUT, *REMOVAL, *WINDOWS)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Every column at every length; what another table measures too is that table's own cell."""
-    found = (*splitout.cells(scale, seeds), *proof.attacked(scale, seeds, LENGTHS.at(scale)))
+    found = (*splitout.cells(scale, seeds), *ablations.attacked_lengths(scale, seeds, LENGTHS.at(scale)))
     known = {(cell.name, cell.seed): cell for cell in found}
     return [
         known.get((name_of(bits, column), seed))

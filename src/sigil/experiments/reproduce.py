@@ -2,7 +2,7 @@
 
 Trainings and cells run side by side in as many processes as there are cores, one thread each: for small
 networks that is faster than one training on all cores. The same work can be spread over the machines of a Ray
-cluster (:mod:`sigil.experiments.lab.on_ray`). Every finished training and cell is on the disk at once, so an
+cluster (:mod:`sigil.experiments.on_ray`). Every finished training and cell is on the disk at once, so an
 interruption loses at most a round.
 """
 
@@ -20,7 +20,8 @@ import torch
 
 from sigil import files, hardware
 from sigil.errors import ExperimentError
-from sigil.experiments.lab import registry, scales
+from sigil.experiments import registry
+from sigil.experiments.lab import scales
 from sigil.experiments.lab.experiment import Measured, listed
 from sigil.experiments.lab.store import Cell, Store, computed_on
 from sigil.experiments.pages import drawing
@@ -68,7 +69,7 @@ def reproduce(
     wanted = [cell for name in names for cell in registry.get(name).cells(scale, seeds)]
     missing = {(cell.experiment, cell.file): cell for cell in wanted if not store.has(cell)}
     if missing and ray is not None:
-        from sigil.experiments.lab.on_ray import cluster
+        from sigil.experiments.on_ray import cluster
 
         with cluster(ray, store, jobs=jobs) as (pool, shared):
             _measure(list(missing.values()), shared, pool, say)

@@ -10,7 +10,8 @@ import pytest
 
 from sigil.cli.main import main
 from sigil.errors import ExperimentError
-from sigil.experiments.lab import registry, reproduce, scales
+from sigil.experiments import registry, reproduce
+from sigil.experiments.lab import scales
 from sigil.experiments.lab.store import Cell, Store, computed_on
 from sigil.federation.precision import choose
 from sigil.hardware import in_words

@@ -5,10 +5,12 @@ Every column but noise is measured on one training with a recording of client 0'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sigil.experiments.lab.attacked import LARGEST, attackers_share, entries, marks
 from sigil.experiments.lab.experiment import Measured, final_numbers
+from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages.tables import Entry
@@ -20,6 +22,8 @@ SPLITOUT, NOISE = "SplitOut", "noise 1/100"
 NOTE = f"SplitOut: mean outliers in 256 gradients, the paper's batch. {LARGEST}"
 REMOVAL = ("finetune 100", "prune 80 %", "INT4")
 WINDOWS = tuple(adaptive.WINDOWS)
+PRUNING = "prune 80 %"
+PROOF_ATTACKS = ("none", PRUNING, "R_wm 10", "R_wm 1", adaptive.AVERAGING, adaptive.HARDER)
 # What the paper's data calls these columns.
 PUBLISHED = {
     "none": "none",
@@ -28,6 +32,28 @@ PUBLISHED = {
     "prune 80 %": "prune_80",
     "INT4": "int4",
 }
+
+
+def attacked_lengths(scale: Scale, seeds: Sequence[int], lengths: Sequence[int]) -> list[Cell]:
+    """Every attack on keys of these lengths."""
+    return [
+        Cell(
+            experiment="proof",
+            name=f"{bits} bits {attack}",
+            seed=seed,
+            trainings=(
+                scale.settings(
+                    seed=seed,
+                    watermark={"strength": 0.1, "bits": bits},
+                    record=scale.recording,
+                ),
+            ),
+            options={"bits": bits, "attack": attack},
+        )
+        for seed in seeds
+        for bits in lengths
+        for attack in PROOF_ATTACKS
+    ]
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from markupsafe import Markup
 from sigil import files
 from sigil.errors import ExperimentError
 from sigil.experiments.pages import drawing, figures
-from sigil.experiments.pages.report import NOTHING, Section, render, shown
 from sigil.experiments.pages.tables import Page, Picture, Table
+from sigil.experiments.report import NOTHING, Section, render, shown
 from sigil.federation.run import Run, open_run
 from sigil.federation.settings import Settings
 from sigil.hardware import in_words

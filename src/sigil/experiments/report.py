@@ -21,7 +21,8 @@ from markupsafe import Markup
 
 from sigil import files
 from sigil.errors import ExperimentError
-from sigil.experiments.lab import registry, scales
+from sigil.experiments import registry
+from sigil.experiments.lab import scales
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, listed
 from sigil.experiments.lab.scales import SCALES
 from sigil.experiments.lab.store import Cell, Store, computed_on

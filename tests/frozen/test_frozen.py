@@ -1,0 +1,108 @@
+"""Keys, statements and evidence of every version are read for ever, and derive what they always derived."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import sigil
+from sigil.evidence.signed import check
+from sigil.evidence.statement import parse
+from sigil.key import Key
+from sigil.seal import read_roots
+
+HERE = Path(__file__).parent
+PASSPHRASE = "correct horse"
+OLD = json.loads((HERE / "v1/expected.json").read_text())
+NEW: dict[str, dict[str, Any]] = json.loads((HERE / "v2/expected.json").read_text())
+
+
+def sha256(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.numpy().astype("<f4").tobytes()).hexdigest()
+
+
+def open_key(name: str, tmp_path: Path) -> Key:
+    """The frozen key from a copy of its own: a checkout may make the file readable by others."""
+    copy = tmp_path / "copy.key"
+    shutil.copyfile(HERE / name, copy)
+    copy.chmod(0o600)
+    return Key.load(copy, passphrase=PASSPHRASE if "locked" in name else None)
+
+
+def digits(bits: torch.Tensor) -> str:
+    return "".join(str(int(bit)) for bit in bits)
+
+
+@pytest.mark.parametrize("name", ["owner.key", "locked.key"])
+def test_keys_of_version_1(tmp_path: Path, name: str) -> None:
+    key = open_key(f"v1/{name}", tmp_path)
+    assert (key.version, key.kind, key.allowance_log2) == (1, "plain", 80)
+    assert key.commitment == OLD["commitment"]
+    assert sha256(key.matrix) == OLD["matrix_sha256"]
+    assert key.matrix[0, :4].tolist() == OLD["first_row"]
+    assert digits(key.target) == OLD["target"]
+    assert key.signing_key().public_key().public_bytes_raw().hex() == OLD["evidence_key"]
+    assert key.statement() == (HERE / "v1/statement.txt").read_text("utf-8").strip()
+    key.save(tmp_path / "again.key")
+    if name == "owner.key":
+        assert (tmp_path / "again.key").read_bytes() == (HERE / "v1/owner.key").read_bytes()
+
+
+def test_evidence_of_version_1(tmp_path: Path) -> None:
+    statement = (HERE / "v1/statement.txt").read_text("utf-8")
+    suspect = HERE / "v1/suspect.safetensors"
+    checked = check(
+        (HERE / "v1/case.json").read_bytes(),
+        statement=statement,
+        suspect_sha256=hashlib.sha256(suspect.read_bytes()).hexdigest(),
+    )
+    assert checked.signed_by == "owner"
+    assert checked.facts.verdict.log10_p < -15
+    assert parse(statement).commitment == OLD["commitment"]
+
+
+def test_the_model_that_version_1_marked_is_recognised(tmp_path: Path) -> None:
+    key = open_key("v1/owner.key", tmp_path)
+    model = sigil.models.load(HERE / "v1/suspect.safetensors")
+    assert sigil.verify(model, key, input_shape=(1, 8, 8), probes=64).wsr > 0.95
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_keys_of_version_2(tmp_path: Path, name: str) -> None:
+    key, expected = open_key(f"v2/{name}.key", tmp_path), NEW[name]
+    assert (key.version, key.kind) == (2, expected["kind"])
+    assert key.commitment == expected["commitment"]
+    assert hashlib.sha256(key.fields.encoded()).hexdigest() == expected["encoded_sha256"]
+    assert key._identity()[1].hex() == expected["sigma"]
+    assert key.signing_key().public_key().public_bytes_raw().hex() == expected["evidence_key"]
+    assert sha256(key.matrix) == expected["matrix_sha256"]
+    assert digits(key.target) == expected["target"]
+    assert sha256(key.noise_probes(0, 4, (1, 8, 8))) == expected["probes_sha256"]
+    assert key.choose(6, 1797).tolist() == expected["chosen"]
+    assert digits(key.share_of(1, 5, 3)) == expected["share"]
+    assert sha256(key.initial("layer1.0.conv1.weight", (8, 8, 3, 3))) == expected["convolution_sha256"]
+    assert sha256(key.initial("fc.weight", (10, 64))) == expected["linear_sha256"]
+    kind = name.partition("-")[0]
+    assert key.statement() == (HERE / f"v2/{kind}.statement.txt").read_text("utf-8").strip()
+    key.save(tmp_path / "again.key")
+    assert (tmp_path / "again.key").read_bytes() == (HERE / f"v2/{name}.key").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["ecdsa", "rsa"])
+def test_stamps_of_version_2(tmp_path: Path, kind: str) -> None:
+    key, expected = open_key(f"v2/stamped-{kind}.key", tmp_path), NEW[f"stamped-{kind}"]
+    assert key.stamp is not None
+    assert key.stamp.time.isoformat() == expected["time"]
+    assert (key.stamp.serial, key.stamp.authority) == (expected["serial"], expected["authority"])
+    assert key.stamp.check(read_roots(HERE / f"v2/root-{kind}.pem")).name == "CN=Test root"
+    assert open_key("v2/waiting.key", tmp_path).seal(key.stamp.response) == key
+
+
+def test_the_locked_key_of_version_2(tmp_path: Path) -> None:
+    assert open_key("v2/locked.key", tmp_path) == open_key("v2/plain.key", tmp_path)
