@@ -132,8 +132,7 @@ class Key:
             )
             return cls(fields, secrets.token_bytes(SEED_BYTES) if seed is None else seed)
         except ConfigError as error:
-            # Raised again from a frame that does not hold the seed: some error reporters record
-            # the local variables of every frame.
+            # Raised again from a frame without the seed: some error reporters record local variables.
             failure = ConfigError(str(error))
         del seed
         raise failure
@@ -185,15 +184,14 @@ class Key:
 
     @property
     def stamped_at(self) -> datetime | None:
-        """When the statement of a stamped key was stamped, by its authority's clock."""
+        """When a stamped key's statement was stamped, by its authority's clock."""
         return None if self._seal is None else self._seal.time
 
     @property
     def commitment(self) -> str:
         """A SHA-256 hash over all fields and the seed, in hex; it is safe to publish.
 
-        It hides the seed, which has 256 random bits, and it binds the owner to it, since a second
-        key with the same commitment would be a collision of SHA-256.
+        It hides the seed, which has 256 random bits, and binds the owner to it by SHA-256's collisions.
         """
         return self._statement.commitment
 
@@ -201,8 +199,7 @@ class Key:
     def matrix(self) -> torch.Tensor:
         """The secret directions M, float32 (d, bits), entries N(0, 1); treat it as read-only.
 
-        Row i belongs to entry i of the flattened activation (in the order of `shape`). It is
-        derived at first use and kept.
+        Row i belongs to entry i of the flattened activation. M is derived at first use and kept.
         """
         if self._matrix is None:
             object.__setattr__(self, "_matrix", self.rows(0, self.dimension))
@@ -233,8 +230,7 @@ class Key:
     def noise_probes(self, start: int, stop: int, shape: Sequence[int] | None = None) -> torch.Tensor:
         """Noise probes `start` to `stop` (exclusive) of this key, float32 (stop - start, *shape), N(0, 1).
 
-        `shape` is that of one input, the stated one if not given. The probes are fixed with the key,
-        unknown to a thief and independent of b; probe i is the same whatever part is asked for.
+        `shape` is that of one input, the stated one if not given. Probe i is fixed and independent of b.
         """
         if shape is None and self.fields.input_shape is None:
             raise ConfigError("The key states no input shape; say for which shape of input to draw probes.")
@@ -244,10 +240,9 @@ class Key:
         return self._normals("probes", start, stop, sizes, what=f"probes of shape {sizes}")
 
     def choose(self, count: int, population: int, purpose: str = "inputs") -> torch.Tensor:
-        """`count` different indices below `population`, int64, drawn by the key, in the order drawn.
+        """`count` different indices below `population`, int64, in the order that the key draws them.
 
-        Every choice is equally likely. Different uses have different purposes, "inputs" or
-        "inputs/<name>".
+        Every choice is equally likely. Other uses have other purposes: "inputs" or "inputs/<name>".
         """
         if purpose != "inputs" and not purpose.startswith("inputs/"):
             raise ConfigError(f"A choice has the purpose 'inputs' or 'inputs/<name>', not {purpose[:40]!r}.")
@@ -262,8 +257,7 @@ class Key:
     def share_of(self, client: int, clients: int, carriers_per_bit: int | None = None) -> torch.Tensor:
         """Which bits client number `client` of `clients` carries, bool (bits,), dealt out by the key.
 
-        Every bit has exactly `carriers_per_bit` clients (the stated number if not given), and the
-        clients' numbers of bits differ by one at most.
+        Every bit has `carriers_per_bit` clients (the stated number, or 1); their loads differ by 1 at most.
         """
         stated = (self.fields.share_rule or "").partition("-")[2]
         carriers = carriers_per_bit if carriers_per_bit is not None else int(stated or 1)
@@ -281,16 +275,15 @@ class Key:
         """The owner's initial weights for one tensor, float32: `name` as in the module's state dict.
 
         Two axes are a linear layer's, U(−1/√inputs, 1/√inputs); three or more a convolution's,
-        N(0, 2/fan-out). They are secret: whoever knows them can forge or avoid descent from them.
+        N(0, 2/fan-out). Never publish them.
         """
         return initial_weights.draw(self._initial_stream(name), shape)
 
     def initialise(self, module: nn.Module) -> tuple[str, ...]:
         """Give a module the owner's initial weights, in place, before it is trained; return their names.
 
-        All convolutions' and linear layers' weights are drawn from the key, the same on every platform.
-        Norm layers and biases are set as usual. The names are those of the module's state dict, so both
-        halves of a model can be given theirs separately.
+        Weights of convolutions and linear layers are drawn from the key, the same on every platform; norm
+        layers and biases are set as usual. Names are those of the state dict, so halves may come one by one.
         """
         return initial_weights.initialise(module, self._initial_stream)
 
@@ -309,8 +302,8 @@ class Key:
     def seal(self, token: bytes) -> Key:
         """A new key whose secrets also follow from a time stamp over its statement.
 
-        `token` is an authority's answer (TimeStampResp, .tsr) for the statement of `to_be_stamped()`. A
-        model that was marked before stays with the old key.
+        `token` is an authority's answer (.tsr) for the statement of `to_be_stamped()`. A model that was
+        marked before stays with the old key.
         """
         waiting = self.to_be_stamped()
         return Key(waiting.fields, waiting._seed, seal.read(token, waiting._statement.digest))
@@ -366,7 +359,7 @@ class Key:
         return self._stream(f"initial/{name}")
 
     def _stream(self, purpose: str) -> Stream:
-        """The stream of one purpose. A key that awaits its seal has none: its secrets do not exist yet."""
+        """The stream of one purpose; a key that awaits its seal has none."""
         if self.awaits_seal:
             raise SealError(
                 "The key awaits its time stamp and is of no use before; get one with `sigil key stamp`, "

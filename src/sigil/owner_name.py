@@ -29,7 +29,8 @@ _TOGETHER: Final = (
     {"CJK", "BOPOMOFO", "LATIN"},
     {"CJK", "HANGUL", "LATIN"},
 )
-_PHONETIC: Final = (range(0x01C0, 0x01C4), range(0x0250, 0x02B0), range(0x1D00, 0x1DC0))
+# Latin letters that languages are written with; the rest are phonetic signs, small capitals and the like.
+_LATIN: Final = (range(0x41, 0x1C0), range(0x1C4, 0x250), range(0x1E00, 0x1F00))
 _MARKS_IN_A_ROW: Final = 2
 
 
@@ -75,8 +76,11 @@ def _trouble(name: str) -> str | None:
         if marks > _MARKS_IN_A_ROW:
             return f"holds a mark without a letter to stand on ({shown})"
         if category in ("Lu", "Ll", "Lt", "Lo") and character not in _PUNCTUATION:
-            if any(ord(character) in block for block in _PHONETIC):
+            script = _script(character)
+            if script == "LATIN" and not any(ord(character) in block for block in _LATIN):
                 return f"holds a phonetic letter ({shown})"
+            scripts.add(script)
+        elif marks and _script(character) != "COMBINING":
             scripts.add(_script(character))
         elif category == "Nd":
             digits.add(ord(character) - unicodedata.decimal(character))
@@ -86,7 +90,9 @@ def _trouble(name: str) -> str | None:
         return "has two spaces in a row"
     if len(scripts) > 1 and not any(scripts <= allowed for allowed in _TOGETHER):
         return f"mixes letters of {' and '.join(sorted(script.title() for script in scripts))}"
-    return "mixes digits of several scripts" if len(digits) > 1 else None
+    if len(digits) > 1 or ("LATIN" in scripts and digits - {ord("0")}):
+        return "mixes digits of several scripts"
+    return None
 
 
 def _script(letter: str) -> str:

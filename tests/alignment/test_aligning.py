@@ -140,13 +140,14 @@ def case() -> tuple[Model, Model, Key]:
     model = copy.deepcopy(initial)
     client, server = models.split(model, "layer3")
     key = Key.generate("ACME", shape=models.activation_shape(client, SHAPE), bits=50, seed=bytes(32))
-    for _ in range(12):
-        projection = client(pictures(64, seed=5)).flatten(1) @ key.matrix
+    noise = torch.randn(64, *SHAPE, generator=torch.Generator().manual_seed(6))
+    for _ in range(30):
+        projection = client(torch.cat([pictures(64, seed=5), noise])).flatten(1) @ key.matrix
         loss = binary_cross_entropy_with_logits(projection, key.target.expand_as(projection))
         gradients = torch.autograd.grad(loss, list(client.parameters()))
         with torch.no_grad():
             for parameter, gradient in zip(client.parameters(), gradients, strict=True):
-                parameter.sub_(0.01 * gradient.sign())
+                parameter.sub_(0.005 * gradient.sign())
     return initial, models.join(client, server).eval(), key
 
 

@@ -33,13 +33,13 @@ def more_digits() -> data.Dataset:
 
 @pytest.fixture(scope="session")
 def marked(digits: data.Dataset) -> Marked:
-    return _train(digits, epochs=60)
+    return _train(digits, epochs=100)
 
 
 @pytest.fixture(scope="session")
 def accurate(more_digits: data.Dataset) -> Marked:
     """The same, where the accuracy matters: from any seed it is well above what the tests ask for."""
-    return _train(more_digits, epochs=15)
+    return _train(more_digits, epochs=25)
 
 
 def _train(digits: data.Dataset, *, epochs: int) -> Marked:

@@ -19,6 +19,7 @@ from sigil.errors import OutputError
 from sigil.experiments.lab.store import Store
 from sigil.federation.run import train
 from sigil.federation.settings import make
+from sigil.key import Key
 
 SETTINGS = {
     "model": {"name": "resnet18", "width": 4, "cut": "layer2"},
@@ -42,6 +43,8 @@ ATTACKS = {
 # Every output option: the command with OUT in the place of what the option names, and whether that is a
 # file or a folder. A file given here as OUT exists; the command must refuse it.
 OUTPUTS = {
+    "key stamp --query": ("key stamp waiting.key --query OUT", "file"),
+    "key seal SEALED": ("key seal waiting.key OUT --token words.txt", "file"),
     "key new FILE": ("key new OUT --owner A --shape 8,2,2 --passphrase-file words.txt", "file"),
     "verify --report": ("verify suspect.safetensors --key owner.key --report OUT", "file"),
     "verify --evidence": ("verify suspect.safetensors --key owner.key --evidence OUT", "file"),
@@ -64,6 +67,8 @@ OUTPUTS = {
 READ = {
     "--key",
     "--passphrase-file",
+    "--token",
+    "--tsa-root",
     "--reference",
     "--data-dir",
     "--sign-with",
@@ -107,6 +112,7 @@ def things(case: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(case.key_file, folder / "owner.key")
     shutil.copy(case.marked, folder / "suspect.safetensors")
     (folder / "words.txt").write_text("sesame\n")
+    Key.generate("ACME", shape=(8, 2, 2), seed=bytes(32), seal="rfc3161").save(folder / "waiting.key")
     (folder / "notes.html").write_text("<!DOCTYPE html>\n<html><title>By hand</title></html>\n")
     (folder / "notes.png").write_bytes(b"\x89PNG\r\n\x1a\n by hand")
     train(make(SETTINGS), folder / "run")

@@ -21,7 +21,7 @@ def test_train_then_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     run = tmp_path / "runs" / "a"
     assert main(["train", "--out", str(run), "--owner", "ACME", *SMALL]) == 0
     output = capsys.readouterr()
-    assert 'owner="ACME"' in output.out
+    assert '"owner":"ACME"' in output.out
     assert "accuracy" in output.out
     assert "round 2/2" in output.err, "plain lines where there is no terminal"
     assert not list(run.rglob("*.key"))

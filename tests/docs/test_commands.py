@@ -300,7 +300,7 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
         targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert arguments, where
         assert set(arguments) <= set(targets), where
-    elif program in ("pytest", "python"):
+    elif program in ("pytest", "python", "PYTHONPATH=tests"):
         files = [argument for argument in arguments if "/" in argument]
         assert files, where
         assert all((ROOT / file).exists() for file in files), where

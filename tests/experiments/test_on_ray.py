@@ -9,7 +9,8 @@ import pytest
 from ray._private import services
 
 from sigil.errors import ExperimentError
-from sigil.experiments import on_ray, reproduce, scales
+from sigil.experiments import on_ray, reproduce
+from sigil.experiments.lab import scales
 from sigil.experiments.lab.experiment import final_numbers
 from sigil.experiments.lab.store import Store
 from sigil.experiments.paper.table3_fidelity import model_cells

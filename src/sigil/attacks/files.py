@@ -39,12 +39,16 @@ def check_target(path: Path, *, directory: bool) -> None:
 
     A pair of halves needs a directory, which may exist; one model needs a file, which may not.
     """
-    if directory and os.path.lexists(path) and not path.is_dir():
+    try:
+        is_directory = path.is_dir()
+    except OSError:  # a name that is too long, say, about which files.check finds the words
+        is_directory = False
+    if directory and os.path.lexists(path) and not is_directory:
         raise AttackError(f"{path} is a file, but both halves need a directory; choose another name.")
-    if directory and path.is_dir():
+    if directory and is_directory:
         for name in (CLIENT, SERVER):
             files.check(path / name, kind="model", raises=AttackError)
-    elif path.is_dir():
+    elif is_directory:
         raise AttackError(f"{path} exists, and a model is never overwritten; choose another name.")
     else:
         files.check(path, kind="model", raises=AttackError)

@@ -47,14 +47,14 @@ def check(
 
     Everything that a third party can check, given the owner's published line:
       sigil evidence check case.json --suspect model.pt \\
-        --statement 'sigil-commitment v1 owner="ACME" ...'
+        --statement "$(cat published.txt)"
 
     Evidence that an auditor signed with a key of their own:
       sigil evidence check case.json --signer auditor.pub.pem \\
-        --statement 'sigil-commitment v1 owner="ACME" ...'
+        --statement "$(cat published.txt)"
 
     Evidence about a copy whose channels were put back in order first:
-      sigil evidence check case.json --statement 'sigil-commitment ...' \\
+      sigil evidence check case.json --statement "$(cat published.txt)" \\
         --reference 'sigil-reference v1 commitment=...'
 
     Without --statement or --signer the file vouches only for itself: anybody

@@ -184,7 +184,7 @@ def read_public_key(text: str) -> str:
     except EvidenceError:
         raise EvidenceError(
             "The signer is neither 64 hex digits nor a readable PEM file with an Ed25519 public "
-            "key; copy the evidence-key from the published statement."
+            "key; copy the evidence key from the published statement."
         ) from None
     if not isinstance(key, Ed25519PublicKey):
         raise EvidenceError(

@@ -222,7 +222,8 @@ class Examination:
             status = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             return self._broken()
-        if status in (-signal.SIGALRM, -signal.SIGXCPU):
+        ended = (getattr(signal, name, None) for name in ("SIGALRM", "SIGXCPU"))
+        if status in [-number for number in ended if number is not None]:
             return self._over_time()
         how = f"signal {-status}" if status < 0 else f"status {status}"
         return SuspectError(

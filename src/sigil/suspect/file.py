@@ -92,7 +92,9 @@ class SuspectFile:
         """The file itself; neither a pipe nor a device is opened, also not if it took the file's place."""
         if not stat.S_ISREG(self.path.stat().st_mode):
             raise self._no_file()
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        flags = os.O_RDONLY
+        for name in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):  # each on some systems only
+            flags |= getattr(os, name, 0)
         source = os.fdopen(os.open(self.path, flags), "rb", buffering=0)
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
             source.close()
