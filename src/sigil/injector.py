@@ -105,7 +105,8 @@ class Injector:
         per_sample: bool = False,
         statistics: bool = False,
     ) -> None:
-        if isinstance(strength, str) or not 0.0 <= strength < float("inf"):
+        given: object = strength
+        if not isinstance(given, int | float) or not 0.0 <= given < float("inf"):
             raise SigilError(
                 f"The watermark strength is {strength!r}, but it must be a finite number of at least 0; "
                 "the paper uses 0.01, 0.1 and 1.0."

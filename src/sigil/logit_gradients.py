@@ -154,6 +154,6 @@ def _refusal(loss: Loss) -> LossError:
         agreed += " with mixed labels"
     return LossError(
         f"The logit gradient is not one of the agreed loss ({agreed}, {loss.reduction} over the batch): "
-        "a factor, class weights, ignored samples, clipping, accumulation or another loss must be agreed on with the "
-        "server first."
+        "a factor, class weights, ignored samples, clipping, accumulation or another loss "
+        "must be agreed on with the server first."
     )
