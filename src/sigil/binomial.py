@@ -18,7 +18,7 @@ from sigil.errors import SigilError
 
 # Above this the incomplete beta function is exact to about 1e-13; below, terms are added as logarithms.
 _SMALLEST_PLAIN: Final = 1e-200
-# Terms that are added; so far from the middle they fall fast enough for the rest to be below 1e-17 of the sum.
+# Terms that are added: so far from the middle they fall fast enough for the rest not to count.
 _TERMS: Final = 1 << 16
 
 

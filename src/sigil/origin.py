@@ -32,7 +32,7 @@ Initial = Callable[[str, tuple[int, ...]], Tensor]
 class Origin:
     """What the origin test found: `agreeing` of `tested` weights have the sign of their initial value.
 
-    `tensors` were tested; `skipped` are those that the key drew and the suspect lacks or has in another shape.
+    `tensors` were tested; `skipped` are those that the suspect lacks or has in another shape.
     """
 
     agreeing: int
