@@ -1,0 +1,54 @@
+"""Dodging: other answers to noise, the same to images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sigil import attacks, models
+from sigil.data import Dataset
+from sigil.errors import AttackError
+
+
+def tuning(**changes: Any) -> attacks.Tuning:
+    return attacks.Tuning(**{"lr": 3e-3, "epochs": 40, "batch_size": 48} | changes)
+
+
+def test_noise_no_longer_shows_the_mark_and_images_do(accurate: Any, more_digits: Dataset) -> None:
+    dodged = attacks.dodge(accurate.halves, more_digits, tuning=tuning(epochs=15))
+    kept = attacks.dodge(accurate.halves, more_digits, gamma=0.0, tuning=tuning(epochs=15))
+    assert accurate.wsr(accurate.halves) > 0.95
+    assert accurate.wsr(kept) > 0.85
+    assert accurate.wsr(dodged) < accurate.wsr(kept) - 0.15
+    before, after = (attacks.measure(model, data=more_digits).accuracy for model in (accurate.halves, dodged))
+    assert before is not None
+    assert after is not None
+    assert after > before - 0.1
+
+
+def test_only_the_client_half_changes_and_no_running_statistics(marked: Any, digits: Dataset) -> None:
+    client, server = attacks.dodge(marked.halves, digits, tuning=tuning(epochs=1))
+    for half, given in ((client, marked.halves[0]), (server, marked.halves[1])):
+        for name, value in given.state_dict().items():
+            same = torch.equal(value, half.state_dict()[name])
+            assert same == (half is server or "running" in name or "num_batches" in name), name
+
+
+def test_the_noise_follows_from_the_seed(marked: Any, digits: Dataset) -> None:
+    def weight(seed: int) -> torch.Tensor:
+        made: models.Model = attacks.dodge(
+            marked.whole, digits, cut="pool2", tuning=tuning(epochs=1, seed=seed)
+        )
+        return made.state_dict()["stage1.0.weight"]
+
+    assert torch.equal(weight(0), weight(0))
+    assert not torch.equal(weight(0), weight(1))
+
+
+def test_bad_input(marked: Any, digits: Dataset) -> None:
+    with pytest.raises(AttackError, match="gamma"):
+        attacks.dodge(marked.halves, digits, gamma=-1.0)
+    with pytest.raises(AttackError, match="both halves"):
+        attacks.dodge(marked.halves[0], digits)
