@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from sigil import attacks, models
 from sigil.data import Dataset
@@ -17,15 +18,20 @@ def tuning(**changes: Any) -> attacks.Tuning:
 
 
 def test_noise_no_longer_shows_the_mark_and_images_do(accurate: Any, more_digits: Dataset) -> None:
+    def moved(half: models.Model, inputs: Tensor) -> float:
+        """How far the answers to some inputs are from what they were."""
+        before, after = (each.eval()(inputs).detach() for each in (accurate.halves[0], half))
+        return float((after - before).norm() / before.norm())
+
     dodged = attacks.dodge(accurate.halves, more_digits, tuning=tuning(epochs=15))
     kept = attacks.dodge(accurate.halves, more_digits, gamma=0.0, tuning=tuning(epochs=15))
-    assert accurate.wsr(accurate.halves) > 0.95
     assert accurate.wsr(kept) > 0.85
     assert accurate.wsr(dodged) < accurate.wsr(kept) - 0.15
-    before, after = (attacks.measure(model, data=more_digits).accuracy for model in (accurate.halves, dodged))
-    assert before is not None
-    assert after is not None
-    assert after > before - 0.1
+    images = torch.from_numpy(more_digits.train.images[:64].copy()).float() / 255
+    images = (images - more_digits.mean[0]) / more_digits.std[0]
+    noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(7))
+    assert moved(dodged[0], images) < 0.8 * moved(dodged[0], noise)
+    assert moved(kept[0], images) < 0.2
 
 
 def test_only_the_client_half_changes_and_no_running_statistics(marked: Any, digits: Dataset) -> None:

@@ -82,13 +82,13 @@ def test_rotation_ends_where_projection_does(marked: Any, digits: Dataset, initi
 def test_a_penalty_pulls_towards_right_angles(marked: Any, digits: Dataset, initial: models.Model) -> None:
     none, some = (
         float(
-            cosines(attacked(marked, digits, initial, way="penalty", strength=weight), initial)
+            cosines(attacked(marked, digits, initial, way="penalty", strength=weight, epochs=30), initial)
             .square()
             .mean()
         )
         for weight in (0.0, 10.0)
     )
-    assert some < 0.5 * none
+    assert some < 0.7 * none
 
 
 def test_flips_leave_half_of_the_signs(marked: Any, digits: Dataset, initial: models.Model) -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from sigil import attacks
+from sigil.attacks.halves import open_at_cut
+from sigil.attacks.penalties import mean_activation
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.observers import Step
@@ -47,21 +50,27 @@ def test_it_finds_the_marks_direction(marked: Any, digits: Dataset, recording: R
     assert 16 * attacks.overlap(blind, marked.key) < 0.6
 
 
-def test_the_further_it_pushes_the_fewer_bits_are_right(
+def test_it_pushes_to_zero_or_past_it_and_the_bits_go(
     marked: Any, digits: Dataset, recording: Recording
 ) -> None:
-    def wsr(reversal: float, gamma: float = 10.0) -> float:
-        attacked, _ = attacks.reverse(
+    def attacked(reversal: float, gamma: float = 10.0) -> tuple[float, float]:
+        made, direction = attacks.reverse(
             marked.halves, recording, digits, reversal=reversal, gamma=gamma, rounds=[1], tuning=tuning()
         )
-        return float(marked.wsr(attacked))
+        return marked.wsr(made), along(made, direction)
 
-    before, tuned, zeroed, mirrored = marked.wsr(marked.halves), wsr(1.0, 0.0), wsr(0.0), wsr(1.0)
-    assert before > 0.95
+    def along(model: Any, direction: Tensor) -> float:
+        mean = mean_activation(open_at_cut(model, digits), digits, tuning())
+        return float(mean.flatten() @ direction[:, 0] / direction.norm())
+
+    (tuned, far), (averaged, zero), (reversed_, past) = attacked(1.0, 0.0), attacked(0.0), attacked(1.0)
+    assert far < 0
+    assert abs(zero) < -0.3 * far
+    assert past > -0.25 * far
+    assert marked.wsr(marked.halves) > 0.9
     assert tuned > 0.85
-    assert zeroed < tuned - 0.1
-    assert mirrored < 0.5
-    assert mirrored < zeroed - 0.1
+    assert averaged < tuned - 0.25
+    assert reversed_ < tuned - 0.3
 
 
 def test_the_model_given_stays_and_an_interruption_changes_nothing(
