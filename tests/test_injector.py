@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from sigil.errors import ShapeError, SigilError
+from sigil.errors import ConfigError, ShapeError, SigilError
 from sigil.injector import Injector
 from sigil.key import Key
 
@@ -280,3 +280,75 @@ def test_bad_use_gives_one_sentence() -> None:
 
 def test_repr_tells_the_setting() -> None:
     assert "strength=0.25" in repr(Injector(make_key((4,), 4), 0.25))
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize("exponent", [-36, -26, -13, -6, 0, 4, 12, 30])
+def test_scaling_the_gradient_does_not_change_the_share_of_an_uncapped_mark(
+    exponent: int, per_sample: bool
+) -> None:
+    key = make_key((8, 4, 4), 20)
+    generator = torch.Generator().manual_seed(3)
+    activation = torch.randn(16, 8, 4, 4, generator=generator)
+    gradient = torch.randn(16, 8, 4, 4, generator=generator)
+    injector = Injector(key, 0.1, cap=False, per_sample=per_sample)
+    plain = injector(activation, gradient).double() - gradient.double()
+    scaled = gradient * 10.0**exponent
+    added = (injector(activation, scaled).double() - scaled.double()) * 10.0**-exponent
+    # At 1e-36 the smallest entries lie in float32's range of reduced accuracy.
+    assert relative(added, plain) < (1e-3 if exponent == -36 else 1e-5)
+    assert float(plain.norm() / gradient.double().norm()) == pytest.approx(0.1, rel=1e-4)
+
+
+def test_the_paper_s_cap_lets_a_large_gradient_outgrow_the_mark() -> None:
+    key = make_key((8, 4, 4), 20)
+    generator = torch.Generator().manual_seed(3)
+    activation = torch.randn(16, 8, 4, 4, generator=generator)
+    gradient = 1e4 * torch.randn(16, 8, 4, 4, generator=generator)
+    capped = Injector(key, 0.1)(activation, gradient) - gradient
+    assert float(capped.norm() / gradient.norm()) < 1e-3
+
+
+def test_an_uncapped_mark_goes_on_where_every_bit_has_long_been_right() -> None:
+    key = make_key((64,), 4)
+    direction = key.matrix @ (2 * key.target - 1)
+    gradient = torch.randn(8, 64, generator=torch.Generator().manual_seed(4))
+    for size in (0.1, 0.5, 1.0):
+        activation = (size * direction).expand(8, 64)
+        added = Injector(key, 0.1, cap=False)(activation, gradient) - gradient
+        assert float(added.norm() / gradient.norm()) == pytest.approx(0.1, rel=1e-3)
+        assert float(added.mean(0) @ direction) < 0
+
+
+class SharedKey:
+    """A key whose clients carry every third bit."""
+
+    shape, matrix, target = (
+        (12,),
+        torch.randn(12, 9, generator=torch.Generator().manual_seed(0)),
+        torch.ones(9),
+    )
+
+    def share_of(self, client: int, clients: int, carriers_per_bit: int | None = None) -> Tensor:
+        return torch.arange(9) % clients == client
+
+
+def test_a_client_s_gradient_carries_its_share_of_the_bits_only() -> None:
+    key = SharedKey()
+    activation, gradient = torch.randn(5, 12), torch.randn(5, 12)
+    added = Injector(key, 0.2, cap=False, share=(1, 3))(activation, gradient) - gradient
+    own = key.matrix[:, 1::3]
+    outside = added - (own @ torch.linalg.lstsq(own, added.mT).solution).mT
+    assert float(outside.norm()) < 1e-5 * float(added.norm())
+    assert float(added.norm() / gradient.norm()) == pytest.approx(0.2, rel=1e-4)
+
+
+@pytest.mark.parametrize("share", [(3, 3), (-1, 3), (0, 0), (1.5, 3), (1,), "ab"])
+def test_a_share_that_names_no_client_is_one_sentence(share: object) -> None:
+    with pytest.raises(ConfigError, match="names no client"):
+        Injector(SharedKey(), share=share)  # type: ignore[arg-type]
+
+
+def test_a_strength_that_is_no_number_is_one_sentence() -> None:
+    with pytest.raises(SigilError, match="finite number"):
+        Injector(make_key((4,), 2), "0.1")  # type: ignore[arg-type]

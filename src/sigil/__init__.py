@@ -9,15 +9,30 @@ if TYPE_CHECKING:
     from sigil.errors import SigilError
     from sigil.injector import Injector
     from sigil.key import Key
+    from sigil.logit_gradients import Loss, check_logit_gradient
     from sigil.verification import Report, verify
 
-__all__ = ["Injector", "Key", "Report", "SigilError", "attacks", "baselines", "detectors", "models", "verify"]
+__all__ = [
+    "Injector",
+    "Key",
+    "Loss",
+    "Report",
+    "SigilError",
+    "attacks",
+    "baselines",
+    "check_logit_gradient",
+    "detectors",
+    "models",
+    "verify",
+]
 
 _HOMES = {
     "Injector": "sigil.injector",
     "Key": "sigil.key",
+    "Loss": "sigil.logit_gradients",
     "Report": "sigil.verification",
     "SigilError": "sigil.errors",
+    "check_logit_gradient": "sigil.logit_gradients",
     "verify": "sigil.verification",
 }
 _PACKAGES = {"attacks", "baselines", "detectors", "models"}

@@ -63,6 +63,10 @@ class TrainingError(SigilError):
     """Training cannot start, go on or be resumed."""
 
 
+class LossError(SigilError):
+    """A logit gradient is not one that the agreed loss can produce."""
+
+
 class AttackError(SigilError):
     """An attack was asked for something that it cannot do."""
 

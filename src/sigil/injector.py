@@ -6,8 +6,17 @@ form (paper, equations 1 to 3)::
 
     E       = (sigmoid(A M) - b) / (N k)                            N×k
     G_wm    = E Mᵀ                                                  N×d
-    s       = min(1, strength · ‖G_main‖ / (‖G_wm‖ + ε))
+    s       = min(1, strength · ‖G_main‖ / ‖G_wm‖)
     G_final = G_main + s G_wm
+
+Without the cap at 1 the mark's part of G_final is the share ``strength`` of G_main's norm whatever a client
+multiplies its gradients by; with it a client that scales them up starves the mark, so that the server must
+judge the logit gradients first (:mod:`sigil.logit_gradients`). With a share of the bits, M and b are reduced
+to the columns that this client carries.
+
+Norms neither underflow nor overflow: they are taken of values rescaled by a power of two, which is exact,
+where the plain norm leaves the comfortable range of float32. The paper's ε is the smallest number of the
+format, so that it never decides anything.
 
 Nothing of size N×d is formed twice: ‖G_wm‖² = trace(E (MᵀM) Eᵀ) needs only the k×k Gram matrix of M, so
 that s is known before G_wm exists, and G_final is one fused multiply-add. The rows of M are kept in the
@@ -18,6 +27,7 @@ Only tensors go in and out: this file knows nothing of models, data or federatio
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,13 +36,17 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from sigil import hardware
-from sigil.errors import ShapeError, SigilError
+from sigil.errors import ConfigError, ShapeError, SigilError
 
-EPSILON = 1e-12
+# Norms between these are exact enough in float32 for any batch; outside, values are rescaled first.
+_COMFORTABLE = (1e-12, 1e15)
 
 
 class Secret(Protocol):
-    """What an injector needs of a :class:`sigil.Key`: the shape at the cut, M (d, k) and b (k,)."""
+    """What an injector needs of a :class:`sigil.Key`: the shape at the cut, M (d, k) and b (k,).
+
+    With a share of the bits also ``share_of(client, clients, carriers_per_bit)``, a mask (k,).
+    """
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -40,6 +54,7 @@ class Secret(Protocol):
     def matrix(self) -> Tensor: ...
     @property
     def target(self) -> Tensor: ...
+    def share_of(self, client: int, clients: int, carriers_per_bit: int | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,9 @@ class Injector:
 
     ``strength`` is the paper's λ, the largest ratio of the watermark gradient's norm to the task gradient's.
     ``clip=False`` adds G_wm as it is (a positive control for detectors; never use it to hide a mark).
+    ``cap=False`` lifts the paper's s ≤ 1: the mark's part is then always ``strength`` of the gradient's norm.
+    ``share=(i, n)`` makes this the injector of client i of 0 … n - 1, which carries its part of the bits
+    only; each bit is carried by ``carriers_per_bit`` of the clients.
     ``per_sample=True`` clips each sample's gradient by its own norms instead of the batch's.
     ``statistics=True`` fills :attr:`last` at each call; without it nothing extra is computed.
     """
@@ -82,24 +100,32 @@ class Injector:
         strength: float = 0.1,
         *,
         clip: bool = True,
+        cap: bool = True,
+        share: tuple[int, int] | None = None,
+        carriers_per_bit: int | None = None,
         per_sample: bool = False,
         statistics: bool = False,
     ) -> None:
-        if not 0.0 <= strength < float("inf"):
+        given: object = strength
+        if not isinstance(given, int | float) or not 0.0 <= given < float("inf"):
             raise SigilError(
-                f"The watermark strength is {strength}, but it must be a finite number of at least 0; "
+                f"The watermark strength is {strength!r}, but it must be a finite number of at least 0; "
                 "the paper uses 0.01, 0.1 and 1.0."
             )
         self.key = key
         self.strength = float(strength)
         self.clip = clip
+        self.cap = cap
+        self.share = share
         self.per_sample = per_sample
         self.statistics = statistics
+        self._carried = None if share is None else _carried(key, share, carriers_per_bit)
         self._operands: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor, Tensor]] = {}
         self._last: dict[str, Tensor] | None = None
 
     def __repr__(self) -> str:
-        return f"Injector({self.key!r}, strength={self.strength:g}, clip={self.clip})"
+        share = "" if self.share is None else f", share={self.share}"
+        return f"Injector({self.key!r}, strength={self.strength:g}, clip={self.clip}{share})"
 
     @property
     def last(self) -> InjectionStatistics | None:
@@ -121,22 +147,25 @@ class Injector:
         write, _, _ = self._prepared(gradient.device, work, _channels_last(gradient))
 
         projection = _flat(activation).to(work) @ read
-        error = torch.sigmoid(projection.to(gram.dtype)) - target
-        scale = 1.0 / error.numel()
-        # Norms as columns: one row for the batch, or one a sample.
-        main = _norms(gradient, self.per_sample)
-        square = (error @ gram).mul_(error)
-        mark = scale * (square.sum(1, keepdim=True) if self.per_sample else square.sum()[None, None]).sqrt()
+        # σ(P) - b as -s σ(-s P), which keeps its relative accuracy where a bit has long been right.
+        signs = 2.0 * target - 1.0
+        error = torch.sigmoid(projection.to(gram.dtype) * -signs).mul_(-signs)
+        scale = 1.0 / max(1, error.numel())
+        # Norms as columns: one row for the batch, or one per sample; main is that of power · G_main.
+        main, power = _norms(gradient, self.per_sample)
+        mark = scale * _mark_norms(error, gram, self.per_sample)
 
-        factor = torch.ones_like(mark)
+        # s times power: the cap s <= 1 is s · power <= power.
+        factor = torch.ones_like(mark) * power
         if self.clip:
-            factor = (self.strength * main.to(mark.dtype) / (mark + EPSILON)).clamp(max=1.0)
-        sound = torch.isfinite(main) & (main > 0) & torch.isfinite(mark)
+            reach = self.strength * main.to(mark.dtype) / mark.clamp(min=torch.finfo(mark.dtype).tiny)
+            factor = torch.minimum(reach, factor) if self.cap else reach
+        sound = torch.isfinite(main) & (main > 0) & torch.isfinite(mark) & (mark > 0)
         coefficients = torch.where(sound, error * (scale * factor), 0.0)
-        final = _fused(gradient, coefficients.to(work), write)
+        final = _fused(gradient, coefficients.to(work), write, power)
 
         if self.statistics:
-            factor = torch.where(sound, factor, 0.0)
+            factor, main = torch.where(sound, factor, 0.0) / power, main / power
             inner = ((_flat(gradient).to(work) @ write).to(error.dtype) * error).sum() * scale
             whole, raw = main.square().sum().sqrt(), mark.square().sum().sqrt()
             self._last = {
@@ -144,7 +173,7 @@ class Injector:
                 "watermark_norm": raw,
                 "injected_norm": (factor * mark).square().sum().sqrt(),
                 "factor": factor.mean(),
-                "cosine": inner / (whole * raw + EPSILON),
+                "cosine": inner / (whole * raw).clamp(min=torch.finfo(raw.dtype).tiny),
                 "wsr": ((projection >= 0) == (target > 0.5)).float().mean(),
             }
         return final
@@ -198,12 +227,14 @@ class Injector:
         """M in the wanted memory order and dtype, b, and the Gram matrix MᵀM, made once."""
         place = (device, work, channels_last)
         if place not in self._operands:
-            matrix = self.key.matrix
+            matrix, bits = self.key.matrix, self.key.target
+            if self._carried is not None:
+                matrix, bits = matrix[:, self._carried], bits[self._carried]
             if channels_last:
                 matrix = matrix.unflatten(0, self.key.shape).permute(1, 2, 0, 3).flatten(0, 2)
             # Half precision would lose the norm: errors, target and Gram matrix stay in float32 or wider.
             wide = torch.promote_types(work, torch.float32)
-            matrix, target = matrix.to(device), self.key.target.to(device, wide)
+            matrix, target = matrix.to(device), bits.to(device, wide)
             gram = matrix.to(wide).mT @ matrix.to(wide)
             self._operands[place] = (matrix.to(work).contiguous(), target, gram)
         return self._operands[place]
@@ -235,18 +266,65 @@ def _flat(tensor: Tensor) -> Tensor:
     return (tensor.permute(0, 2, 3, 1) if _channels_last(tensor) else tensor).flatten(1)
 
 
-def _norms(gradient: Tensor, per_sample: bool) -> Tensor:
-    """Norm of the batch (1, 1) or of each sample (N, 1), in at least float32."""
-    wide = torch.promote_types(gradient.dtype, torch.float32)
+def _norms(gradient: Tensor, per_sample: bool) -> tuple[Tensor, Tensor]:
+    """Norms of power · gradient, and power: (1, 1) for the batch or (N, 1) for the samples.
+
+    The power of two is 1 wherever the plain norm is far from both ends of the format.
+    """
     flat = _flat(gradient)
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    plain = _vector_norm(flat.to(wide), per_sample)
+    least, most = _COMFORTABLE
+    if bool(((plain > least) & (plain < most)).all()):
+        return plain, torch.ones_like(plain)
+    largest = flat.abs().amax(dim=1, keepdim=True).to(wide)
+    if not per_sample:
+        largest = largest.amax(dim=0, keepdim=True)
+    usual = torch.isfinite(largest) & (largest > 0)
+    exponent = torch.frexp(torch.where(usual, largest, 1.0)).exponent
+    power = torch.exp2(-exponent.clamp(-120, 120).to(wide))
+    return _vector_norm(flat.to(wide) * power, per_sample), power
+
+
+def _vector_norm(flat: Tensor, per_sample: bool) -> Tensor:
     if per_sample:
-        return torch.linalg.vector_norm(flat, dim=1, keepdim=True, dtype=wide)
-    return torch.linalg.vector_norm(flat, dtype=wide)[None, None]
+        return torch.linalg.vector_norm(flat, dim=1, keepdim=True)
+    return torch.linalg.vector_norm(flat)[None, None]
 
 
-def _fused(gradient: Tensor, coefficients: Tensor, matrix: Tensor) -> Tensor:
-    """gradient + coefficients · matrixᵀ as one multiply-add, in the gradient's dtype and layout."""
-    flat = torch.addmm(_flat(gradient).to(matrix.dtype), coefficients, matrix.mT).to(gradient.dtype)
+def _mark_norms(error: Tensor, gram: Tensor, per_sample: bool) -> Tensor:
+    """Norms of E Mᵀ without its factor 1 / (N k), from the Gram matrix: (1, 1) or (N, 1)."""
+    # Errors of bits that have long been right are too small to be squared as they are.
+    largest = error.abs().amax(dim=1, keepdim=True)
+    if not per_sample:
+        largest = largest.amax(dim=0, keepdim=True)
+    relative = error / largest.clamp(min=torch.finfo(error.dtype).tiny)
+    square = (relative @ gram).mul_(relative)
+    total = square.sum(1, keepdim=True) if per_sample else square.sum()[None, None]
+    return largest * total.clamp(min=0.0).sqrt()
+
+
+def _carried(key: Secret, share: tuple[int, int], carriers_per_bit: int | None) -> Tensor:
+    """The indices of the bits that this client carries."""
+    try:
+        client, clients = (operator.index(number) for number in share)
+    except (TypeError, ValueError):
+        client, clients = -1, 0
+    if not 0 <= client < clients:
+        raise ConfigError(
+            f"The share {share!r} names no client of a number of clients; give (i, n) with i from 0 to n - 1."
+        )
+    return key.share_of(client, clients, carriers_per_bit).nonzero().flatten()
+
+
+def _fused(gradient: Tensor, coefficients: Tensor, matrix: Tensor, power: Tensor) -> Tensor:
+    """gradient + coefficients · matrixᵀ / power as one multiply-add, in the gradient's dtype and layout."""
+    flat = _flat(gradient).to(matrix.dtype)
+    if bool((power == 1).all()):
+        flat = torch.addmm(flat, coefficients, matrix.mT)
+    else:
+        flat = torch.addmm(flat * power.to(flat.dtype), coefficients, matrix.mT) / power.to(flat.dtype)
+    flat = flat.to(gradient.dtype)
     if _channels_last(gradient):
         n, c, h, w = gradient.shape
         return flat.view(n, h, w, c).permute(0, 3, 1, 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sigil import data, models
+from sigil import attacks, data, models
 from sigil.key import Key
 
 
@@ -19,6 +19,12 @@ class Marked:
     whole: models.Model
     halves: tuple[models.Model, models.Model]
     key: Key
+
+    def wsr(self, model: models.Model | tuple[models.Model, models.Model]) -> float:
+        """The success rate of the mark in a model that was attacked."""
+        report = attacks.measure(model, key=self.key, cut="pool2", probes=64).report
+        assert report is not None
+        return report.wsr
 
 
 @pytest.fixture(scope="session")

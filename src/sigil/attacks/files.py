@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from sigil import files, models
+from sigil.alignment import open_reference
 from sigil.attacks.halves import Halves
 from sigil.errors import AttackError
 from sigil.models import Model
@@ -32,6 +33,14 @@ def open_model(path: Path, *, server: Path | None = None) -> Model | Halves:
     if model.spec.part == "whole":
         raise AttackError(f"{path} holds a whole model; leave the server half out.")
     return _fitting(model, _half(server, "server"))
+
+
+def open_initial(path: Path) -> Model:
+    """The weights that a training began with: a model file, or the directory of the finished run."""
+    found = open_reference(path)
+    if not isinstance(found, Model):
+        raise AttackError(f"{path} holds no weights; give a model file or the directory of a finished run.")
+    return found
 
 
 def check_target(path: Path, *, directory: bool) -> None:

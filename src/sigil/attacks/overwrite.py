@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
-from sigil.attacks.training import BATCH_SIZE, Plan, Progress, descend
+from sigil.attacks.penalties import finetune_at_cut
+from sigil.attacks.training import BATCH_SIZE, Progress, Tuning
 from sigil.data import Dataset
 from sigil.errors import AttackError
-from sigil.federation.precision import Precision, choose
+from sigil.federation.precision import Precision
 from sigil.injector import Injector
 from sigil.key import Key
 
@@ -47,7 +47,17 @@ def overwrite(
     """
     if steps is None and epochs is None:
         epochs = EPOCHS
-    plan = Plan(lr, steps=steps, epochs=epochs, batch_size=batch_size, seed=seed)
+    plan = Tuning(
+        lr,
+        steps=steps,
+        epochs=epochs,
+        batch_size=batch_size,
+        optimizer="sgd",
+        seed=seed,
+        precision=precision,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
     injector = Injector(key, strength)
     attacked = open_at_cut(model, data, cut)
     if key.shape != attacked.shape:
@@ -55,23 +65,10 @@ def overwrite(
             f"The second key is for activations of {key.shape}, but the model cut at {attacked.cut!r} gives "
             f"{attacked.shape}; make a key with that shape."
         )
-    place = precision or choose()
 
-    def loss(images: Tensor, labels: Tensor) -> Tensor:
-        with place.autocast():
-            activation = attacked.front(images)
-            injector.attach(activation)
-            logits = attacked.back(activation)
-        return F.cross_entropy(logits.float(), labels)
+    def embed(activation: Tensor) -> None:
+        injector.attach(activation)
 
-    descend(
-        attacked.whole,
-        data,
-        loss,
-        plan,
-        precision=place,
-        progress=progress,
-        checkpoint=checkpoint,
-        identity=f"overwrite {key.commitment} {strength} {attacked.cut}",
-    )
+    identity = f"overwrite {key.commitment} {strength}"
+    finetune_at_cut(attacked, data, embed, plan, identity=identity)
     return same_kind(attacked.whole, model)

@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sigil import files
 from sigil.attacks.checks import check_at_least, check_choice, check_not_negative
-from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
+from sigil.attacks.halves import ModelOrHalves, OpenedAtCut, open_at_cut, same_kind
+from sigil.attacks.penalties import finetune_at_cut
 from sigil.attacks.principal import Rows, mean_row, principal_components
-from sigil.attacks.training import BATCH_SIZE, Optimizer, Plan, Progress, descend
+from sigil.attacks.training import BATCH_SIZE, Optimizer, Progress, Tuning
 from sigil.data import Dataset
 from sigil.errors import AttackError
-from sigil.federation.precision import Precision, choose
+from sigil.federation.precision import Precision
 from sigil.federation.recording import Recording
 from sigil.key import Key
 
@@ -100,14 +100,19 @@ def subspace(
     - ``cut``: none is where the halves meet, or for a whole model the paper's cut. The recording must be of
       that place.
     """
-    plan = Plan(lr, epochs=epochs, batch_size=batch_size, optimizer=optimizer, seed=seed)
+    plan = Tuning(
+        lr,
+        epochs=epochs,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        seed=seed,
+        precision=precision,
+        progress=progress,
+        checkpoint=checkpoint,
+    )
     check_not_negative("weight gamma", gamma)
     attacked = open_at_cut(model, data, cut)
-    if recording.shape != attacked.shape:
-        raise AttackError(
-            f"The recording holds gradients of {recording.shape}, but the model cut at {attacked.cut!r} has "
-            f"activations of {attacked.shape}; give the recording of this model's own training."
-        )
+    check_recording(recording, attacked)
     found = estimate(
         recording,
         early_rounds=early_rounds,
@@ -119,28 +124,15 @@ def subspace(
         centre=centre,
         seed=seed,
     )
-    place = precision or choose()
     weights = found.weights(normalise=normalise)
     # One product gives all weighted projections: Σ_j w_j (A·v_j)² = ‖A V diag(√w)‖².
-    weighted = (found.directions * weights.sqrt()).to(place.device)
+    weighted = (found.directions * weights.sqrt()).to(plan.place.device)
 
-    def loss(images: Tensor, labels: Tensor) -> Tensor:
-        with place.autocast():
-            activation = attacked.front(images)
-            logits = attacked.back(activation)
-        penalty = (activation.float().flatten(1) @ weighted).square().sum(1).mean()
-        return F.cross_entropy(logits.float(), labels) + gamma * penalty
+    def penalty(activation: Tensor) -> Tensor:
+        return gamma * (activation.float().flatten(1) @ weighted).square().sum(1).mean()
 
-    descend(
-        attacked.whole,
-        data,
-        loss,
-        plan,
-        precision=place,
-        progress=progress,
-        checkpoint=checkpoint,
-        identity=f"subspace {gamma} {files.digest([weighted])}",
-    )
+    identity = f"subspace {gamma} {files.digest([weighted])}"
+    finetune_at_cut(attacked, data, penalty, plan, identity=identity)
     return same_kind(attacked.whole, model), found
 
 
@@ -183,8 +175,8 @@ def estimate(
     check_choice("unit", unit, ("sample", "batch", "window"))
     if early_steps is not None:
         check_at_least("early_steps", early_steps, 1)
-    early = _rows(recording, early_rounds, "early", unit, early_steps)
-    late = _rows(recording, late_rounds, "late", unit) if main_components else list
+    early = recorded_rows(recording, early_rounds, "early", unit, early_steps)
+    late = recorded_rows(recording, late_rounds, "late", unit) if main_components else list
     dimension = recording.gradients.shape[1]
     if main_components >= dimension:
         raise AttackError(
@@ -222,7 +214,16 @@ def overlap(directions: Tensor, key: Key) -> float:
     return float((found.mT @ secret).square().sum()) / secret.shape[1]
 
 
-def _rows(
+def check_recording(recording: Recording, attacked: OpenedAtCut) -> None:
+    """Raise unless the recording is of gradients at the place where the model was opened."""
+    if recording.shape != attacked.shape:
+        raise AttackError(
+            f"The recording holds gradients of {recording.shape}, but the model cut at {attacked.cut!r} has "
+            f"activations of {attacked.shape}; give the recording of this model's own training."
+        )
+
+
+def recorded_rows(
     recording: Recording, rounds: Sequence[int], phase: str, unit: Unit, steps: int | None = None
 ) -> Rows:
     """The gradients of some rounds (of each client's first steps in them) to go through again and again."""

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
+from sigil.cli import attack_tuning
 from sigil.cli.attack_options import (
     BatchSize,
     Call,
     Epochs,
+    Optimizer,
     Rate,
     Seed,
     Share,
@@ -19,6 +21,7 @@ from sigil.cli.attack_options import (
     line,
     rounds_of,
 )
+from sigil.cli.attack_tuning import Gamma, Recorded, in_training
 from sigil.errors import AttackError
 
 app = typer.Typer(name="attack", no_args_is_help=True, rich_markup_mode=None)
@@ -162,9 +165,7 @@ def subspace(
             help="Rounds ruled by the task, such as 70-80; needed unless --main-components is 0.",
         ),
     ] = None,
-    recording: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Recorded gradients; else SUSPECT/recording.")
-    ] = None,
+    recording: Recorded = None,
     early_steps: Annotated[
         int | None, typer.Option(metavar="N", help="Only the first N steps of the early rounds.")
     ] = None,
@@ -173,10 +174,10 @@ def subspace(
     ] = "sample",
     main_components: Annotated[int, typer.Option(metavar="N", help="Directions of the task.")] = 64,
     components: Annotated[int, typer.Option(metavar="N", help="Directions of the mark.")] = 64,
-    gamma: Annotated[float, typer.Option(metavar="G", help="Weight of the penalty.")] = 1.0,
+    gamma: Gamma = 1.0,
     epochs: Annotated[int, typer.Option(metavar="N", help="Epochs of fine-tuning.")] = 100,
     lr: Rate = 1e-4,
-    optimizer: Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")] = "adam",
+    optimizer: Optimizer = "adam",
     centre: Annotated[bool, typer.Option("--centre", help="Subtract the mean gradient first.")] = False,
     normalise: Annotated[
         bool, typer.Option("--normalise/--raw", help="Variances that sum to 1, or as they are.")
@@ -362,8 +363,8 @@ def extract(
     call.finish(models.split(pupil, place) if isinstance(given, tuple) else pupil, cut=place)
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def noise(context: typer.Context) -> None:
+@in_training(app)
+def noise() -> None:
     """Not here: noise is added while a model is trained.
 
     \b
@@ -374,3 +375,6 @@ def noise(context: typer.Context) -> None:
         "Noise is an option of training and not an attack on a finished model; train with "
         "`sigil train --set behaviour.noise_snr=0.1`."
     )
+
+
+attack_tuning.register(app)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +55,7 @@ Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of everything 
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Number of batches to train for.")]
 Epochs = Annotated[int | None, typer.Option(metavar="N", help="Number of epochs to train for.")]
 Rate = Annotated[float, typer.Option("--lr", metavar="R", help="Learning rate.")]
+Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in a batch.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
@@ -99,26 +100,38 @@ class Call:
             yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-def attack_command(app: typer.Typer) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def attack_command(
+    app: typer.Typer, *, opener: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function ``attack(call, *, own options)``.
 
-    The options of :func:`open_call`, which every attack has, are added to its own.
+    The options of :func:`open_call`, which every attack has, are added to its own. With an ``opener``, a
+    function ``opener(call, *, options)``, those are too, and the attack is given what it returns.
     """
 
     def register(attack: Callable[..., None]) -> Callable[..., None]:
-        shared = signature(open_call, eval_str=True).parameters
-        own = [each for name, each in signature(attack, eval_str=True).parameters.items() if name != "call"]
+        shared, own = _options(open_call), _options(attack)
+        opened = {} if opener is None else _options(opener)
         first, rest = list(shared.values())[:2], list(shared.values())[2:]
 
         def run(**given: Any) -> None:
             _check(given)
-            attack(open_call(**{name: given.pop(name) for name in shared}), **given)
+            call = open_call(**{name: given.pop(name) for name in shared})
+            if opener is not None:
+                call = opener(call, **{name: given.pop(name) for name in opened})
+            attack(call, **given)
 
         run.__name__, run.__doc__ = attack.__name__, attack.__doc__
-        run.__signature__ = Signature([*first, *own, *rest])  # type: ignore[attr-defined]
+        run.__signature__ = Signature([*first, *own.values(), *opened.values(), *rest])  # type: ignore[attr-defined]
         return app.command()(run)
 
     return register
+
+
+def _options(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The keyword parameters of a function, which are options of a command."""
+    parameters = signature(function, eval_str=True).parameters
+    return {name: each for name, each in parameters.items() if each.kind is Parameter.KEYWORD_ONLY}
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -53,6 +53,8 @@ class Client:
         outputs = logits.values.float().requires_grad_()
         loss = F.cross_entropy(outputs, labels)
         (gradient,) = torch.autograd.grad(loss, outputs)
+        for observer in self.observers:
+            gradient = observer.on_logit_gradient(at, gradient, logits=outputs.detach(), labels=labels)
         self.account(labels, loss.detach())
         return LogitGradient(gradient)
 

@@ -76,6 +76,10 @@ class ClientObserver(Observer):
         """The client is about to compute its loss: return the labels to use (SplitGuard sends wrong ones)."""
         return labels
 
+    def on_logit_gradient(self, at: Step, gradient: Tensor, *, logits: Tensor, labels: Tensor) -> Tensor:
+        """The client is about to send the gradient of its loss at the `logits`: return what to send."""
+        return gradient
+
     def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor | None:
         """A gradient arrived: return what the client shall use, or None for a batch without an update."""
         return gradient

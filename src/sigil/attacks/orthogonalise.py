@@ -1,0 +1,153 @@
+"""Orthogonalising: train a model away from the weights that its training began with.
+
+The origin test (:mod:`sigil.origin`) asks whether weights still have the signs of their initial values. Every
+client was given those, so every client can work against it: take the component along the initial weights out
+of each filter and fine-tune what is left, or go more gently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from sigil.attacks.checkpoint import digest
+from sigil.attacks.checks import check_choice, check_not_negative, check_share
+from sigil.attacks.halves import ModelOrHalves, OpenedAtCut, open_at_cut, same_kind
+from sigil.attacks.penalties import finetune_at_cut
+from sigil.attacks.training import TUNING, Tuning
+from sigil.data import Dataset
+from sigil.errors import AttackError
+from sigil.models import Model
+
+Way = Literal["project", "rotate", "penalty", "flip"]
+
+# What is left of a weight whose sign is turned: enough to have a sign, too little to matter.
+TURNED = 0.01
+
+
+def orthogonalise(
+    model: ModelOrHalves,
+    data: Dataset,
+    initial: Model,
+    *,
+    way: Way = "project",
+    strength: float = 1.0,
+    keep: bool = False,
+    cut: str | None = None,
+    tuning: Tuning = TUNING,
+) -> ModelOrHalves:
+    """Fine-tune a copy of the model, up to the cut unlike the ``initial`` weights.
+
+    ``initial`` is the model at the start of the training, whole or its client half. w is a filter, all
+    weights of one output channel of a convolution or linear layer up to the cut, and w0 its initial value.
+
+    - ``project``: w loses the share ``strength`` of its component along w0 before the fine-tuning; with
+      ``keep`` the component is held down there during it and after it.
+    - ``rotate``: the component is held down to a share that falls evenly from 1 to 1 − ``strength``, so that
+      the rest of the network can follow.
+    - ``penalty``: the loss grows by ``strength`` · the mean over filters of cos²(w, w0); here the strength
+      is a weight of any size.
+    - ``flip``: of the weights that have their initial sign the smallest change it and become a hundredth of
+      their size, as many as it takes, at a strength of 1, until half of each tensor's signs agree. That is
+      done before the fine-tuning and again after it, with ``keep`` also during it.
+    """
+    check_choice("way of orthogonalising", way, ("project", "rotate", "penalty", "flip"))
+    (check_not_negative if way == "penalty" else check_share)("strength", strength)
+    attacked = open_at_cut(model, data, cut)
+    layers = _layers(attacked, initial)
+
+    def change(share: float) -> None:
+        for layer in layers:
+            layer.turn(share * strength) if way == "flip" else layer.hold(1 - share * strength)
+
+    def before_step(done: int, total: int) -> None:
+        if way == "rotate":
+            change(done / total)
+        elif done == 0 or keep:
+            change(1.0)
+
+    def cosines(activation: Tensor) -> Tensor:
+        return strength * torch.cat([layer.cosines() for layer in layers]).square().mean()
+
+    finetune_at_cut(
+        attacked,
+        data,
+        cosines if way == "penalty" else lambda activation: None,
+        tuning,
+        identity=f"orthogonalise {way} {strength} {keep} {digest(initial)}",
+        before_step=None if way == "penalty" else before_step,
+    )
+    if way in ("rotate", "flip") or (way == "project" and keep):
+        change(1.0)
+    return same_kind(attacked.whole, model)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A weight under attack, and what its filters have of their initial values.
+
+    ``unit`` (filters, n) holds normalised initial filters as rows, ``component`` (filters,) how long the
+    filters were along them when the attack began.
+    """
+
+    weight: nn.Parameter
+    unit: Tensor
+    component: Tensor
+
+    @classmethod
+    def of(cls, weight: nn.Parameter, initial: Tensor) -> _Layer:
+        unit = nn.functional.normalize(initial.detach().float().flatten(1), dim=1)
+        return cls(weight, unit, (weight.detach().cpu().float().flatten(1) * unit).sum(1))
+
+    @torch.no_grad()
+    def hold(self, share: float) -> None:
+        """Limit each filter's component along its initial value to a share of what it was."""
+        unit, bound = self._here(self.unit), share * self._here(self.component.abs())
+        now = (self.weight.flatten(1) * unit).sum(1)
+        change = now.clamp(-bound, bound) - now
+        self.weight.add_((change[:, None] * unit).view(self.weight.shape))
+
+    @torch.no_grad()
+    def turn(self, share: float) -> None:
+        """Turn the smallest weights with their initial sign, a share of those that are more than half."""
+        rows = self.weight.flatten(1)
+        product = rows.sign() * self._here(self.unit).sign()
+        agreeing, tested = int((product > 0).sum()), int((product != 0).sum())
+        count = round(share * max(0.0, agreeing - tested / 2))
+        # Batch norm takes the size of a filter out again, so that a weight is small beside its own filter.
+        size = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)).abs()
+        size[product <= 0] = torch.inf
+        smallest = size.flatten().topk(count, largest=False).indices
+        factor = torch.ones_like(size).flatten()
+        factor[smallest] = -TURNED
+        self.weight.mul_(factor.view(self.weight.shape))
+
+    def cosines(self) -> Tensor:
+        """The cosine of each filter with its initial value."""
+        return nn.functional.cosine_similarity(self.weight.flatten(1), self._here(self.unit), dim=1)
+
+    def _here(self, values: Tensor) -> Tensor:
+        return values.to(self.weight.device)
+
+
+def _layers(attacked: OpenedAtCut, initial: Model) -> list[_Layer]:
+    """The convolutions and linear layers up to the cut, with their initial values."""
+    known, inside = initial.state_dict(), {id(value) for value in attacked.front.parameters()}
+    layers = []
+    for path, layer in attacked.whole.named_modules():
+        weight = layer._parameters.get("weight") if isinstance(layer, nn.Conv2d | nn.Linear) else None
+        if weight is None or id(weight) not in inside:
+            continue
+        found = known.get(f"{path}.weight")
+        if found is None or found.shape != weight.shape:
+            raise AttackError(
+                f"The initial model ({initial.spec}) has no tensor {path}.weight of {tuple(weight.shape)}; "
+                "give the model with which this training began."
+            )
+        layers.append(_Layer.of(weight, found))
+    if not layers:
+        raise AttackError(f"The model has no convolution up to {attacked.cut!r}, so it has no initial one.")
+    return layers

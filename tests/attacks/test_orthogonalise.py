@@ -1,0 +1,131 @@
+"""Orthogonalising: what each way leaves of the initial weights, and what a wrong initial model is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sigil import attacks, models
+from sigil.data import Dataset
+from sigil.errors import AttackError
+from sigil.origin import Origin, compare
+
+
+@pytest.fixture(scope="module")
+def initial() -> models.Model:
+    """The model from which the marked one of conftest.py was trained."""
+    return models.build("vgg11", classes=10, width=8, channels=1, input_size=8, seed=0)
+
+
+def filters(model: models.Model) -> dict[str, Tensor]:
+    """The convolutions up to the cut."""
+    return {name: value for name, value in model.state_dict().items() if name in DRAWN}
+
+
+DRAWN = ("stage1.0.weight", "stage2.0.weight")
+
+
+def cosines(model: models.Model, initial: models.Model) -> Tensor:
+    return torch.cat(
+        [
+            torch.nn.functional.cosine_similarity(value.flatten(1), initial.state_dict()[name].flatten(1))
+            for name, value in filters(model).items()
+        ]
+    )
+
+
+def origin(model: models.Model, initial: models.Model) -> Origin:
+    known = initial.state_dict()
+    return compare(
+        model.state_dict(),
+        {name: tuple(known[name].shape) for name in DRAWN},
+        lambda name, shape: known[name],
+    )
+
+
+def attacked(marked: Any, digits: Dataset, initial: models.Model, **options: Any) -> models.Model:
+    tuning = attacks.Tuning(lr=3e-3, epochs=options.pop("epochs", 10), batch_size=48)
+    made: models.Model = attacks.orthogonalise(
+        marked.whole, digits, initial, cut="pool2", tuning=tuning, **options
+    )
+    return made
+
+
+def test_the_marked_model_descends_from_its_initial_weights(marked: Any, initial: models.Model) -> None:
+    assert set(DRAWN) <= set(initial.state_dict())
+    assert float(cosines(marked.whole, initial).mean()) > 0.4
+    assert origin(marked.whole, initial).log10_p < -20
+
+
+def test_projected_and_kept_there_nothing_is_left_along_the_initial_weights(
+    marked: Any, digits: Dataset, initial: models.Model
+) -> None:
+    kept = attacked(marked, digits, initial, keep=True)
+    assert float(cosines(kept, initial).abs().max()) < 1e-3
+    half = attacked(marked, digits, initial, strength=0.5, keep=True)
+    assert 0.05 < float(cosines(half, initial).mean()) < float(cosines(marked.whole, initial).mean())
+    once = attacked(marked, digits, initial)
+    assert float(cosines(once, initial).abs().max()) > 1e-3
+    for model in (kept, once):
+        assert origin(model, initial).log10_p > origin(marked.whole, initial).log10_p / 2
+
+
+def test_rotation_ends_where_projection_does(marked: Any, digits: Dataset, initial: models.Model) -> None:
+    rotated = attacked(marked, digits, initial, way="rotate")
+    assert float(cosines(rotated, initial).abs().max()) < 1e-3
+    assert not torch.equal(filters(rotated)[DRAWN[0]], filters(marked.whole)[DRAWN[0]])
+
+
+def test_a_penalty_pulls_towards_right_angles(marked: Any, digits: Dataset, initial: models.Model) -> None:
+    none, some = (
+        float(
+            cosines(attacked(marked, digits, initial, way="penalty", strength=weight, epochs=30), initial)
+            .square()
+            .mean()
+        )
+        for weight in (0.0, 10.0)
+    )
+    assert some < 0.7 * none
+
+
+def test_flips_leave_half_of_the_signs(marked: Any, digits: Dataset, initial: models.Model) -> None:
+    flipped = origin(attacked(marked, digits, initial, way="flip", epochs=2), initial)
+    assert flipped.share == pytest.approx(0.5, abs=0.005)
+    assert flipped.log10_p > -1
+    kept = origin(attacked(marked, digits, initial, way="flip", keep=True, epochs=2), initial)
+    assert kept.share == pytest.approx(0.5, abs=0.005)
+    part = origin(attacked(marked, digits, initial, way="flip", strength=0.5, epochs=2), initial)
+    assert flipped.share < part.share < origin(marked.whole, initial).share
+
+
+def test_nothing_behind_the_cut_is_projected_and_halves_do(
+    marked: Any, digits: Dataset, initial: models.Model
+) -> None:
+    tuning = attacks.Tuning(lr=1e-12, steps=1, batch_size=48)
+    client, server = attacks.orthogonalise(
+        marked.halves, digits, models.split(initial, "pool2")[0], tuning=tuning
+    )
+    assert float(cosines(client, initial).abs().max()) < 1e-3
+    for name, value in marked.halves[1].named_parameters():
+        torch.testing.assert_close(server.state_dict()[name], value.detach(), msg=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"strength": 1.5}, "between 0 and 1"),
+        ({"way": "penalty", "strength": -1.0}, "at least 0"),
+        ({"way": "bend"}, "bend"),
+        ({"initial": models.build("vgg11", classes=10, width=4, channels=1, input_size=8, seed=0)}, "began"),
+        ({"initial": models.build("resnet18", classes=10, width=4, channels=1, seed=0)}, "began"),
+    ],
+)
+def test_bad_input(
+    marked: Any, digits: Dataset, initial: models.Model, options: dict[str, Any], word: str
+) -> None:
+    given = {"initial": initial} | options
+    with pytest.raises(AttackError, match=word):
+        attacks.orthogonalise(marked.whole, digits, cut="pool2", **given)

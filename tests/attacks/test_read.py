@@ -1,0 +1,92 @@
+"""Reading: the mean map shows a rough mark, and the three ways to level it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sigil import attacks
+from sigil.attacks.halves import OpenedAtCut, open_at_cut
+from sigil.attacks.penalties import mean_activation
+from sigil.attacks.read import over_channels, over_positions
+from sigil.attacks.training import TUNING
+from sigil.data import Dataset
+from sigil.errors import AttackError
+
+
+def tuning(**changes: Any) -> attacks.Tuning:
+    return attacks.Tuning(**{"lr": 3e-3, "epochs": 20, "batch_size": 48} | changes)
+
+
+def mean_map(model: Any, digits: Dataset) -> tuple[OpenedAtCut, Tensor]:
+    opened = open_at_cut(model, digits, "pool2")
+    return opened, mean_activation(opened, digits, TUNING)
+
+
+def test_the_mean_map_splits_into_three_parts_at_right_angles() -> None:
+    values = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0))
+    rough, channels = over_positions(values), over_channels(values)
+    torch.testing.assert_close(rough + channels + values.mean(), values)
+    assert float(rough.sum((1, 2)).abs().max()) < 1e-5
+    assert abs(float((rough * channels).sum())) < 1e-4
+    assert float(channels.std((1, 2)).max()) < 1e-6
+
+
+def test_the_mean_is_that_of_the_model_in_use(marked: Any, digits: Dataset) -> None:
+    opened, mean = mean_map(marked.whole, digits)
+    images = torch.from_numpy(digits.train.images.copy()).float() / 255
+    images = (images - torch.tensor(digits.mean).view(1, -1, 1, 1)) / torch.tensor(digits.std).view(
+        1, -1, 1, 1
+    )
+    opened.front.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(mean, opened.front(images).mean(0), rtol=1e-2, atol=1e-2)
+
+
+def test_the_direction_is_along_the_mark(marked: Any, digits: Dataset) -> None:
+    _, found = attacks.read(marked.halves, digits, tuning=tuning(epochs=None, steps=1))
+    mark = marked.key.matrix @ (0.5 - marked.key.target)
+    assert float(torch.nn.functional.cosine_similarity(found[:, 0], mark, dim=0)) > 0.2
+
+
+def test_pushing_takes_the_mean_along_the_direction_where_it_was_asked_to(
+    marked: Any, digits: Dataset
+) -> None:
+    def along(model: Any, direction: Tensor) -> float:
+        return float(mean_map(model, digits)[1].flatten() @ direction[:, 0] / direction.norm())
+
+    zeroed, direction = attacks.read(marked.whole, digits, cut="pool2", tuning=tuning())
+    mirrored, _ = attacks.read(marked.whole, digits, reversal=1.0, cut="pool2", tuning=tuning())
+    tuned, _ = attacks.read(marked.whole, digits, gamma=0.0, cut="pool2", tuning=tuning())
+    before = along(marked.whole, direction)
+    assert before < 0
+    assert along(tuned, direction) < 0.5 * before
+    assert abs(along(zeroed, direction)) < 0.3 * -before
+    assert along(mirrored, direction) > 0.25 * -before
+    assert marked.wsr(mirrored) < marked.wsr(tuned) - 0.1
+
+
+@pytest.mark.parametrize(("way", "part"), [("flatten", over_positions), ("equalise", over_channels)])
+def test_levelling_lowers_its_part_of_the_mean_map(marked: Any, digits: Dataset, way: Any, part: Any) -> None:
+    def size(model: Any) -> float:
+        _, mean = mean_map(model, digits)
+        return float(part(mean).norm() / mean.norm())
+
+    sizes = []
+    for gamma in (0.0, 10.0):
+        attacked, _ = attacks.read(marked.whole, digits, way=way, gamma=gamma, cut="pool2", tuning=tuning())
+        sizes.append(size(attacked))
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_bad_input(marked: Any, digits: Dataset) -> None:
+    bad: Any = "hear"
+    with pytest.raises(AttackError, match="hear"):
+        attacks.read(marked.halves, digits, way=bad)
+    with pytest.raises(AttackError, match="gamma"):
+        attacks.read(marked.halves, digits, gamma=-1.0)
+    with pytest.raises(AttackError, match="positions"):
+        attacks.read(marked.whole, digits, cut="flatten")
