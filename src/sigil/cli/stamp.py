@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sigil import files
+from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, KeyFile, PassphraseFile, load_key, read_passphrase
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, SealError
@@ -18,7 +20,6 @@ TsaRoot = Annotated[
     Path | None,
     typer.Option("--tsa-root", metavar="FILE", help="Root certificate (PEM) that the authority must have."),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,7 +42,6 @@ def stamp(
     tsa_root: TsaRoot = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
-    force: Force = False,
 ) -> None:
     """Have the statement of a key stamped by a time-stamping authority.
 
@@ -66,10 +66,22 @@ def stamp(
 
     if sum(choice is not None for choice in (tsa, query, token)) != 1:
         raise ConfigError("Give one of --tsa, --query and --token.")
+    kept = _beside(file)
+    outputs.check(
+        outputs.File("FILE.tsr", kept, kind="time stamp")
+        if query is None
+        else outputs.File("--query", query),
+        inputs={
+            "FILE": file,
+            "--token": token,
+            "--tsa-root": tsa_root,
+            "--passphrase-file": passphrase_file,
+        },
+    )
     key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
     waiting = key.to_be_stamped()
     if query is not None:
-        _write(query, stamping.make_query(waiting.statement()), force=force)
+        _write(query, stamping.make_query(waiting.statement()))
         typer.echo(f"Wrote {printable(str(query))}: send it to an authority, and come back with --token.")
         return
     if token is not None:
@@ -80,8 +92,7 @@ def stamp(
     found = waiting.seal(answer).stamp
     assert found is not None
     trust = _trust(found, tsa_root)
-    kept = _beside(file)
-    _write(kept, answer, force=force)
+    _write(kept, answer)
     typer.echo(_dated(found))
     typer.echo(trust)
     typer.echo(f"Wrote {printable(str(kept))}. Now: sigil key seal {printable(str(file))} sealed.key")
@@ -97,7 +108,6 @@ def seal(
     tsa_root: TsaRoot = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
-    force: Force = False,
 ) -> None:
     """Make a new key that a time stamp is part of, and write it to SEALED.
 
@@ -113,12 +123,16 @@ def seal(
       sigil key seal owner.key sealed.key --tsa-root root.pem
       sigil key seal owner.key sealed.key --token answer.tsr
     """
+    outputs.check(
+        outputs.File("SEALED", out, kind="key"),
+        inputs={"FILE": file, "--token": token, "--tsa-root": tsa_root, "--passphrase-file": passphrase_file},
+    )
     secret = read_passphrase(ask=passphrase, file=passphrase_file)
     key = load_key(file, ask=False, passphrase_file=None, passphrase=secret)
     sealed = key.seal(_read(token or _beside(file)))
     assert sealed.stamp is not None
     trust = _trust(sealed.stamp, tsa_root)
-    sealed.save(out, passphrase=secret, overwrite=force)
+    sealed.save(out, passphrase=secret)
     protection = "encrypted with your passphrase" if secret else "not encrypted"
     typer.echo(f"Wrote {printable(str(out))}, readable by you alone, {protection}.")
     typer.echo(_dated(sealed.stamp))
@@ -157,11 +171,5 @@ def _read(path: Path) -> bytes:
         ) from None
 
 
-def _write(path: Path, content: bytes, *, force: bool) -> None:
-    try:
-        with path.open("wb" if force else "xb") as stream:
-            stream.write(content)
-    except FileExistsError:
-        raise SealError(f"{path} exists already; choose another name, or replace it with --force.") from None
-    except OSError as error:
-        raise SealError(f"{path} cannot be written ({error.strerror}); choose another path.") from None
+def _write(path: Path, content: bytes) -> None:
+    files.write(path, content, raises=SealError)
