@@ -38,6 +38,10 @@ ATTACKS = {
     "overwrite": "--second owner.key --data digits",
     "permute": "",
     "extract": "--data digits",
+    "reverse": "--data digits",
+    "read": "--data digits",
+    "dodge": "--data digits",
+    "orthogonalise": "--initial suspect.safetensors --data digits",
 }
 
 # Every output option: the command with OUT in the place of what the option names, and whether that is a
@@ -68,6 +72,7 @@ READ = {
     "--key",
     "--passphrase-file",
     "--token",
+    "--initial",
     "--tsa-root",
     "--reference",
     "--data-dir",
@@ -148,7 +153,7 @@ def refused(capsys: pytest.CaptureFixture[str], line: str, out: str) -> str:
 
 
 FORCED = [
-    name for name in OUTPUTS if name.startswith(("key", "verify", "detect", "data partition", "report"))
+    name for name in OUTPUTS if name.startswith(("key new", "verify", "detect", "data partition", "report"))
 ]
 FOREIGN = ("owner.key", "suspect.safetensors", "words.txt", "notes.html", "notes.png", "run/run.json")
 

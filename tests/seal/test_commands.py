@@ -69,8 +69,8 @@ def test_a_machine_without_a_network(authority: Any, capsys: pytest.CaptureFixtu
     assert plain.seal(Path("owner.key.tsr").read_bytes()) == sealed
     assert "sealed already" in fail(capsys, "key", "stamp", "sealed.key", "--query", "again.tsq")
     assert "sealed already" in fail(capsys, "key", "seal", "sealed.key", "twice.key", "--token", "answer.tsr")
-    assert "exists already" in fail(capsys, "key", "stamp", "owner.key", "--token", "answer.tsr")
-    assert "exists already" in fail(capsys, "key", "seal", "owner.key", "sealed.key")
+    assert "never overwritten" in fail(capsys, "key", "stamp", "owner.key", "--token", "answer.tsr")
+    assert "never overwritten" in fail(capsys, "key", "seal", "owner.key", "sealed.key")
 
 
 def test_a_passphrase_stays(
