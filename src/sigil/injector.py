@@ -275,7 +275,7 @@ def _norms(gradient: Tensor, per_sample: bool) -> tuple[Tensor, Tensor]:
     wide = torch.promote_types(gradient.dtype, torch.float32)
     plain = _vector_norm(flat.to(wide), per_sample)
     least, most = _COMFORTABLE
-    if bool(((plain > least) & (plain < most)).all()):
+    if _all((plain > least) & (plain < most)):
         return plain, torch.ones_like(plain)
     largest = flat.abs().amax(dim=1, keepdim=True).to(wide)
     if not per_sample:
@@ -284,6 +284,11 @@ def _norms(gradient: Tensor, per_sample: bool) -> tuple[Tensor, Tensor]:
     exponent = torch.frexp(torch.where(usual, largest, 1.0)).exponent
     power = torch.exp2(-exponent.clamp(-120, 120).to(wide))
     return _vector_norm(flat.to(wide) * power, per_sample), power
+
+
+def _all(conditions: Tensor) -> bool:
+    """Whether all hold; assumed of tensors without values, on which arithmetic is only counted."""
+    return conditions.is_meta or bool(conditions.all())
 
 
 def _vector_norm(flat: Tensor, per_sample: bool) -> Tensor:
@@ -320,7 +325,7 @@ def _carried(key: Secret, share: tuple[int, int], carriers_per_bit: int | None) 
 def _fused(gradient: Tensor, coefficients: Tensor, matrix: Tensor, power: Tensor) -> Tensor:
     """gradient + coefficients · matrixᵀ / power as one multiply-add, in the gradient's dtype and layout."""
     flat = _flat(gradient).to(matrix.dtype)
-    if bool((power == 1).all()):
+    if _all(power == 1):
         flat = torch.addmm(flat, coefficients, matrix.mT)
     else:
         flat = torch.addmm(flat * power.to(flat.dtype), coefficients, matrix.mT) / power.to(flat.dtype)
