@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from sigil import statistics, verification
 from sigil.errors import ConfigError, ShapeError, SuspectError
 from sigil.key import Key
-from sigil.verification import Report, verify
+from sigil.report import Report
+from sigil.verification import verify
 
 INPUT = (3, 6, 6)
 SHAPE = (4, 6, 6)

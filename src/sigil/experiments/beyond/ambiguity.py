@@ -22,7 +22,8 @@ from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.federation.seeds import derive
 from sigil.key import Key
-from sigil.verification import Report, verify
+from sigil.report import Report
+from sigil.verification import verify
 
 ATTACKS = ("none", "overwrite", "permute", "scale")
 PLAN = dict.fromkeys(reversed(STRENGTHS), ATTACKS)

@@ -27,7 +27,8 @@ from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
 from sigil.federation.run import Run
 from sigil.key import Key
-from sigil.verification import ALPHA, PAPER_THRESHOLD, verify
+from sigil.report import ALPHA, PAPER_THRESHOLD
+from sigil.verification import verify
 
 Floats = npt.NDArray[np.float64]
 
