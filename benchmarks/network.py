@@ -386,7 +386,7 @@ def quality(folder: Path, rounds: int) -> dict[str, dict[str, float]]:
                 outcome = service.wait_round(minimum=len(parts))
                 federation.load(number, average.result(), outcome.server_state())
         report, *_ = federation.read_mark(key)
-        result[wire] = {"accuracy": federation.accuracy(), "wsr": report.wsr, "p_value": report.p_value}
+        result[wire] = {"accuracy": federation.accuracy(), "wsr": report.wsr, "p_value": 10.0**report.log10_p}
     return result
 
 

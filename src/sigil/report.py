@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, Final, Literal
 from sigil import statistics, wording
 from sigil.alignment import Alignment
 from sigil.readings import Reading
+from sigil.seal import Root
 
 ALPHA: Final = wording.LEVEL
 """The paper's five-sigma level: "proven" exists at this p-value or below it, and nowhere else."""
@@ -52,6 +54,7 @@ class Report:
     kind: Literal["plain", "stamped"]
     threshold: float
     register: int | None = None
+    authority: Root | None = None
     seed: int | None = None
     alignment: Alignment | None = None
     reasons: tuple[str, ...] = ()
@@ -140,6 +143,7 @@ class Report:
             "cuts": self.cuts,
             "allowance_log2": self.allowance_log2,
             "register": self.register,
+            "authority": None if self.authority is None else dataclasses.asdict(self.authority),
             "kind": self.kind,
             "bits": self.bits,
             "probes": self.probes,

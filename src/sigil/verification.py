@@ -24,9 +24,11 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Final, Literal
 
 import torch
+from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
 from sigil import origin
@@ -34,10 +36,12 @@ from sigil.alignment import Alignment, Reference, align, check_channels, open_re
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.errors import ConfigError, ShapeError
 from sigil.key import Key
+from sigil.key_length import PLAIN_ALLOWANCE_LOG2
 from sigil.models import Model, cut_points
 from sigil.probing import Suspect, batch_size_for, input_shape_of, module_of, noise
 from sigil.readings import Reading, Source, read
 from sigil.report import ALPHA, TESTS, Report, best_of
+from sigil.seal import Root, read_roots
 
 MOST_CUTS: Final = 64
 INPUTS_READ: Final = LEAST_INPUTS
@@ -79,6 +83,7 @@ def verify(
     alpha: float | None = None,
     tries: int = 1,
     register: int | None = None,
+    roots: Sequence[Certificate] | str | os.PathLike[str] | None = None,
     batch_size: int = 64,
     reference: Reference | Model | str | os.PathLike[str] | None = None,
 ) -> Report:
@@ -95,6 +100,9 @@ def verify(
     (:func:`sigil.data.inputs.open_inputs`), of which the key draws 256. They count if the key's statement
     names their digest or if somebody without the key chose them (``inputs_from``). 8-bit images are
     normalised by ``normalisation``, else as the key states.
+
+    A stamped key's smaller allowance holds under a root that the examiner trusts: ``roots``, certificates or a
+    PEM file. Without it the key counts as a plain one.
 
     ``tries`` is the number of keys and suspects that were tried in all. ``register`` replaces the allowance
     for drawn keys by the number of statements in a closed register that the judge counted. ``input_shape``
@@ -142,7 +150,8 @@ def verify(
     cuts = _cuts(suspect, key)
     correlations = 0
     level_log10 = math.log10(level)
-    allowance = key.allowance_log2 if register is None else math.log2(register)
+    authority = _authority(key, roots)
+    allowance = math.log2(register) if register is not None else _allowance(key, authority)
     price = math.log10(TESTS) + math.log10(tries) + math.log10(cuts) + allowance * math.log10(2)
     alignment = None
     # The third test is counted in any case, so that leaving it out where nothing is left to prove is no
@@ -181,6 +190,7 @@ def verify(
         kind=key.kind,
         threshold=best.threshold(10.0 ** (level_log10 - price)),
         register=register,
+        authority=authority,
         seed=seed,
         alignment=alignment,
         reasons=reasons,
@@ -298,6 +308,20 @@ class _Examiner:
                 yield noise(self.shape, stop - start, generator=generator)
             else:
                 yield self.key.noise_probes(start, stop, self.shape)
+
+
+def _authority(key: Key, roots: Sequence[Certificate] | str | os.PathLike[str] | None) -> Root | None:
+    """The trusted root under which the key was stamped; None if nobody named one or the key is plain."""
+    if roots is None:
+        return None
+    if key.stamp is None:
+        raise ConfigError("Roots of trust were given, but the key is plain: there is no time stamp to check.")
+    return key.stamp.check(read_roots(Path(roots)) if isinstance(roots, str | os.PathLike) else roots)
+
+
+def _allowance(key: Key, authority: Root | None) -> float:
+    """A stamp counts under a root that the examiner trusts: anybody can run an authority of their own."""
+    return key.allowance_log2 if authority is not None else max(key.allowance_log2, PLAIN_ALLOWANCE_LOG2)
 
 
 def _check_settings(

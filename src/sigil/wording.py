@@ -20,6 +20,11 @@ NOT_DISPROVEN = (
     "to another key or to another cut."
 )
 
+DESCENT_ONLY = (
+    "Descent shows that the weights go back to those that the owner gave to its clients. Every client\n"
+    "received them, so it does not show that anything trained was taken."
+)
+
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
@@ -229,6 +234,55 @@ def corrections(verdict: Verdict) -> str:
         parts.append(f"{verdict.cuts} cuts")
     parts.append(f"2^{verdict.allowance_log2:g} keys")
     return f"p was multiplied by {' · '.join(parts)} that could have been chosen"
+
+
+class Read(Protocol):
+    """The numbers of one reading."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def wsr(self) -> float: ...
+    @property
+    def log10_p(self) -> float: ...
+    @property
+    def aligned(self) -> bool: ...
+    @property
+    def readable(self) -> bool: ...
+    @property
+    def counts(self) -> bool: ...
+    @property
+    def source(self) -> str: ...
+
+
+def reading(found: Read) -> str:
+    """One reading as a line: what agreed, how likely by chance, and whether it counts."""
+    if not found.readable:
+        return f"does not let itself be read on {found.kind}: its activations are not finite"
+    what = "weights have the sign of their start" if found.kind == "origin" else "of the answers agree"
+    order = ", channels put back in order" if found.aligned else ""
+    choice = "" if found.kind != "inputs" else f", chosen by the {found.source}"
+    if not found.counts:
+        choice += ", which proves nothing"
+    return (
+        f"{percent(found.wsr)} {what} ({found.count:,}{order}{choice}; "
+        f"p = {decimal(found.log10_p)} before correction)"
+    )
+
+
+def ending(verdict: Verdict) -> str:
+    """What must be said below a verdict, or nothing."""
+    match outcome(verdict):
+        case "owned":
+            return ""
+        case "descends":
+            return DESCENT_ONLY
+        case "experiment":
+            return ""
+        case _:
+            return NOT_DISPROVEN
 
 
 def paper_rule(verdict: Verdict) -> str:
