@@ -101,8 +101,8 @@ def verify(
     names their digest or if somebody without the key chose them (``inputs_from``). 8-bit images are
     normalised by ``normalisation``, else as the key states.
 
-    A stamped key's smaller allowance holds under a root that the examiner trusts: ``roots``, certificates or a
-    PEM file. Without it the key counts as a plain one.
+    A stamped key's smaller allowance holds under a root that the examiner trusts: ``roots``, a PEM file or
+    certificates. Without it the key counts as a plain one.
 
     ``tries`` is the number of keys and suspects that were tried in all. ``register`` replaces the allowance
     for drawn keys by the number of statements in a closed register that the judge counted. ``input_shape``
@@ -142,7 +142,7 @@ def verify(
         readings.append(examiner.on_inputs())
     elif inputs_from is not None or normalisation is not None:
         raise ConfigError(
-            "Who gave the inputs and how they are normalised was said, but there are none: give inputs."
+            "inputs_from or a normalisation was given, but there are no inputs that it could be about."
         )
     started = examiner.origin()
     readings += [] if started is None else [started]
@@ -315,7 +315,7 @@ def _authority(key: Key, roots: Sequence[Certificate] | str | os.PathLike[str] |
     if roots is None:
         return None
     if key.stamp is None:
-        raise ConfigError("Roots of trust were given, but the key is plain: there is no time stamp to check.")
+        raise ConfigError("roots were given, but the key is plain: it has no time stamp to check.")
     return key.stamp.check(read_roots(Path(roots)) if isinstance(roots, str | os.PathLike) else roots)
 
 

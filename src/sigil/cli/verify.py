@@ -164,7 +164,7 @@ def verify(
         Path | None,
         typer.Option(
             metavar="PEM",
-            help="Root of the time-stamping authority that you trust; without it a stamped key counts as plain.",
+            help="Root of the time-stamping authority that you trust; without it the key counts as plain.",
             rich_help_panel=_TEST,
         ),
     ] = None,
