@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from sigil import models
 from sigil.attacks.checks import check_fits
-from sigil.attacks.halves import Halves, at_cut, cut_of, whole_or_half_copy
+from sigil.attacks.halves import Halves, cut_of, whole_or_half_copy
 from sigil.data import Dataset, Inputs
 from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import AttackError
@@ -69,4 +70,4 @@ def _inputs(data: Dataset | None) -> Inputs | None:
 
 def client_part(model: Model, cut: str) -> nn.Module:
     """The part of a model that ends at the cut; a client half is that already."""
-    return at_cut(model, cut)[0] if model.spec.part == "whole" else model
+    return models.split(model, cut)[0] if model.spec.part == "whole" else model
