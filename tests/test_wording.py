@@ -58,6 +58,10 @@ def verdict(**changes: Any) -> Any:
         "bits": 50,
         "probes": 512,
         "paper_rule": True,
+        "descends": False,
+        "experiment": False,
+        "cuts": 1,
+        "allowance_log2": 24,
     }
     return SimpleNamespace(**numbers | changes)
 
