@@ -9,15 +9,18 @@ import pytest
 import torch
 
 from sigil.attacks import Combine
+from sigil.attacks.combine import Way
 from sigil.data import Dataset
-from sigil.errors import AttackError
+from sigil.errors import AttackError, LossError
 from sigil.federation.federation import Federation
 from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.federation.settings import make
 from sigil.key import Key
+from sigil.logit_gradients import check_logit_gradient
 
 SHAPE = (8, 2, 2)
+WAYS: tuple[Way, ...] = ("answers", "labels", "gradients")
 
 
 def settings(**changes: Any) -> Any:
@@ -32,11 +35,18 @@ def settings(**changes: Any) -> Any:
     )
 
 
-def test_what_is_recorded_lies_in_the_span_of_the_key(more_digits: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("way", "copies", "size", "least"),
+    [("answers", None, 64, 0.4), ("labels", 24, 24, 0.2), ("gradients", None, 24, 0.99)],
+)
+def test_what_is_recorded_lies_in_the_span_of_the_key(
+    more_digits: Dataset, tmp_path: Path, way: Any, copies: int | None, size: int, least: float
+) -> None:
     key = Key.generate("ACME", shape=SHAPE, bits=2, seed=bytes(32))
-    asking = Combine(tmp_path / "combined", SHAPE, classes=10, every=2)
+    asking = Combine(tmp_path / "combined", SHAPE, classes=10, way=way, copies=copies, every=2)
     plain = GradientRecorder(tmp_path / "plain", SHAPE, clients=[1])
-    Federation(settings(), more_digits, key=key, client_observers=[asking, plain]).run_round()
+    made = settings(batch_size=size)
+    Federation(made, more_digits, key=key, client_observers=[asking, plain]).run_round()
     asking.close()
     plain.close()
     basis = torch.linalg.qr(key.matrix)[0]
@@ -47,10 +57,37 @@ def test_what_is_recorded_lies_in_the_span_of_the_key(more_digits: Dataset, tmp_
         return float((rows @ basis).square().sum() / rows.square().sum())
 
     recorded = Recording(tmp_path / "combined")
-    assert recorded.gradients.shape == (2 * len(recorded), 32)
+    assert recorded.gradients.shape == (size // (copies or 10) * len(recorded), 32)
     assert [step.at.step % 2 for step in recorded.steps()] == [0] * len(recorded)
-    assert inside("combined") > 0.25
-    assert inside("combined") > 3 * inside("plain")
+    assert inside("combined") > least > 0.15 > inside("plain")
+
+
+def test_the_check_of_the_loss_refuses_weighted_gradients_alone(tmp_path: Path) -> None:
+    logits = torch.randn(20, 10, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    at = Step(1, 0, 1)
+    for way in WAYS:
+        asking = Combine(tmp_path / way, SHAPE, classes=10, way=way, every=1)
+        _, labels = asking.on_batch(at, torch.zeros(20, 1, 8, 8), torch.zeros(20, dtype=torch.long))
+        (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels), logits)
+        sent = asking.on_logit_gradient(at, gradient, logits=logits.detach(), labels=labels)
+        assert sent.dtype == gradient.dtype
+        if way == "gradients":
+            with pytest.raises(LossError):
+                check_logit_gradient(logits.detach(), sent)
+        else:
+            check_logit_gradient(logits.detach(), sent)
+
+
+def test_drawn_labels_have_the_shares_of_the_softmax(tmp_path: Path) -> None:
+    asking = Combine(tmp_path, SHAPE, classes=4, way="labels", copies=40, every=1)
+    at = Step(1, 0, 1)
+    softmax = torch.tensor([0.5, 0.25, 0.2, 0.05])
+    logits = softmax.log().expand(40, -1)
+    labels = torch.zeros(40, dtype=torch.long)
+    sent = asking.on_logit_gradient(at, torch.zeros(40, 4), logits=logits, labels=labels)
+    counts = (softmax - 40 * sent).round().sum(0)
+    assert (counts - 40 * softmax).abs().max() < 1
+    assert float(counts.sum()) == 40
 
 
 def test_without_batch_norm_the_task_cancels_exactly(tmp_path: Path) -> None:
@@ -95,6 +132,11 @@ def test_bad_input(more_digits: Dataset, tmp_path: Path) -> None:
         Combine(tmp_path, SHAPE, classes=1)
     with pytest.raises(AttackError, match="every"):
         Combine(tmp_path, SHAPE, classes=10, every=0)
+    with pytest.raises(AttackError, match="each label"):
+        Combine(tmp_path, SHAPE, classes=10, copies=5)
+    bad: Any = "sums"
+    with pytest.raises(AttackError, match="sums"):
+        Combine(tmp_path, SHAPE, classes=10, way=bad)
     key = Key.generate("ACME", shape=SHAPE, bits=2, seed=bytes(32))
     asking = Combine(tmp_path, SHAPE, classes=10)
     small = settings(batch_size=8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import torch
 import typer
 
 from sigil import attacks, models
-from sigil.cli import attack
+from sigil.cli import attack, attack_tuning
 from sigil.cli import main as program
 from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder
 from sigil.key import Key
 
-NAMES = ("finetune", "prune", "quantize", "subspace", "overwrite", "permute", "extract")
+TUNING = ("reverse", "read", "dodge", "orthogonalise")
+NAMES = ("finetune", "prune", "quantize", "subspace", "overwrite", "permute", "extract", *TUNING)
+IN_TRAINING = ("noise", "starve", "combine")
 
 
 @pytest.fixture(autouse=True)
@@ -158,10 +160,39 @@ def test_extract_into_another_architecture(
     assert (spec.name, spec.width, spec.cut) == ("resnet18", 3, "layer3")
 
 
-def test_noise_belongs_to_training(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sigil("noise", files.run, "--out", "x", "--snr", 0.1) == 2
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("reverse --reversal 1 --rounds 1-2", True),
+        ("read --gamma 1", True),
+        ("read --way equalise", True),
+        ("dodge --gamma 0.1", False),
+        ("orthogonalise --initial WHOLE --way rotate", False),
+    ],
+)
+def test_attacks_that_fine_tune(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, found: bool
+) -> None:
+    out = tmp_path / "attacked"
+    name, *options = command.replace("WHOLE", str(files.whole)).split()
+    how = ("--data", "digits", "--share", 0.05, "--epochs", 1, "--lr", 1e-3, "--key", files.key)
+    assert sigil(name, files.run, "--out", out, *options, *how) == 0
+    before, after, wrote, *rest = capsys.readouterr().out.splitlines()
+    for line in (before, after):
+        assert "accuracy" in line
+        assert "WSR" in line
+    assert wrote.startswith("Wrote ")
+    assert len(rest) == found
+    assert not found or rest[0].endswith("% lies in the span of the key's matrix.")
+    given, made = (models.load(each / "client.safetensors").state_dict() for each in (files.run, out))
+    assert not torch.equal(given["stage1.0.weight"], made["stage1.0.weight"])
+
+
+@pytest.mark.parametrize("name", IN_TRAINING)
+def test_what_belongs_to_training(name: str, files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sigil(name, files.run, "--out", "x", "--snr", 0.1) == 2
     printed = capsys.readouterr()
-    assert "option of training" in printed.err
+    assert "train" in printed.err
     assert printed.err.count("\n") == 1
 
 
@@ -190,6 +221,19 @@ def test_noise_belongs_to_training(files: Files, capsys: pytest.CaptureFixture[s
         ("subspace RUN --early 1 --late 2-999999999999 --data digits", "--late"),
         ("subspace RUN --early 1 --data digits", "no late round"),
         ("subspace CLIENT --recording . --early 1 --late 2 --data digits", "recording"),
+        ("reverse RUN", "--data"),
+        ("reverse RUN --data digits --reversal -1", "reversal"),
+        ("reverse RUN --data digits --rounds 9", "rounds 1-3"),
+        ("reverse RUN --data digits --rounds two", "--rounds"),
+        ("reverse WHOLE --recording . --data digits", "recording"),
+        ("reverse RUN --data digits --steps 1 --epochs 1", "not both"),
+        ("read RUN --data digits --way hear", "hear"),
+        ("read RUN --data digits --optimizer lion", "lion"),
+        ("dodge RUN --data digits --gamma nan", "gamma"),
+        ("dodge CLIENT --data digits", "both halves"),
+        ("orthogonalise RUN --data digits --initial RUN", "no run"),
+        ("orthogonalise RUN --data digits --initial KEY", "reference"),
+        ("orthogonalise RUN --data digits --initial WHOLE --strength 2", "between 0 and 1"),
         ("overwrite RUN --second OTHER --data digits", "make a key"),
         ("extract RUN --student STUDENT --data digits", "4 classes"),
         ("extract RUN --student alexnet --data digits", "alexnet"),
@@ -247,14 +291,14 @@ def test_every_attack_teaches_by_example(name: str, capsys: pytest.CaptureFixtur
 def test_the_group_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert sigil("--help") == 0
     out = capsys.readouterr().out
-    for name in (*NAMES, "noise"):
+    for name in (*NAMES, *IN_TRAINING):
         assert f" {name} " in out
     assert out.count("  sigil attack ") >= 4
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_are_those_of_the_function(name: str) -> None:
-    command = inspect.signature(getattr(attack, name)).parameters
+    command = inspect.signature(getattr(attack_tuning if name in TUNING else attack, name)).parameters
     function = inspect.signature(getattr(attacks, name)).parameters
     shared = {
         option: parameter.default
@@ -264,3 +308,11 @@ def test_defaults_are_those_of_the_function(name: str) -> None:
     assert len(shared) >= 1
     for option, default in shared.items():
         assert command[option].default == default, option
+
+
+def test_defaults_of_a_fine_tuning_are_those_of_tuning() -> None:
+    options = inspect.signature(attack_tuning.open_tuning).parameters
+    tuning = {field.name: field.default for field in fields(attacks.Tuning)}
+    assert {name: options[name].default for name in tuning if name in options} == {
+        name: default for name, default in tuning.items() if name in options
+    }

@@ -61,7 +61,7 @@ def orthogonalise(
 
     def change(share: float) -> None:
         for layer in layers:
-            layer.turn(share * strength) if way == "flip" else layer.hold(1 - share * strength)
+            (layer.turn if way == "flip" else layer.hold)(1 - share * strength)
 
     def before_step(done: int, total: int) -> None:
         if way == "rotate":
@@ -90,17 +90,20 @@ class _Layer:
     """A weight under attack, and what its filters have of their initial values.
 
     ``unit`` (filters, n) holds normalised initial filters as rows, ``component`` (filters,) how long the
-    filters were along them when the attack began.
+    filters were along them when the attack began, ``excess`` by how many more than half of the signs agreed.
     """
 
     weight: nn.Parameter
     unit: Tensor
     component: Tensor
+    excess: float
 
     @classmethod
     def of(cls, weight: nn.Parameter, initial: Tensor) -> _Layer:
         unit = nn.functional.normalize(initial.detach().float().flatten(1), dim=1)
-        return cls(weight, unit, (weight.detach().cpu().float().flatten(1) * unit).sum(1))
+        product = weight.detach().cpu().float().flatten(1) * unit
+        agreeing, tested = int((product > 0).sum()), int((product != 0).sum())
+        return cls(weight, unit, product.sum(1), max(0.0, agreeing - tested / 2))
 
     @torch.no_grad()
     def hold(self, share: float) -> None:
@@ -112,11 +115,11 @@ class _Layer:
 
     @torch.no_grad()
     def turn(self, share: float) -> None:
-        """Turn the smallest weights with their initial sign, a share of those that are more than half."""
+        """Turn the smallest weights with their initial sign, until what is left above half is this share."""
         rows = self.weight.flatten(1)
         product = rows.sign() * self._here(self.unit).sign()
         agreeing, tested = int((product > 0).sum()), int((product != 0).sum())
-        count = round(share * max(0.0, agreeing - tested / 2))
+        count = round(max(0.0, agreeing - tested / 2 - share * self.excess))
         # Batch norm takes the size of a filter out again, so that a weight is small beside its own filter.
         size = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)).abs()
         size[product <= 0] = torch.inf
