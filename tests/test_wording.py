@@ -58,6 +58,10 @@ def verdict(**changes: Any) -> Any:
         "bits": 50,
         "probes": 512,
         "paper_rule": True,
+        "descends": False,
+        "experiment": False,
+        "cuts": 1,
+        "allowance_log2": 24,
     }
     return SimpleNamespace(**numbers | changes)
 
@@ -89,11 +93,11 @@ def test_the_sentence_claims_no_more_than_the_other_texts() -> None:
 def test_all_texts_give_the_same_verdict(owned: bool) -> None:
     found = verdict(owned=owned)
     texts = [
-        wording.word(owned),
-        wording.stamp(owned),
-        wording.title(owned),
-        wording.heading(owned),
-        wording.headline(owned, "ACME"),
+        wording.word(found),
+        wording.stamp(found),
+        wording.title(found),
+        wording.heading(found),
+        wording.headline(found, "ACME"),
         wording.sentence(found, owner="ACME", aligned=False),
         " ".join(wording.meaning(found)),
     ]
@@ -108,3 +112,26 @@ def test_an_order_that_was_not_used_is_said_to_be_so() -> None:
     assert wording.channel_order_at_length(found).startswith("tried and not used, since only 3 channels")
     assert wording.channel_order(None) == []
     assert wording.channel_order_at_length(None).startswith("none")
+
+
+@pytest.mark.parametrize("changes", [{"experiment": True}, {"descends": True}])
+def test_an_experiment_and_descent_alone_are_never_called_ownership(changes: dict[str, bool]) -> None:
+    found = verdict(owned=False, **changes)
+    assert "OWNED" not in wording.headline(found, "ACME")
+    assert "Proven" not in wording.stamp(found)
+
+
+def test_descent_alone_says_what_it_shows() -> None:
+    found = verdict(owned=False, descends=True)
+    assert wording.headline(found, "ACME").startswith("DESCENDS from the initial weights of ACME")
+    assert "received" in wording.ending(found)
+
+
+def test_a_level_above_proof_is_only_compared_with() -> None:
+    assert "proof" not in wording.by_chance(verdict(alpha=0.99))
+    assert "proof asks for 3e-07" in wording.by_chance(verdict(alpha=3e-7))
+
+
+def test_everything_that_p_was_multiplied_by_is_said() -> None:
+    said = wording.corrections(verdict(tries=7, cuts=5, allowance_log2=80))
+    assert said == "p was multiplied by 4 tests · 7 tries · 5 cuts · 2^80 keys that could have been chosen"

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from sigil.injector import Injector
     from sigil.key import Key
     from sigil.logit_gradients import Loss, check_logit_gradient
-    from sigil.verification import Report, verify
+    from sigil.provability import check
+    from sigil.report import Report
+    from sigil.verification import verify
 
 __all__ = [
     "Injector",
@@ -20,6 +22,7 @@ __all__ = [
     "SigilError",
     "attacks",
     "baselines",
+    "check",
     "check_logit_gradient",
     "detectors",
     "models",
@@ -30,8 +33,9 @@ _HOMES = {
     "Injector": "sigil.injector",
     "Key": "sigil.key",
     "Loss": "sigil.logit_gradients",
-    "Report": "sigil.verification",
+    "Report": "sigil.report",
     "SigilError": "sigil.errors",
+    "check": "sigil.provability",
     "check_logit_gradient": "sigil.logit_gradients",
     "verify": "sigil.verification",
 }

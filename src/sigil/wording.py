@@ -7,14 +7,22 @@ sets in its own way are given with a placeholder, such as ``{owner}``.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sigil import statistics
 from sigil.statistics import PAPER_THRESHOLD
 
+LEVEL = 3e-7
+"""The level of proof: no larger p-value is ever called proof."""
+
 NOT_DISPROVEN = (
     "Not proven is not disproven: the mark may be absent, or weakened, or it may belong\n"
     "to another key or to another cut."
+)
+
+DESCENT_ONLY = (
+    "Descent shows that the weights go back to those that the owner gave to its clients. Every client\n"
+    "received them, so it does not show that anything trained was taken."
 )
 
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
@@ -43,6 +51,26 @@ class Verdict(Protocol):
     def probes(self) -> int: ...
     @property
     def paper_rule(self) -> bool: ...
+    @property
+    def descends(self) -> bool: ...
+    @property
+    def experiment(self) -> bool: ...
+    @property
+    def cuts(self) -> int: ...
+    @property
+    def allowance_log2(self) -> float: ...
+
+
+Outcome = Literal["owned", "descends", "experiment", "not proven"]
+
+
+def outcome(verdict: Verdict) -> Outcome:
+    """What a verdict comes to: the mark decides, then the origin; an experiment decides nothing."""
+    if verdict.experiment:
+        return "experiment"
+    if verdict.owned:
+        return "owned"
+    return "descends" if verdict.descends else "not proven"
 
 
 class ChannelOrder(Protocol):
@@ -58,33 +86,55 @@ class ChannelOrder(Protocol):
     def used(self) -> bool: ...
 
 
-def word(owned: bool) -> str:
+_STAMPS: dict[Outcome, str] = {
+    "owned": "Proven",
+    "descends": "Descent proven, mark not proven",
+    "experiment": "Experiment",
+    "not proven": "Not proven",
+}
+_TITLES: dict[Outcome, str] = {
+    "owned": "Ownership proven",
+    "descends": "Descent proven, ownership not proven",
+    "experiment": "Experiment",
+    "not proven": "Ownership not proven",
+}
+_HEADINGS: dict[Outcome, str] = {
+    "owned": "This model carries the watermark of {owner}.",
+    "descends": "This model descends from the initial weights of {owner}; its watermark is not proven.",
+    "experiment": "An experiment with the key of {owner}: nothing is proven by it.",
+    "not proven": "The watermark of {owner} is not proven in this model.",
+}
+_HEADLINES: dict[Outcome, str] = {
+    "owned": "OWNED: this model carries the mark of {owner}.",
+    "descends": "DESCENDS from the initial weights of {owner}; the mark is not proven.",
+    "experiment": "EXPERIMENT: nothing is proven by it, whatever the numbers say.",
+    "not proven": "NOT PROVEN: the mark of {owner} is not proven in this model.",
+}
+
+
+def word(verdict: Verdict) -> str:
     """The verdict in a list of results."""
-    return "owned" if owned else "not proven"
+    return outcome(verdict)
 
 
-def stamp(owned: bool) -> str:
+def stamp(verdict: Verdict) -> str:
     """The verdict on a page, by itself."""
-    return "Proven" if owned else "Not proven"
+    return _STAMPS[outcome(verdict)]
 
 
-def title(owned: bool) -> str:
+def title(verdict: Verdict) -> str:
     """The verdict as the title of a page."""
-    return f"Ownership {stamp(owned).lower()}"
+    return _TITLES[outcome(verdict)]
 
 
-def heading(owned: bool) -> str:
+def heading(verdict: Verdict) -> str:
     """The verdict as the heading of a page, with the place of the ``{owner}``."""
-    if owned:
-        return "This model carries the watermark of {owner}."
-    return "The watermark of {owner} is not proven in this model."
+    return _HEADINGS[outcome(verdict)]
 
 
-def headline(owned: bool, owner: str) -> str:
+def headline(verdict: Verdict, owner: str) -> str:
     """The verdict as the first line in a terminal."""
-    if owned:
-        return f"OWNED: this model carries the mark of {owner}."
-    return f"NOT PROVEN: the mark of {owner} is not proven in this model."
+    return _HEADLINES[outcome(verdict)].replace("{owner}", owner)
 
 
 def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
@@ -93,6 +143,8 @@ def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
     found = f"its bits agree with the key of {owner} in {_closed(wsr)} of cases"
     if aligned:
         found += " once its channels are back in order"
+    if verdict.experiment:
+        return f"This was an experiment, which proves nothing: {found} ({p_value(verdict)} after correction)."
     if verdict.owned:
         return (
             f"The suspect carries the mark: {found}, which chance alone would reach with a "
@@ -167,8 +219,70 @@ def p_value(verdict: Verdict) -> str:
 
 def by_chance(verdict: Verdict) -> str:
     """The p-value in words and as a number, and what proof asks for."""
-    tries = f", {verdict.tries:,} tries counted in" if verdict.tries > 1 else ""
-    return f"{chance(verdict)} ({p_value(verdict)}{tries}; proof asks for {verdict.alpha:g})"
+    asked = (
+        f"proof asks for {verdict.alpha:g}" if verdict.alpha <= LEVEL else f"compared with {verdict.alpha:g}"
+    )
+    return f"{chance(verdict)} ({p_value(verdict)}; {asked})"
+
+
+def corrections(verdict: Verdict) -> str:
+    """What the p-value was multiplied by."""
+    parts = ["4 tests"]
+    if verdict.tries > 1:
+        parts.append(f"{verdict.tries:,} tries")
+    if verdict.cuts > 1:
+        parts.append(f"{verdict.cuts} cuts")
+    parts.append(f"2^{verdict.allowance_log2:g} keys")
+    return f"p was multiplied by {' · '.join(parts)} that could have been chosen"
+
+
+class Read(Protocol):
+    """The numbers of one reading."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def wsr(self) -> float: ...
+    @property
+    def log10_p(self) -> float: ...
+    @property
+    def aligned(self) -> bool: ...
+    @property
+    def readable(self) -> bool: ...
+    @property
+    def counts(self) -> bool: ...
+    @property
+    def source(self) -> str: ...
+
+
+def reading(found: Read) -> str:
+    """One reading as a line: what agreed, how likely by chance, and whether it counts."""
+    if not found.readable:
+        return f"does not let itself be read on {found.kind}: its activations are not finite"
+    what = "weights have the sign of their start" if found.kind == "origin" else "of the answers agree"
+    order = ", channels put back in order" if found.aligned else ""
+    choice = "" if found.kind != "inputs" else f", chosen by the {found.source}"
+    if not found.counts:
+        choice += ", which proves nothing"
+    return (
+        f"{percent(found.wsr)} {what} ({found.count:,}{order}{choice}; "
+        f"p = {decimal(found.log10_p)} before correction)"
+    )
+
+
+def ending(verdict: Verdict) -> str:
+    """What must be said below a verdict, or nothing."""
+    match outcome(verdict):
+        case "owned":
+            return ""
+        case "descends":
+            return DESCENT_ONLY
+        case "experiment":
+            return ""
+        case _:
+            return NOT_DISPROVEN
 
 
 def paper_rule(verdict: Verdict) -> str:

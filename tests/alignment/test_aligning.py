@@ -22,6 +22,7 @@ from sigil.federation.observers import Step
 from sigil.federation.reference import ReferenceRecorder
 from sigil.key import Key
 from sigil.models import Model
+from sigil.readings import read
 from sigil.verification import verify
 
 SHAPE = (3, 16, 16)
@@ -135,13 +136,16 @@ def test_images_in_bytes_are_normalised_by_their_own_moments() -> None:
 
 @cache
 def case() -> tuple[Model, Model, Key]:
-    """Initial model, marked model (whole) and the key, at layer3 of a ResNet-18."""
+    """Initial model (by the key), marked model (whole) and the key, at layer3 of a ResNet-18."""
     initial = build()
-    model = copy.deepcopy(initial)
-    client, server = models.split(model, "layer3")
-    key = Key.generate("ACME", shape=models.activation_shape(client, SHAPE), bits=50, seed=bytes(32))
+    shape = models.activation_shape(models.split(initial, "layer3")[0], SHAPE)
+    key = Key.generate("ACME", shape=shape, bits=50, seed=bytes(32))
+    client, server = models.split(initial, "layer3")
+    key.initialise(client)
+    initial = models.join(client, server)
+    client, server = models.split(copy.deepcopy(initial), "layer3")
     noise = torch.randn(64, *SHAPE, generator=torch.Generator().manual_seed(6))
-    for _ in range(30):
+    for _ in range(40):
         projection = client(torch.cat([pictures(64, seed=5), noise])).flatten(1) @ key.matrix
         loss = binary_cross_entropy_with_logits(projection, key.target.expand_as(projection))
         gradients = torch.autograd.grad(loss, list(client.parameters()))
@@ -158,20 +162,33 @@ def disguised() -> Model:
 def test_a_disguised_copy_is_proven_once_it_is_aligned() -> None:
     initial, marked, key = case()
     reference = recorded(models.split(marked, "layer3")[0])
-    plain = verify(models.split(marked, "layer3")[0], key, input_shape=SHAPE, probes=128)
+    plain = verify(models.split(marked, "layer3")[0], key, input_shape=SHAPE, register=1)
     assert plain.owned
-    hidden = verify(disguised(), key, input_shape=SHAPE, probes=128)
-    assert not hidden.owned
-    assert hidden.p_value > 0.01
-    assert hidden.alignment is None
-    for known, images in ((initial, None), (reference, pictures(300, seed=3))):
-        report = verify(disguised(), key, input_shape=SHAPE, probes=128, reference=known, probe_data=images)
-        assert report.owned
+    assert plain.alignment is None  # nothing was left to prove
+    images = pictures(300, seed=3)
+    for known, inputs in ((None, None), (None, images), (initial, None), (reference, images)):
+        report = verify(
+            disguised(),
+            key,
+            inputs,
+            inputs_from=None if inputs is None else "judge",
+            input_shape=SHAPE,
+            register=1,
+            reference=known,
+        )
+        hidden = report.reading("noise" if inputs is None else "inputs")
+        assert hidden is not None
+        assert hidden.log10_p > -2
         assert report.aligned
         assert report.wsr > 0.95
-        assert report.log10_p < -9
+        assert report.best.log10_p < -9
+        # Initial weights that the key drew were chosen by nobody; a file of them is an experiment.
+        assert report.owned == (known is not initial)
+        assert report.experiment == (known is initial)
+        assert report.tries == (2 if known is reference else 1)
         assert report.alignment is not None
-        assert report.alignment.fingerprint == fingerprint(known)
+        if known is not None:
+            assert report.alignment.fingerprint == fingerprint(known)
         assert "once its channels are back in order" in report.sentence()
         json.dumps(report.to_dict(), allow_nan=False)
 
@@ -179,9 +196,9 @@ def test_a_disguised_copy_is_proven_once_it_is_aligned() -> None:
 def test_a_reference_of_another_model_is_not_used() -> None:
     _, marked, key = case()
     half = models.split(marked, "layer3")[0]
-    plain = verify(half, key, input_shape=SHAPE, probes=64)
+    plain = verify(half, key, input_shape=SHAPE)
     for known in (build(seed=9), recorded(models.split(build(seed=9), "layer3")[0])):
-        report = verify(half, key, input_shape=SHAPE, probes=64, reference=known)
+        report = verify(half, key, input_shape=SHAPE, reference=known)
         assert not report.aligned
         assert report.alignment is not None
         assert report.alignment.sure == report.to_dict()["sure_channels"]
@@ -199,7 +216,8 @@ def test_alignment_leaves_p_values_of_random_keys_alone() -> None:
     values = []
     for seed in range(100):
         key = Key.generate("ACME", shape=(32, 4, 4), bits=50, seed=seed.to_bytes(32, "big"))
-        values.append(verify(lambda _: answers, key, input_shape=SHAPE, probes=16).p_value)
+        reading = read(nn.Identity(), key, lambda: iter([answers]), kind="noise", count=16)
+        values.append(10.0**reading.log10_p)
     # 100 uniform numbers: 5 below 0.05 and 50 below 0.5 expected; these bounds fail once in 10,000 times.
     assert sum(p <= 0.05 for p in values) <= 15
     assert 30 <= sum(p <= 0.5 for p in values) <= 70
@@ -239,24 +257,20 @@ def test_what_does_not_fit_the_suspect_is_one_sentence() -> None:
     half = models.split(marked, "layer3")[0]
     reference = recorded(half, 100)
     images = pictures(40, seed=3)
-    cases: list[tuple[type[SigilError], str, Model | Reference | None, Tensor | None]] = [
-        (AlignmentError, "give the reference as well", None, images),
+    cases: list[tuple[type[SigilError], str, Model | Reference, Tensor | None]] = [
         (AlignmentError, "leave the probe images out", initial, images),
         (AlignmentError, "20 probe images are too few", reference, images[:20]),
         (AlignmentError, "must be uint8 or finite", reference, images * float("nan")),
         (ShapeError, "resize them", reference, images[:, :, :8]),
-        (
-            ShapeError,
-            "recorded at activations of shape",
-            recorded(models.split(marked, "layer2")[0], 100),
-            None,
-        ),
         (AlignmentError, "initial weights of the same architecture", build("vgg11"), None),
     ]
     for kind, words, known, probes in cases:
         with pytest.raises(kind, match=words) as caught:
-            verify(half, key, input_shape=SHAPE, reference=known, probe_data=probes)
+            align(half, known, probes, input_shape=SHAPE)
         assert str(caught.value).count(". ") == 0
+    other = recorded(models.split(marked, "layer2")[0], 100)
+    with pytest.raises(ShapeError, match="recorded at activations of shape"):
+        verify(half, key, input_shape=SHAPE, reference=other)
     with pytest.raises(AlignmentError, match="none of the architectures"):
         align(lambda inputs: half(inputs), initial, input_shape=SHAPE)
     with pytest.raises(ShapeError, match="recorded at"):

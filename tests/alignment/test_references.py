@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sigil
-from sigil import data, models
+from sigil import models
 from sigil.alignment import Reference, fingerprint, initial_half
 from sigil.alignment.initial_weights import match_by_initial_weights
 from sigil.errors import AlignmentError, SigilError
@@ -70,16 +70,13 @@ def test_verify_takes_the_directory_of_a_run(tmp_path: Path) -> None:
     shape = models.activation_shape(half, (1, 8, 8))
     key = sigil.Key.generate(owner="ACME", shape=shape, bits=8, seed=bytes(32))
     for reference in (folder, str(folder)):
-        report = sigil.verify(half, key, probes=16, reference=reference)
+        report = sigil.verify(half, key, reference=reference)
         assert report.alignment is not None
         assert report.alignment.source == "initial weights"
         assert report.alignment.fingerprint == fingerprint(initial_half(folder))
     # A suspect that is only a function shows no weights, and images are compared by activations.
-    images = data.load_images("digits", most=64)
-    for suspect, probe_data in ((lambda batch: half.eval()(batch), None), (half, images)):
-        report = sigil.verify(
-            suspect, key, input_shape=(1, 8, 8), probes=16, reference=folder, probe_data=probe_data
-        )
+    for suspect, inputs in ((lambda batch: half.eval()(batch), None), (half, "digits")):
+        report = sigil.verify(suspect, key, inputs, input_shape=(1, 8, 8), reference=folder)
         assert report.alignment is not None
         assert report.alignment.source.startswith("correlations")
         assert report.alignment.fingerprint == fingerprint(Reference.load(folder / "reference.safetensors"))

@@ -16,7 +16,7 @@ from sigil import statistics
 from sigil.alignment import Alignment
 from sigil.evidence.facts import Facts, gather
 from sigil.key import Key
-from sigil.verification import PAPER_THRESHOLD, Report
+from sigil.report import PAPER_THRESHOLD, Report
 
 SEED = bytes(range(100, 132))
 

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from sigil import models
 from sigil.attacks.checks import check_fits
-from sigil.attacks.halves import Halves, at_cut, cut_of, whole_or_half_copy
-from sigil.data import Dataset
+from sigil.attacks.halves import Halves, cut_of, whole_or_half_copy
+from sigil.data import Dataset, Inputs
+from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import AttackError
 from sigil.federation.evaluation import accuracy
 from sigil.federation.precision import Precision, choose
 from sigil.key import Key
 from sigil.models import Model
-from sigil.verification import Report, verify
+from sigil.report import Report
+from sigil.verification import verify
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ def measure(
     data: Dataset | None = None,
     key: Key | None = None,
     cut: str | None = None,
-    probes: int = 512,
-    seed: int = 0,
+    probes: int | None = None,
+    seed: int | None = None,
     precision: Precision | None = None,
 ) -> Measurement:
     """Measure a model: accuracy on ``data.test`` if data is given, the mark of ``key`` if a key is.
@@ -49,7 +52,7 @@ def measure(
         if shape is None:
             raise AttackError("The model does not say what images it takes; give the data set as well.")
         client = client_part(copied, cut_of(model, cut))
-        report = verify(client, key, input_shape=shape, probes=probes, seed=seed)
+        report = verify(client, key, _inputs(data), input_shape=shape, probes=probes, seed=seed)
     right = None
     if data is not None and copied.spec.part == "whole":
         place = precision or choose()
@@ -58,6 +61,13 @@ def measure(
     return Measurement(right, report)
 
 
+def _inputs(data: Dataset | None) -> Inputs | None:
+    """The test images to read the mark on, if there are enough of them."""
+    if data is None or len(data.test) < LEAST_INPUTS:
+        return None
+    return Inputs(data.test.images, normalisation=(data.mean, data.std))
+
+
 def client_part(model: Model, cut: str) -> nn.Module:
     """The part of a model that ends at the cut; a client half is that already."""
-    return at_cut(model, cut)[0] if model.spec.part == "whole" else model
+    return models.split(model, cut)[0] if model.spec.part == "whole" else model

@@ -185,7 +185,7 @@ def line(when: str, measured: Measurement) -> str:
         parts.append(f"accuracy {percent(measured.accuracy):<6}")
     if measured.report is not None:
         report = measured.report
-        parts += [f"WSR {percent(report.wsr):<6}", p_value(report), word(report.owned)]
+        parts += [f"WSR {percent(report.wsr):<6}", p_value(report), word(report)]
     return "  ".join(parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,22 +15,32 @@ from sigil import files
 from sigil.cli import key as key_commands
 from sigil.cli import outputs
 from sigil.cli.command_line import recorded
-from sigil.cli.terminal import printable
+from sigil.cli.verdict import show
 from sigil.errors import ConfigError, EvidenceError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from torch import Tensor
 
+    from sigil.data.inputs import Normalisation
     from sigil.evidence.facts import Facts
+    from sigil.report import Report
 
 _MOST_PROBES = 10**9
 _MOST_TRIES = 10**15
 
 _MODEL = "The suspect (only what its file does not say)"
-_TEST = "The test"
+_INPUTS = "Real inputs to read the mark on, besides noise"
+_TEST = "What p is multiplied by"
+_RESEARCH = "For research: makes it an experiment, which proves nothing"
 _ALIGNMENT = "A copy whose channels were reordered or rescaled"
 _RESULT = "The result"
+
+
+class InputsFrom(StrEnum):
+    """Who may choose inputs: somebody who does not know the key."""
+
+    judge = "judge"
+    defendant = "defendant"
 
 
 def register(app: typer.Typer) -> None:
@@ -89,22 +100,48 @@ def verify(
             rich_help_panel=_MODEL,
         ),
     ] = 120.0,
-    probes: Annotated[
-        list[str] | None,
+    inputs: Annotated[
+        str | None,
         typer.Option(
-            metavar="N|IMAGES",
-            help="Number of random inputs (512). With --reference also images to tell channels apart by: a "
-            "folder of pictures or a data set.",
-            rich_help_panel=_TEST,
+            metavar="DIR|FILE|NAME[:SPLIT]",
+            help="Real inputs of the task: a folder of pictures, a .npy or safetensors array, or a data set.",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = None,
+    inputs_from: Annotated[
+        InputsFrom | None,
+        typer.Option(
+            help="Who chose the inputs, if somebody without the key did; the owner's choice counts only if "
+            "the key's statement names it.",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = None,
+    normalisation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEANS/DEVIATIONS",
+            help="Of 8-bit images, per channel on the scale 0 to 1: 0.49,0.48,0.45/0.25,0.24,0.26",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = None,
+    probes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=_MOST_PROBES,
+            help="Another number of noise inputs.",
+            rich_help_panel=_RESEARCH,
         ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(metavar="N", help="Seed of the random inputs.", rich_help_panel=_TEST)
-    ] = 0,
+        int | None,
+        typer.Option(metavar="N", help="Noise from this seed instead of the key.", rich_help_panel=_RESEARCH),
+    ] = None,
     alpha: Annotated[
-        float,
-        typer.Option(metavar="P", help="Largest p-value that is proof.", rich_help_panel=_TEST),
-    ] = 3e-7,
+        float | None,
+        typer.Option(metavar="P", help="Compare p with this level.", rich_help_panel=_RESEARCH),
+    ] = None,
     tries: Annotated[
         int,
         typer.Option(
@@ -113,11 +150,29 @@ def verify(
             rich_help_panel=_TEST,
         ),
     ] = 1,
+    statements: Annotated[
+        int | None,
+        typer.Option(
+            "--register",
+            metavar="N",
+            min=1,
+            help="Statements in a closed register that the judge counted, instead of the allowance.",
+            rich_help_panel=_TEST,
+        ),
+    ] = None,
+    tsa_root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PEM",
+            help="Root of the time-stamping authority that you trust; without it the key counts as plain.",
+            rich_help_panel=_TEST,
+        ),
+    ] = None,
     reference: Annotated[
         Path | None,
         typer.Option(
             metavar="F",
-            help="The run's directory, its reference.safetensors, or its initial weights.",
+            help="The run's directory, its reference.safetensors, or its initial weights (an experiment).",
             rich_help_panel=_ALIGNMENT,
         ),
     ] = None,
@@ -126,8 +181,8 @@ def verify(
         typer.Option(
             metavar="DIR",
             envvar="SIGIL_DATA",
-            help="Where the data sets for --probes are.",
-            rich_help_panel=_ALIGNMENT,
+            help="Where the data sets for --inputs are.",
+            rich_help_panel=_INPUTS,
         ),
     ] = None,
     as_json: Annotated[
@@ -172,10 +227,14 @@ def verify(
         --report page.html --evidence case.json
       sigil evidence check case.json
 
+    Read the mark on real inputs too, which a thief cannot dodge:
+      sigil verify client.safetensors --key owner.key \\
+        --inputs photos/ --inputs-from judge
+
     A copy whose channels were reordered and rescaled (docs/alignment.md):
       sigil verify copy.safetensors --key owner.key --reference runs/a
       sigil verify copy.onnx --at NODE --key owner.key \\
-        --reference runs/a --probes photos/
+        --reference runs/a/reference.safetensors --inputs photos/
 
     For a program:
       sigil verify client.safetensors --key owner.key --json
@@ -184,17 +243,14 @@ def verify(
     of its own takes it apart, with limits on memory and time. Evidence is
     always a new file; --force replaces an earlier page, and nothing else.
 
-    Exit status: 0 owned, 1 not owned, 2 bad input.
+    Exit status: 0 owned, 1 not owned (also if it only descends, and for any
+    experiment), 2 bad input.
     """
     if sign_with is not None and evidence is None:
         raise ConfigError("--sign-with signs an evidence file: give --evidence F.json as well.")
-    count, pictures = _parse_probes(probes or [])
     if tries > _MOST_TRIES:
         raise ConfigError(f"--tries may be at most {_MOST_TRIES:,}.")
-    if pictures is not None and reference is None:
-        raise ConfigError(
-            f"--probes {pictures} names images to tell channels apart by: give --reference too."
-        )
+    moments = None if normalisation is None else _parse_normalisation(normalisation)
     shape = None if input_shape is None else _parse_shape(input_shape)
     page = None if report is None else outputs.page("--report", report, force=force)
     outputs.check(
@@ -205,51 +261,61 @@ def verify(
             "--key": key,
             "--passphrase-file": passphrase_file,
             "--reference": reference,
+            "--tsa-root": tsa_root,
             "--sign-with": sign_with,
-            "--probes": None if pictures is None else Path(pictures).expanduser(),
+            "--inputs": None if inputs is None else Path(inputs).expanduser(),
         },
     )
 
+    from sigil.data import open_inputs
     from sigil.evidence.facts import gather
     from sigil.suspect import open_suspect
     from sigil.verification import verify as run
 
     owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     signer = _signer(sign_with) if sign_with is not None else None
+    stated = owner_key.fields
     opened = open_suspect(
         suspect,
-        architecture=architecture,
-        cut=cut,
-        width=width,
-        classes=classes,
-        input_shape=shape,
+        # What the key states holds against what an adversary's file says of itself.
+        architecture=architecture or (None if at else stated.model),
+        cut=cut or (None if at else stated.cut),
+        width=width or (None if at or architecture else stated.width),
+        classes=classes or (None if at or architecture else stated.classes),
+        input_shape=shape or stated.input_shape,
         at=at,
         activation_shape=owner_key.shape,
         time_limit=time_limit,
     )
+    shape = shape or stated.input_shape or opened.input_shape
     outcome = run(
         opened,
         owner_key,
+        None
+        if inputs is None
+        else open_inputs(inputs, shape=shape, normalisation=moments, data_dir=data_dir),
+        inputs_from=None if inputs_from is None else inputs_from.value,
         input_shape=shape,
-        probes=count,
+        probes=probes,
         seed=seed,
         alpha=alpha,
         tries=tries,
+        register=statements,
+        roots=tsa_root,
         reference=reference,
-        probe_data=None if pictures is None else _images(pictures, shape or opened.input_shape, data_dir),
     )
     facts = gather(
         outcome,
         owner_key,
         suspect=opened,
-        input_shape=shape or opened.input_shape or (),
+        input_shape=shape or (),
         command=recorded(context.obj or ()),
     )
     written = _write(facts, signer or owner_key.signing_key(), page=page, evidence=evidence)
     if as_json:
-        typer.echo(json.dumps(outcome.to_dict() | _json_facts(facts) | written, allow_nan=False))
+        typer.echo(json.dumps(outcome.to_dict() | _json_facts(outcome, facts) | written, allow_nan=False))
     else:
-        _print(facts, written)
+        show(outcome, facts, written)
     raise typer.Exit(0 if outcome.owned else 1)
 
 
@@ -304,81 +370,28 @@ def _parse_shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def _parse_probes(given: list[str]) -> tuple[int, str | None]:
-    """The number of random inputs, and the name of images if one is among the values."""
-    count, pictures = 512, None
-    for text in given:
-        if not text.lstrip("+-").isdecimal():
-            pictures = text
-        elif len(text) > 12 or not 1 <= int(text) <= _MOST_PROBES:
-            raise ConfigError(
-                f"--probes may be 1 to {_MOST_PROBES:,} random inputs, not {text[:20]}; 512 are plenty."
-            )
-        else:
-            count = int(text)
-    return count, pictures
+def _parse_normalisation(text: str) -> Normalisation:
+    from sigil.data.inputs import parse_normalisation
+
+    try:
+        found = parse_normalisation(text)
+    except ValueError:
+        found = None
+    if found is None:
+        raise ConfigError(
+            "--normalisation must be means, a slash and deviations, such as 0.49,0.48,0.45/0.25,0.24,0.26."
+        )
+    return found
 
 
-def _images(name: str, shape: tuple[int, ...] | None, data_dir: Path | None) -> Tensor:
-    """Images to tell channels apart by, from a folder of pictures or a data set."""
-    from sigil.data import load_images
-
-    if Path(name).expanduser().is_dir() and (shape is None or len(shape) != 3):
-        raise ConfigError("The suspect does not say what images it takes: give --input-shape C,H,W.")
-    return load_images(name, shape=shape, data_dir=data_dir)
-
-
-def _json_facts(facts: Facts) -> dict[str, Any]:
+def _json_facts(outcome: Report, facts: Facts) -> dict[str, Any]:
     from sigil.wording import chance
 
     return {
         "suspect": facts.suspect.model_dump(mode="json"),
         "statement": facts.key.statement,
-        "p_in_words": chance(facts.verdict),
+        "p_in_words": chance(outcome),
         "created": facts.created,
         "command": facts.command,
         "software": facts.software.model_dump(mode="json"),
     }
-
-
-def _print(facts: Facts, written: dict[str, str]) -> None:
-    """Set the verdict: in colour on a terminal, otherwise as plain, aligned lines."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from sigil import wording
-
-    owned = facts.verdict.owned
-    headline, colour = wording.headline(owned, printable(facts.key.owner)), "green" if owned else "yellow"
-    rows = _rows(facts) + [(name, printable(path)) for name, path in written.items()]
-    console = Console(highlight=False)
-    if console.is_terminal:
-        table = Table.grid(padding=(0, 2))
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(Text("  " + name), Text(value))
-        console.print(Text(headline, style=f"bold {colour}"), "", table, sep="\n")
-    else:
-        label = max(len(name) for name, _ in rows)
-        lines = [f"  {name:<{label}}  {value}" for name, value in rows]
-        typer.echo("\n".join([headline, "", *lines]))
-    if not owned:
-        typer.echo("\n" + wording.NOT_DISPROVEN)
-
-
-def _rows(facts: Facts) -> list[tuple[str, str]]:
-    from sigil import wording
-
-    verdict, suspect = facts.verdict, facts.suspect
-    return [
-        ("success rate", wording.rate_and_proof(verdict)),
-        ("by chance", wording.by_chance(verdict)),
-        ("paper's rule", wording.paper_rule(verdict)),
-        ("suspect", printable(suspect.file)),
-        ("opened as", printable(f"{suspect.kind}, {suspect.description}")),
-        ("SHA-256", suspect.sha256),
-        ("commitment", facts.key.commitment),
-        *wording.channel_order(facts.alignment),
-    ]

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 if TYPE_CHECKING:
     from sigil.key import Key
+    from sigil.report import Report
     from sigil.suspect import Suspect
-    from sigil.verification import Report
 
 MAX_BITS = 65_536
 MAX_PROBES = 10**9

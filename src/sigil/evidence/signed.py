@@ -30,7 +30,7 @@ from sigil import files, statistics
 from sigil.errors import EvidenceError
 from sigil.evidence import statement as statements
 from sigil.evidence.facts import Facts, Verdict
-from sigil.verification import PAPER_THRESHOLD
+from sigil.report import PAPER_THRESHOLD
 
 MAX_FILE = 1 << 20
 MAX_PEM = 1 << 16

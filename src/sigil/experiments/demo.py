@@ -25,8 +25,9 @@ from sigil.federation.progress import Silent
 from sigil.federation.run import Run, check_folder, train
 from sigil.federation.settings import Settings, make
 from sigil.key import Key
+from sigil.report import Report
 from sigil.suspect import open_suspect
-from sigil.verification import Report, verify
+from sigil.verification import verify
 
 Say = Callable[[str], None]
 

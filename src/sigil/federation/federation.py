@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from sigil.data import Dataset
+from sigil.data import Dataset, Inputs
+from sigil.data.inputs import LEAST_INPUTS
 from sigil.federation import behaviour
 from sigil.federation.averaging import State
 from sigil.federation.evaluation import accuracy
@@ -22,7 +23,8 @@ from sigil.federation.trainer import RoundStart, RoundTrainer, Tick
 from sigil.federation.workers import choose_trainer
 from sigil.injector import InjectionStatistics
 from sigil.key import Key
-from sigil.verification import Report, verify
+from sigil.readings import Reading
+from sigil.verification import read_mark
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,18 @@ class Federation:
         client_half, server_half = self.halves()
         return accuracy(client_half, server_half, self.dataset, precision=self.precision)
 
-    def verify(self, key: Key, *, probes: int = 256, seed: int = 0) -> Report:
-        """Verify the global client half against a key."""
+    def read_mark(self, key: Key, *, probes: int = 256) -> tuple[Reading, ...]:
+        """Read a key's mark in the global client half: on noise, and on test images if there are enough."""
         client_half, _ = self.halves()
-        return verify(client_half, key, input_shape=self.dataset.shape, probes=probes, seed=seed)
+        test = self.dataset.test.images
+        moments = (self.dataset.mean, self.dataset.std)
+        return read_mark(
+            client_half,
+            key,
+            Inputs(test, normalisation=moments) if len(test) >= LEAST_INPUTS else None,
+            input_shape=self.dataset.shape,
+            probes=probes,
+        )
 
     def load(self, round_number: int, client_state: State, server_state: State) -> None:
         """Go on from the weights at the end of a round."""

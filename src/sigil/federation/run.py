@@ -237,8 +237,10 @@ def _measure(federation: Federation, result: RoundResult, key: Key | None) -> di
     if result.round % settings.run.evaluate_every == 0 or last:
         row["accuracy"] = federation.accuracy()
         if key is not None:
-            report = federation.verify(key, probes=settings.watermark.probes)
-            row["wsr"], row["log10_p"] = report.wsr, report.log10_p
+            for reading in federation.read_mark(key, probes=settings.watermark.probes):
+                # The names without a kind are those of noise, the paper's probe.
+                end = "" if reading.kind == "noise" else f"_{reading.kind}"
+                row[f"wsr{end}"], row[f"log10_p{end}"] = reading.wsr, reading.log10_p
     return row
 
 

@@ -26,6 +26,7 @@ from sigil.experiments.beyond.alignment_page import show, verdict
 from sigil.experiments.beyond.disguises import DISGUISES, Disguised, permuted
 from sigil.experiments.lab.attacked import attackers_share
 from sigil.experiments.lab.experiment import Experiment
+from sigil.experiments.lab.reading import on_noise
 from sigil.experiments.lab.scales import TASKS, PerScale, Scale, Sections
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.paper import table4_removal as removal
@@ -38,7 +39,7 @@ from sigil.federation.settings import Settings
 from sigil.key import Key
 from sigil.models import Model
 from sigil.probing import noise
-from sigil.verification import verify
+from sigil.report import ALPHA
 
 # Images on which accuracy is compared before and after a disguise.
 TESTED = 2_000
@@ -248,10 +249,14 @@ def _verdict(
         if alignment.believed:
             suspect = nn.Sequential(suspect, _Aligned(alignment))
     try:
-        report = verify(suspect, key, input_shape=dataset.shape)
+        report = on_noise(suspect, key, dataset.shape)
     except SigilError as error:
         return numbers | {"error": str(error)}
-    return numbers | {"wsr": 100 * report.wsr, "log10_p": report.log10_p, "owned": report.owned}
+    return numbers | {
+        "wsr": 100 * report.wsr,
+        "log10_p": report.log10_p,
+        "owned": report.log10_p <= math.log10(ALPHA),
+    }
 
 
 class _Aligned(nn.Module):

@@ -26,7 +26,7 @@ from sigil.experiments.pages.tables import (
     Table,
     Words,
 )
-from sigil.verification import ALPHA
+from sigil.report import ALPHA
 
 WAYS = ("images", "noise", "initial weights")
 RECORDED = "recorded scales"

@@ -15,6 +15,7 @@ from sigil import attacks, statistics
 from sigil.experiments.lab import attacked, scales
 from sigil.experiments.lab.attacked import attackers_share, marks
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured
+from sigil.experiments.lab.reading import on_noise
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell, Store, experiment_key
 from sigil.experiments.pages.tables import Page, Power, Row, Table
@@ -22,7 +23,7 @@ from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.federation.seeds import derive
 from sigil.key import Key
-from sigil.verification import Report, verify
+from sigil.report import Report
 
 ATTACKS = ("none", "overwrite", "permute", "scale")
 PLAN = dict.fromkeys(reversed(STRENGTHS), ATTACKS)
@@ -66,7 +67,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         halves = attacks.permute(halves, seed=seed, permutation=attack == "permute")
     numbers = marks(halves, dataset, settings, store)
     if second is not None:
-        numbers |= {"second_wsr": 100 * second.wsr, "second_log10_p": second.log10_p}
+        numbers |= {"second_wsr": 100 * second.wsr, "second_log10_p": second.best.log10_p}
     return numbers
 
 
@@ -75,11 +76,11 @@ def _forge(run: Run, store: Store) -> dict[str, Any]:
     client, _ = run.halves()
     shape = store.dataset(run.settings).shape
     key = experiment_key(run.settings, store.data_dir)
-    plain = verify(client, key, input_shape=shape, probes=256)
-    chosen = sum(max(share, 1 - share) for share in plain.bit_shares) / plain.bits
+    plain = on_noise(client, key, shape, probes=256)
+    chosen = sum(max(share, 1 - share) for share in plain.bit_shares) / key.bits
     tries = scales.get(store.scale).keys_per_model
     drawn = (_other(key, number) for number in range(1, tries + 1))
-    reports = (verify(client, other, input_shape=shape, probes=64) for other in drawn)
+    reports = (on_noise(client, other, shape, probes=64) for other in drawn)
     best = min(reports, key=lambda report: report.log10_p)
     return {
         "wsr": 100 * plain.wsr,

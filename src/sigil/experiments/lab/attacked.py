@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from sigil.experiments.pages.tables import Entry, Place, Power
 from sigil.federation.from_settings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
+from sigil.report import ALPHA
 
 LARGEST = "Where there are several seeds, p is the largest of them."
 
@@ -80,11 +82,12 @@ def marks(halves: Halves, dataset: Dataset, settings: Settings, store: Store) ->
     found = attacks.measure(halves, data=dataset, key=store.key(settings), precision=precision)
     numbers: dict[str, Any] = {"accuracy": 100 * (found.accuracy or 0.0)}
     if found.report is not None:
-        numbers |= {
-            "wsr": 100 * found.report.wsr,
-            "log10_p": found.report.log10_p,
-            "owned": found.report.owned,
-        }
+        for reading in found.report.readings:
+            if not reading.aligned:
+                # The names without a kind are those of noise, the paper's probe.
+                end = "" if reading.kind == "noise" else f"_{reading.kind}"
+                numbers |= {f"wsr{end}": 100 * reading.wsr, f"log10_p{end}": reading.log10_p}
+        numbers["owned"] = numbers["log10_p"] <= math.log10(ALPHA)
     elif settings.behaviour.mark == "backdoor":
         report = Backdoor.from_settings(settings).verify(*halves, dataset, precision=precision)
         numbers["wsr"] = 100 * report.wsr

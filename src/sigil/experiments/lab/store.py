@@ -35,6 +35,8 @@ from sigil.federation.run import Run, is_finished, open_run, train
 from sigil.federation.settings import RecordSettings, RunSettings, Settings
 from sigil.hardware import NOT_RECORDED, in_words
 from sigil.key import Key
+from sigil.key_length import default_bits
+from sigil.statement import KeyFields
 
 OWNER = "Sigil experiments"
 # Raised whenever the default of a setting changes.
@@ -213,6 +215,7 @@ def experiment_key(settings: Settings, data_dir: Path | None = None) -> Key:
 
     shape = cut_shape(settings, data_dir)
     text = f"sigil experiment key, seed {settings.run.seed}"
-    return Key.generate(
-        OWNER, shape=shape, bits=settings.watermark.bits, seed=hashlib.sha256(text.encode()).digest()
-    )
+    # Keys of the first version, which the committed cells were measured with.
+    bits = settings.watermark.bits or default_bits(shape)
+    fields = KeyFields(owner=OWNER, shape=shape, bits=bits, version=1)
+    return Key(fields, hashlib.sha256(text.encode()).digest())

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from sigil import files, models, statistics
 from sigil.experiments.lab import published as paper
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured
+from sigil.experiments.lab.reading import on_noise
 from sigil.experiments.lab.scales import PAPER_BITS, TASKS, PerScale, Scale
 from sigil.experiments.lab.store import OWNER, Cell, Store
 from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
 from sigil.federation.run import Run
 from sigil.key import Key
-from sigil.verification import ALPHA, PAPER_THRESHOLD, verify
+from sigil.report import ALPHA, PAPER_THRESHOLD
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,11 +76,11 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         # A key of its own for every model: independent p-values can be put together.
         text = f"sigil threshold key {number} of {cell.name}, seed {cell.seed}"
         key = Key.generate(OWNER, shape=cut, bits=PAPER_BITS, seed=hashlib.sha256(text.encode()).digest())
-        report = verify(answers, key, input_shape=shape)
+        report = on_noise(answers, key, shape)
         rates.append(report.wsr)
-        needed.append(report.threshold)
+        needed.append(report.threshold(ALPHA))
         logs.append(report.log10_p)
-        law = statistics.null_distribution(report.weights, probes=report.probes)
+        law = statistics.null_distribution(report.weights, probes=report.count)
         null += np.bincount(_bins(law[0]), weights=law[1], minlength=BINS)
     rate = np.array(rates)
     p = 10.0 ** np.array(logs)

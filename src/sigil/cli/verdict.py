@@ -1,0 +1,62 @@
+"""A verdict in a terminal: a headline, the readings, and what stands behind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from sigil.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from sigil.evidence.facts import Facts
+    from sigil.report import Report
+
+_COLOURS = {"owned": "green", "descends": "yellow", "experiment": "cyan", "not proven": "yellow"}
+
+
+def show(report: Report, facts: Facts, written: dict[str, str]) -> None:
+    """Print the verdict: in colour on a terminal, otherwise as plain, aligned lines."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from sigil import wording
+
+    headline = wording.headline(report, printable(facts.key.owner))
+    rows = _rows(report, facts) + [(name, printable(path)) for name, path in written.items()]
+    console = Console(highlight=False)
+    if console.is_terminal:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(Text("  " + name), Text(value))
+        style = f"bold {_COLOURS[wording.outcome(report)]}"
+        console.print(Text(headline, style=style), "", table, sep="\n")
+    else:
+        label = max(len(name) for name, _ in rows)
+        lines = [f"  {name:<{label}}  {value}" for name, value in rows]
+        typer.echo("\n".join([headline, "", *lines]))
+    ending = wording.ending(report)
+    if ending:
+        typer.echo("\n" + ending)
+
+
+def _rows(report: Report, facts: Facts) -> list[tuple[str, str]]:
+    from sigil import wording
+
+    suspect = facts.suspect
+    return [
+        *(("experiment", printable(reason)) for reason in report.reasons),
+        ("success rate", wording.rate_and_proof(report)),
+        ("by chance", wording.by_chance(report)),
+        ("corrected", wording.corrections(report)),
+        *((f"on {reading.kind}", wording.reading(reading)) for reading in report.readings),
+        ("paper's rule", wording.paper_rule(report)),
+        ("suspect", printable(suspect.file)),
+        ("opened as", printable(f"{suspect.kind}, {suspect.description}")),
+        ("SHA-256", suspect.sha256),
+        ("commitment", f"{facts.key.commitment} ({report.kind} key)"),
+        *wording.channel_order(facts.alignment),
+    ]

@@ -1,0 +1,258 @@
+"""Real inputs to read a mark on: a folder of pictures, an array, or a data set, with their digest.
+
+The mark is trained on the activations of real inputs, so that is where it is read best; noise does not
+elicit it at every cut, and a thief can answer noise differently at no cost. The p-value is exact for any
+inputs that were chosen independently of the key's bits. Somebody who knows the bits and may pick 256 of
+50,000 images is not independent of them, so the digest of a set says which it is, in which order, and the key
+draws the part that is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sigil.errors import DataError, reason
+
+LEAST_INPUTS: Final = 256
+"""Fewer inputs than this are no sample of a task, and are refused."""
+
+MOST_PICTURES: Final = 200_000
+MAX_INPUTS: Final = 10**7
+MAX_ELEMENTS: Final = 1 << 26
+_PICTURES: Final = (".png", ".jpg", ".jpeg")
+_BLOCK: Final = 1024
+
+Normalisation = tuple[Sequence[float], Sequence[float]]
+"""Means and standard deviations per channel, on the scale 0 to 1."""
+
+Array = npt.NDArray[np.uint8] | npt.NDArray[np.floating]
+
+
+class Inputs:
+    """An ordered set of inputs, (n, *shape), read from where it lies as far as it is asked for.
+
+    8-bit images are divided by 255 and normalised; floating-point inputs are taken as they are unless a
+    normalisation is given.
+    """
+
+    def __init__(self, values: Array | Tensor, *, normalisation: Normalisation | None = None) -> None:
+        array = values.detach().cpu().contiguous().numpy() if isinstance(values, Tensor) else values
+        self._values = _checked(array)
+        self.shape: tuple[int, ...] = tuple(int(size) for size in array.shape[1:])
+        self.normalisation = normalisation
+        if normalisation is not None:
+            _check_normalisation(normalisation, self.shape)
+        self._digest: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def is_image(self) -> bool:
+        """Whether these are 8-bit images, which need a normalisation."""
+        return self._values.dtype == np.uint8
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over type, shape and all values in their order, in hex: what a key's statement names."""
+        if self._digest is None:
+            found = hashlib.sha256(
+                f"sigil inputs v1 {self._values.dtype.str} {self._values.shape}\n".encode()
+            )
+            for start in range(0, len(self), _BLOCK):
+                found.update(np.ascontiguousarray(self._values[start : start + _BLOCK]).tobytes())
+            self._digest = found.hexdigest()
+        return self._digest
+
+    def batches(
+        self, chosen: Sequence[int], batch_size: int, *, normalisation: Normalisation | None = None
+    ) -> Iterator[Tensor]:
+        """The chosen inputs in their order, float32 and normalised, `batch_size` at a time."""
+        moments = self.normalisation or normalisation
+        if self.is_image and moments is None:
+            raise DataError(
+                "The inputs are 8-bit images and nobody says how the model's inputs were normalised: give "
+                "the "
+                "means and standard deviations, or make the key with them."
+            )
+        if moments is not None:
+            _check_normalisation(moments, self.shape)
+        for start in range(0, len(chosen), batch_size):
+            # In ascending order a map is read once from front to back; the batch gets its own order back.
+            wanted = np.asarray(chosen[start : start + batch_size], dtype=np.int64)
+            order = np.argsort(wanted, kind="stable")
+            values = np.empty((len(wanted), *self.shape), dtype=np.float32)
+            values[order] = self._values[wanted[order]]
+            batch = torch.from_numpy(values)
+            if self.is_image:
+                batch /= 255.0
+            if moments is not None:
+                batch = _normalise(batch, moments)
+            if not bool(torch.isfinite(batch).all()):
+                raise DataError(
+                    "The inputs hold values that are not finite: give inputs as the model takes them."
+                )
+            yield batch
+
+
+def open_inputs(
+    source: Inputs | Array | Tensor | str | os.PathLike[str],
+    *,
+    shape: Sequence[int] | None = None,
+    normalisation: Normalisation | None = None,
+    data_dir: Path | None = None,
+) -> Inputs:
+    """Open inputs for :func:`sigil.verify`.
+
+    `source` is a tensor or array (n, *shape), a folder of PNG or JPEG pictures (resized to `shape`, in the
+    order of their paths), a ``.npy`` or ``.safetensors`` file with one array, or the name of a data set,
+    whose test images are taken unless ``:train`` follows the name. `shape` is that of one input of the
+    model.
+    """
+    if isinstance(source, Inputs):
+        inputs = source
+    elif isinstance(source, str | os.PathLike):
+        inputs = _opened(os.fspath(source), shape, normalisation, data_dir)
+    else:
+        inputs = Inputs(source, normalisation=normalisation)
+    if len(inputs) < LEAST_INPUTS:
+        raise DataError(
+            f"There are {len(inputs)} inputs, but at least {LEAST_INPUTS} are needed to read a mark on: "
+            "give more."
+        )
+    if shape is not None and inputs.shape != tuple(shape):
+        raise DataError(
+            f"The inputs have the shape {inputs.shape}, but the model takes {tuple(shape)}: give inputs of "
+            "its task."
+        )
+    return inputs
+
+
+def _opened(
+    source: str, shape: Sequence[int] | None, normalisation: Normalisation | None, data_dir: Path | None
+) -> Inputs:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return Inputs(_pictures(path, shape), normalisation=normalisation)
+    if path.is_file():
+        return Inputs(_file(path), normalisation=normalisation)
+    from sigil.data.datasets import load
+
+    name, _, split = source.partition(":") if not source.startswith(("folder:", "hub:")) else (source, "", "")
+    if split not in ("", "test", "train"):
+        raise DataError(f"A data set has the splits train and test, not {split!r}.")
+    dataset = load(name, data_dir=data_dir)
+    images = (dataset.train if split == "train" else dataset.test).images
+    return Inputs(images, normalisation=normalisation or (dataset.mean, dataset.std))
+
+
+def _pictures(folder: Path, shape: Sequence[int] | None) -> npt.NDArray[np.uint8]:
+    from sigil.data import images
+
+    if shape is None or len(shape) != 3:
+        raise DataError(
+            f"The pictures in {folder} must be resized, and nobody says to which shape: give the input "
+            "shape C,H,W."
+        )
+    channels, height, width = (int(size) for size in shape)
+    if channels not in (1, 3):
+        raise DataError(f"Pictures have 1 or 3 channels, but the model takes inputs of shape {tuple(shape)}.")
+    files = sorted(itertools.islice(_picture_files(folder), MOST_PICTURES + 1))
+    if not files:
+        raise DataError(f"There are no PNG or JPEG pictures in {folder}: name a folder that holds some.")
+    if len(files) > MOST_PICTURES:
+        raise DataError(
+            f"There are more than {MOST_PICTURES:,} pictures in {folder}: put the inputs into one .npy file."
+        )
+    table = np.empty((len(files), channels, height, width), np.uint8)
+    images.fill(table, files, lambda file: images.decode(file, (channels, height, width)))
+    return table
+
+
+def _picture_files(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        yield from (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
+
+
+def _file(path: Path) -> Array:
+    if path.suffix == ".npy":
+        try:
+            # A map, so that an array larger than the memory is read in pieces.
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read as an array: {reason(error)}.") from error
+    if path.suffix == ".safetensors":
+        return _only_tensor(path)
+    raise DataError(
+        f"{path} is not a folder of pictures, a .npy array or a .safetensors file with one array."
+    )
+
+
+def _only_tensor(path: Path) -> Array:
+    try:
+        with safe_open(path, framework="np") as file:
+            names = list(file.keys())
+            if len(names) != 1:
+                raise DataError(
+                    f"{path} holds {len(names)} tensors, but inputs are one: leave labels and the rest out."
+                )
+            found: Array = file.get_tensor(names[0])
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path} cannot be read as an array: {reason(error)}.") from error
+    return found
+
+
+def _checked(array: Array) -> Array:
+    if array.dtype.hasobject or (array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating)):
+        raise DataError(
+            f"The inputs are {array.dtype}, but they must be 8-bit images or floating-point numbers; labels "
+            "do not "
+            "belong to them."
+        )
+    if array.ndim < 2 or array.ndim > 5 or 0 in array.shape:
+        raise DataError(
+            f"The inputs have the shape {array.shape}, but they must be (number, *shape of one input), all "
+            "above 0."
+        )
+    if len(array) > MAX_INPUTS or array[0].size > MAX_ELEMENTS:
+        raise DataError(
+            f"The inputs have the shape {array.shape}, more than {MAX_INPUTS:,} inputs or {MAX_ELEMENTS:,} "
+            "numbers "
+            "each: give a part of them."
+        )
+    return array
+
+
+def parse_normalisation(text: str | None) -> Normalisation | None:
+    """Means and deviations from the spelling of a key's statement, "mean,…/deviation,…"."""
+    if text is None:
+        return None
+    means, deviations = ([float(number) for number in part.split(",")] for part in text.split("/"))
+    return means, deviations
+
+
+def _check_normalisation(moments: Normalisation, shape: tuple[int, ...]) -> None:
+    means, deviations = moments
+    if not (len(means) == len(deviations) == shape[0]) or any(not value > 0 for value in deviations):
+        raise DataError(
+            f"The normalisation has {len(means)} means and {len(deviations)} deviations, but inputs of "
+            f"shape {shape} "
+            f"have {shape[0]} channels; give one of each per channel, the deviations above 0."
+        )
+
+
+def _normalise(batch: Tensor, moments: Normalisation) -> Tensor:
+    means, deviations = (torch.tensor(list(part), dtype=torch.float32) for part in moments)
+    sizes = (1, -1, *(1 for _ in batch.shape[2:]))
+    return (batch - means.view(sizes)) / deviations.view(sizes)

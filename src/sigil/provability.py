@@ -1,0 +1,92 @@
+"""After a training: is the mark provable, and by which reading? One sentence for the owner.
+
+A mark can be in the activations of real inputs and not show on noise (shallow cuts), or be too short for the
+kind of key (:mod:`sigil.key_length`). Better to learn that on the day of the training than in court.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sigil import wording
+from sigil.data.inputs import Array, Inputs
+from sigil.key import Key
+from sigil.key_length import needed_rate, shortest_bits
+from sigil.probing import Suspect
+from sigil.readings import Reading
+from sigil.report import ALPHA, TESTS
+from sigil.verification import read_mark
+
+
+@dataclass(frozen=True)
+class Provability:
+    """Whether a finished model's mark is provable with its key, by the kinds of reading in ``by``."""
+
+    provable: bool
+    by: tuple[str, ...]
+    readings: tuple[Reading, ...]
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def check(
+    client_half: Suspect,
+    key: Key,
+    inputs: Inputs | Array | Tensor | None = None,
+    *,
+    input_shape: Sequence[int] | None = None,
+) -> Provability:
+    """Say whether the mark of ``key`` in a model that was just trained is provable, and by which reading.
+
+    ``inputs`` are at least 256 inputs of the task, as the model takes them: the mark is trained on such and
+    best read on them. Tests, allowance and level are those of :func:`sigil.verify`, for a suspect that is
+    this very model, cut where the key says.
+    """
+    readings = read_mark(client_half, key, inputs, input_shape=input_shape)
+    return judge(readings, key)
+
+
+def judge(readings: Sequence[Reading], key: Key) -> Provability:
+    """The same for readings that were made already, such as those of a training's last round."""
+    price = math.log10(TESTS) + key.allowance_log2 * math.log10(2)
+    level = math.log10(min(ALPHA, float(key.fields.alpha)))
+    by = tuple(reading.kind for reading in readings if reading.log10_p + price <= level)
+    return Provability(bool(by), by, tuple(readings), _sentence(readings, by, key))
+
+
+def _sentence(readings: Sequence[Reading], by: tuple[str, ...], key: Key) -> str:
+    found = ", ".join(
+        f"{wording.percent(reading.wsr)} on {reading.kind}"
+        if reading.readable
+        else f"unreadable on {reading.kind}"
+        for reading in readings
+    )
+    if by:
+        limits = "" if len(by) == len(readings) else f", and not on {_others(readings, by)}"
+        return f"The mark is provable on {' and on '.join(by)}{limits} (WSR {found}; {key.kind} key)."
+    least = shortest_bits(key.allowance_log2)
+    if key.bits < least:
+        return (
+            f"The mark is NOT provable: a {key.kind} key of {key.bits} bits proves nothing, however well it "
+            "is read; "
+            f"it takes at least {least} bits, or a stamped key (WSR {found})."
+        )
+    needed = wording.percent(needed_rate(key.bits, key.allowance_log2))
+    advice = "train longer, raise watermark.strength or cut deeper"
+    if all(reading.kind != "inputs" for reading in readings):
+        advice = "try inputs of the task, on which it is read best"
+    return (
+        f"The mark is NOT provable: it is read at {found}, and a {key.kind} key of {key.bits} bits needs "
+        "about "
+        f"{needed}; {advice}."
+    )
+
+
+def _others(readings: Sequence[Reading], by: tuple[str, ...]) -> str:
+    return " and on ".join(reading.kind for reading in readings if reading.kind not in by)
