@@ -7,10 +7,11 @@ sets in its own way are given with a placeholder, such as ``{owner}``.
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol
+from typing import Literal
 
 from sigil import statistics
 from sigil.statistics import PAPER_THRESHOLD
+from sigil.verdict import ChannelOrder, HasProbability, KeyKind, OneReading, Verdict
 
 LEVEL = 3e-7
 """The level of proof: no larger p-value is ever called proof."""
@@ -25,40 +26,18 @@ DESCENT_ONLY = (
     "received them, so it does not show that anything trained was taken."
 )
 
+DEMONSTRATION = "demonstration seal: worth nothing outside"
+"""What is said of a time stamp by the authority of Sigil's own demonstrations."""
+
+ORIGIN = (
+    "A mark shows that a model was trained with this key. The origin shows less: that its weights descend "
+    "from the initial weights which the key drew and which every client of the owner’s training received. A "
+    "client who went on alone from them, or a model to which a little of them was added, shows the same "
+    "origin. It does not show that anything trained was taken."
+)
+
+_DEMONSTRATION_AUTHORITY = "CN=Demonstration time stamps"
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-
-
-class Verdict(Protocol):
-    """The numbers of a verdict: a :class:`sigil.Report`, or what an evidence file holds of one."""
-
-    @property
-    def owned(self) -> bool: ...
-    @property
-    def wsr(self) -> float: ...
-    @property
-    def log10_p(self) -> float: ...
-    @property
-    def exact(self) -> bool: ...
-    @property
-    def alpha(self) -> float: ...
-    @property
-    def threshold(self) -> float | None: ...
-    @property
-    def tries(self) -> int: ...
-    @property
-    def bits(self) -> int: ...
-    @property
-    def probes(self) -> int: ...
-    @property
-    def paper_rule(self) -> bool: ...
-    @property
-    def descends(self) -> bool: ...
-    @property
-    def experiment(self) -> bool: ...
-    @property
-    def cuts(self) -> int: ...
-    @property
-    def allowance_log2(self) -> float: ...
 
 
 Outcome = Literal["owned", "descends", "experiment", "not proven"]
@@ -71,19 +50,6 @@ def outcome(verdict: Verdict) -> Outcome:
     if verdict.owned:
         return "owned"
     return "descends" if verdict.descends else "not proven"
-
-
-class ChannelOrder(Protocol):
-    """What the evidence holds of an alignment."""
-
-    @property
-    def compared(self) -> str: ...
-    @property
-    def reference(self) -> str: ...
-    @property
-    def sure_channels(self) -> int: ...
-    @property
-    def used(self) -> bool: ...
 
 
 _STAMPS: dict[Outcome, str] = {
@@ -174,6 +140,12 @@ def explanation(owned: bool) -> str:
     )
 
 
+_NO_VERDICT_ON_THE_MARK = (
+    "The mark itself is not proven: it may be absent, because only the initial weights were used, or it may "
+    "have been weakened or removed."
+)
+
+
 def meaning(verdict: Verdict) -> list[str]:
     """What the verdict means and what it does not, in paragraphs."""
     wsr, needed = success_rate(verdict)
@@ -185,6 +157,14 @@ def meaning(verdict: Verdict) -> list[str]:
             "before the model existed, coincidence is not a reasonable explanation: the mark was put there "
             "in training, with this key, into this model or into one that it was made from."
         ]
+    if verdict.experiment:
+        return [
+            "Something was chosen that nobody may choose if the result is to prove anything, and somebody "
+            "who may choose it can choose what suits them. So this is an experiment: its numbers are right "
+            "as numbers, and nothing follows from them, neither for the owner nor against."
+        ]
+    if verdict.descends:
+        return [ORIGIN, _NO_VERDICT_ON_THE_MARK]
     paragraphs = [
         "The agreement found is not rare enough to rule out coincidence at the level that was set, so this "
         "test gives no verdict for the owner. It does not show that the model is independent of the owner’s: "
@@ -212,7 +192,7 @@ def rate_and_proof(verdict: Verdict) -> str:
     return f"{wsr} ({proof})"
 
 
-def p_value(verdict: Verdict) -> str:
+def p_value(verdict: HasProbability) -> str:
     """The p-value as a number: "p = 8.9e-16", or "p <= …" for a bound."""
     return f"p {'=' if verdict.exact else '<='} {decimal(verdict.log10_p)}"
 
@@ -236,28 +216,7 @@ def corrections(verdict: Verdict) -> str:
     return f"p was multiplied by {' · '.join(parts)} that could have been chosen"
 
 
-class Read(Protocol):
-    """The numbers of one reading."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def wsr(self) -> float: ...
-    @property
-    def log10_p(self) -> float: ...
-    @property
-    def aligned(self) -> bool: ...
-    @property
-    def readable(self) -> bool: ...
-    @property
-    def counts(self) -> bool: ...
-    @property
-    def source(self) -> str: ...
-
-
-def reading(found: Read) -> str:
+def reading(found: OneReading) -> str:
     """One reading as a line: what agreed, how likely by chance, and whether it counts."""
     if not found.readable:
         return f"does not let itself be read on {found.kind}: its activations are not finite"
@@ -283,6 +242,52 @@ def ending(verdict: Verdict) -> str:
             return ""
         case _:
             return NOT_DISPROVEN
+def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) -> str:
+    """What the p-value was multiplied by, as one sentence on a page."""
+    parts = ["4 for the tests that the rules allow, made or not"]
+    if verdict.tries > 1:
+        parts.append(f"{verdict.tries:,} for the tries declared")
+    if verdict.cuts > 1:
+        parts.append(f"{verdict.cuts} for the cuts that the key leaves open")
+    if register is None:
+        parts.append(f"2^{verdict.allowance_log2:g} for {kind} keys that could have been drawn beforehand")
+    else:
+        parts.append(f"{register:,} for the statements that the judge counted in a closed register")
+    last = parts.pop()
+    return f"The probability was multiplied by {', by '.join(parts)} and by {last}."
+
+
+def kind_of_key(key: KeyKind) -> str:
+    """The kind of a key: plain, or when and by whom it was stamped."""
+    if key.kind == "plain":
+        return "plain, without a date: 2^80 keys that could have been drawn beforehand are allowed for"
+    of_demonstration = f" ({DEMONSTRATION})" if is_demonstration(key) else ""
+    moment = (key.stamped_at or "").replace("T", " ").replace("Z", " UTC")
+    return f"stamped on {moment} by {key.authority}{of_demonstration}: 2^24 keys are allowed for"
+
+
+def is_demonstration(key: KeyKind) -> bool:
+    """Whether a key's time stamp is one of Sigil's own demonstrations, by the name of its authority."""
+    return key.authority == _DEMONSTRATION_AUTHORITY
+
+
+def reading_name(reading: OneReading) -> str:
+    """What was read, in words."""
+    name = {"noise": "mark, on noise", "inputs": "mark, on real inputs", "origin": "origin of the weights"}
+    return name[reading.kind] + (", channels put back in order" if reading.aligned else "")
+
+
+def reading_counts(reading: OneReading) -> str:
+    """Whether a reading may carry a verdict, and who chose what was asked."""
+    if not reading.readable:
+        return "no: the model does not let itself be read so"
+    return {
+        "key": "yes: nobody chose, it follows from the key",
+        "statement": "yes: the inputs were fixed in the key’s statement",
+        "judge": "yes: the judge chose the inputs",
+        "defendant": "yes: the defendant chose the inputs",
+        "claimant": "no: the claimant chose the inputs",
+    }[reading.source]
 
 
 def paper_rule(verdict: Verdict) -> str:
@@ -295,7 +300,7 @@ def met(verdict: Verdict) -> str:
     return "met" if verdict.paper_rule else "not met"
 
 
-def chance(verdict: Verdict) -> str:
+def chance(verdict: HasProbability) -> str:
     """The p-value in words, and whether it is a bound: "at most one in 3.3 million"."""
     return ("" if verdict.exact else "at most ") + statistics.in_words(verdict.log10_p)
 

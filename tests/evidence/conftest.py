@@ -7,80 +7,93 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from sigil import statistics
 from sigil.alignment import Alignment
+from sigil.binomial import log10_tail
 from sigil.evidence.facts import Facts, gather
+from sigil.experiments.authority import DemonstrationAuthority
 from sigil.key import Key
-from sigil.report import PAPER_THRESHOLD, Report
+from sigil.readings import Kind, Reading, Source
+from sigil.report import ALPHA, TESTS, Report, best_of
+from sigil.stamping import make_query
 
 SEED = bytes(range(100, 132))
+AUTHORITIES = {name: DemonstrationAuthority(name) for name in ("Demonstration", "Trusted")}
+STAMPED_AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @pytest.fixture
 def make() -> Callable[..., tuple[Facts, Key]]:
-    """Build facts from the share of probes that agree on average."""
+    """Build facts from the share of answers that agree on average."""
     return _make
+
+
+@pytest.fixture
+def authority() -> DemonstrationAuthority:
+    """The authority that stamps the keys of `make(stamped=True)`."""
+    return AUTHORITIES["Trusted"]
 
 
 def _make(
     agreement: float = 0.98,
     *,
-    bits: int = 50,
+    bits: int = 128,
     probes: int = 512,
     tries: int = 1,
-    alpha: float = 3e-7,
+    cuts: int = 1,
+    alpha: float = ALPHA,
+    register: int | None = None,
     owner: str = "ACME",
+    stamped: bool = False,
+    authority: str = "Trusted",
     file: str = "model.safetensors",
+    sha256: str = "0f" * 32,
     description: str = "resnet18",
     command: str = "sigil verify model.safetensors --key owner.key",
     reference: str | None = None,
+    compared: str = "correlations under images",
     aligned: bool = False,
+    on_inputs: float | None = None,
+    source: Source = "judge",
+    origin: float | None = None,
+    readable: bool = True,
+    seed: int | None = None,
+    reasons: tuple[str, ...] = (),
+    seed_bytes: bytes = SEED,
 ) -> tuple[Facts, Key]:
-    key = Key.generate(owner, shape=(8, 4, 4), bits=bits, seed=SEED)
-    target = key.target.numpy().astype(int)
-    chances = np.random.default_rng(0).beta(8 * agreement, 8 * (1 - agreement) + 1e-9, bits)
-    agreed = np.random.default_rng(1).binomial(probes, chances)
-    ones = np.where(target == 1, agreed, probes - agreed)
-    tail = statistics.p_value(ones, target, probes)
-    log10_p = statistics.correct(tail.log10_p, tries)
-    wsr = int(agreed.sum()) / (bits * probes)
-    report = Report(
-        owned=log10_p <= math.log10(alpha),
-        wsr=wsr,
-        p_value=10.0**log10_p,
-        log10_p=log10_p,
-        exact=tail.exact,
-        threshold=statistics.threshold(2 * ones - probes, probes=probes, alpha=alpha / tries),
-        alpha=alpha,
-        tries=tries,
-        bits=bits,
-        probes=probes,
-        seed=0,
-        bit_error=float(np.mean(2 * agreed < probes)),
-        bit_shares=tuple((agreed / probes).tolist()),
-        margins=(0.0,) * bits,
-        paper_rule=wsr > PAPER_THRESHOLD,
-        commitment=key.commitment,
-        owner=key.owner,
-        alignment=None
-        if reference is None
-        else Alignment(
-            order=(),
-            scale=(),
-            agreement=0.75,
-            sure=31,
-            believed=aligned,
-            source="initial weights",
-            fingerprint=reference,
-        ),
+    key = Key.generate(
+        owner, shape=(8, 4, 4), bits=bits, seed=seed_bytes, inputs_digest="ab" * 32, probes=max(probes, 256)
+    )
+    if stamped:
+        query = make_query(key.to_be_stamped().statement())
+        key = key.seal(AUTHORITIES[authority].answer(query, moment=STAMPED_AT))
+    if probes < 256:
+        reasons = (*reasons, "too few probes")
+    if seed is not None:
+        reasons = (*reasons, "the seed of the noise was chosen")
+    if alpha > ALPHA:
+        reasons = (*reasons, "the level is not one of proof")
+    readings = [_reading(key, agreement, probes, kind="noise", readable=readable)]
+    if on_inputs is not None:
+        readings.append(_reading(key, on_inputs, 256, kind="inputs", source=source, digest="ab" * 32))
+    if aligned:
+        readings.append(_reading(key, 1.0, probes, kind="noise", aligned=True))
+    if origin is not None:
+        agreeing = round(origin * 10_000)
+        found = Reading(
+            kind="origin", count=10_000, wsr=agreeing / 10_000, log10_p=log10_tail(agreeing, 10_000)
+        )
+        readings.append(found)
+    report = _report(
+        key, tuple(readings), tries, cuts, alpha, register, seed, reasons, reference, compared, aligned
     )
     suspect: Any = SimpleNamespace(
-        path=Path(file), sha256="0f" * 32, kind="safetensors", description=description
+        path=Path(file), sha256=sha256, kind="safetensors", description=description
     )
     facts = gather(
         report,
@@ -91,3 +104,88 @@ def _make(
         created=datetime(2026, 3, 1, 12, 30, 59, tzinfo=UTC),
     )
     return facts, key
+
+
+def _reading(
+    key: Key,
+    agreement: float,
+    count: int,
+    *,
+    kind: Kind,
+    source: Source = "key",
+    digest: str | None = None,
+    aligned: bool = False,
+    readable: bool = True,
+) -> Reading:
+    if not readable:
+        return Reading(kind=kind, count=count, wsr=0.5, log10_p=0.0, readable=False)
+    target = key.target.numpy().astype(int)
+    chances = np.random.default_rng(0).beta(8 * agreement, 8 * (1 - agreement) + 1e-9, key.bits)
+    agreed = np.random.default_rng(1).binomial(count, chances)
+    tail = statistics.p_value(np.where(target == 1, agreed, count - agreed), target, count)
+    return Reading(
+        kind=kind,
+        count=count,
+        wsr=int(agreed.sum()) / (key.bits * count),
+        log10_p=tail.log10_p,
+        exact=tail.exact,
+        aligned=aligned,
+        source=source,
+        digest=digest,
+        bit_shares=tuple((agreed / count).tolist()),
+        margins=(0.0,) * key.bits,
+    )
+
+
+def _report(
+    key: Key,
+    readings: tuple[Reading, ...],
+    tries: int,
+    cuts: int,
+    alpha: float,
+    register: int | None,
+    seed: int | None,
+    reasons: tuple[str, ...],
+    reference: str | None,
+    compared: str,
+    aligned: bool,
+) -> Report:
+    """The arithmetic of `sigil.verify`, for readings that were never made."""
+    allowance = float(key.allowance_log2) if register is None else math.log2(register)
+    price = math.log10(TESTS) + math.log10(tries) + math.log10(cuts) + allowance * math.log10(2)
+    best = best_of(readings)
+    corrected = min(0.0, best.log10_p + price) if best.counts or reasons else 0.0
+    origin = next((one.log10_p for one in readings if one.kind == "origin"), 0.0)
+    descent = min(0.0, origin + price)
+    sound = not reasons and alpha <= ALPHA
+    kind: Literal["plain", "stamped"] = key.kind
+    return Report(
+        owned=sound and best.counts and corrected <= math.log10(alpha),
+        descends=sound and descent <= math.log10(alpha),
+        readings=readings,
+        log10_p=corrected,
+        log10_p_origin=descent,
+        alpha=alpha,
+        tries=tries,
+        cuts=cuts,
+        allowance_log2=allowance,
+        bits=key.bits,
+        commitment=key.commitment,
+        owner=key.owner,
+        kind=kind,
+        threshold=best.threshold(10.0 ** (math.log10(alpha) - price)),
+        register=register,
+        seed=seed,
+        reasons=reasons,
+        alignment=None
+        if reference is None
+        else Alignment(
+            order=(),
+            scale=(),
+            agreement=0.75,
+            sure=31,
+            believed=aligned,
+            source=compared,
+            fingerprint=reference,
+        ),
+    )

@@ -1,20 +1,22 @@
-"""`sigil evidence check`: check a signed evidence file, offline and without any key."""
+"""`sigil evidence check`: check a signed evidence file, and say what that shows and what it does not."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sigil.cli import key as key_commands
+from sigil.cli.evidence_findings import Findings, Question, examine
 from sigil.cli.terminal import printable
-from sigil.errors import EvidenceError
-
-if TYPE_CHECKING:
-    from sigil.evidence.signed import Checked
+from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
 
 app = typer.Typer(name="evidence", no_args_is_help=True)
+
+_REPEAT = "Repeating the examination, in confidence"
+_MODEL = "The suspect (only what its file does not say)"
 
 
 @app.callback()
@@ -27,7 +29,15 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="F.json", help="The evidence file, byte for byte.")],
     statement: Annotated[
         str | None,
-        typer.Option(metavar="LINE", help="The line that the owner published before training."),
+        typer.Option(metavar="LINE|FILE", help="The statement that the owner published before training."),
+    ] = None,
+    tsa_root: Annotated[
+        Path | None,
+        typer.Option(
+            "--tsa-root",
+            metavar="PEM",
+            help="Root certificate of the time-stamping authority that you trust.",
+        ),
     ] = None,
     signer: Annotated[
         str | None,
@@ -41,101 +51,149 @@ def check(
         str | None,
         typer.Option(metavar="LINE", help="The line of references that the owner published."),
     ] = None,
+    key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The owner's secret key: opens the commitment and, with --suspect, repeats everything.",
+            rich_help_panel=_REPEAT,
+        ),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|FILE|NAME",
+            help="The real inputs that the mark was read on.",
+            rich_help_panel=_REPEAT,
+        ),
+    ] = None,
+    inputs_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="judge|defendant",
+            help="Who gave the inputs, to your own knowledge.",
+            rich_help_panel=_REPEAT,
+        ),
+    ] = None,
+    reference_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="F", help="The reference that channels were put in order by.", rich_help_panel=_REPEAT
+        ),
+    ] = None,
+    passphrase: key_commands.AskPassphrase = False,
+    passphrase_file: key_commands.PassphraseFile = None,
+    architecture: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As for `sigil verify`.", rich_help_panel=_MODEL)
+    ] = None,
+    cut: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As for `sigil verify`.", rich_help_panel=_MODEL)
+    ] = None,
+    width: Annotated[
+        int | None, typer.Option(metavar="W", help="As for `sigil verify`.", rich_help_panel=_MODEL)
+    ] = None,
+    classes: Annotated[
+        int | None, typer.Option(metavar="N", help="As for `sigil verify`.", rich_help_panel=_MODEL)
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="NODE", help="As for `sigil verify`.", rich_help_panel=_MODEL)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
-    """Check an evidence file: its signature, its numbers, who signed it and for which key.
+    """Check an evidence file, and say what was checked and what was not.
 
-    Everything that a third party can check, given the owner's published line:
+    Everything that a third party can check, given what the owner published
+    and the root certificate of the authority that dated it:
       sigil evidence check case.json --suspect model.pt \\
-        --statement "$(cat published.txt)"
+        --statement published.txt --tsa-root root.pem
+
+    An expert to whom the key is shown repeats the examination:
+      sigil evidence check case.json --key owner.key --suspect model.pt
 
     Evidence that an auditor signed with a key of their own:
       sigil evidence check case.json --signer auditor.pub.pem \\
-        --statement "$(cat published.txt)"
+        --statement published.txt
 
-    Evidence about a copy whose channels were put back in order first:
-      sigil evidence check case.json --statement "$(cat published.txt)" \\
+    Evidence about a copy whose channels were put back in order by recorded
+    correlations:
+      sigil evidence check case.json --statement published.txt \\
         --reference 'sigil-reference v1 commitment=...'
 
-    Without --statement or --signer the file vouches only for itself: anybody
-    can make a key and sign with it.
+    Without --statement, --signer or --key nobody vouches for the signer:
+    anybody can make a key, invent counts and sign them. Then the status is 1,
+    however well the file fits together.
 
-    Exit status: 0 sound (whatever its verdict), 1 refused, 2 bad input.
+    Exit status: 0 all that was asked holds (whatever the record claims), 1 not,
+    2 bad input.
     """
     from sigil.evidence import signed
     from sigil.evidence.statement import parse, parse_references
+    from sigil.seal import read_roots
 
     # What the caller gave is judged first: a typing mistake is not a failed check.
+    if inputs_from not in (None, "judge", "defendant"):
+        raise ConfigError("--inputs-from must be judge or defendant: somebody who does not know the key.")
+    if (inputs or inputs_from or reference_file) and (key is None or suspect is None):
+        raise ConfigError(
+            "--inputs, --inputs-from and --reference-file are for repeating the examination: give --key and "
+            "--suspect as well."
+        )
     content = signed.read_file(file)
-    expected = None if signer is None else signed.read_public_key(signer)
-    if statement is not None:
-        parse(statement)
+    question = Question(
+        signer=None if signer is None else signed.read_public_key(signer),
+        statement=None if statement is None else _line(statement),
+        roots=None if tsa_root is None else read_roots(tsa_root),
+        suspect=suspect,
+        suspect_sha256=None if suspect is None else signed.sha256_of(suspect),
+        reference=reference,
+        key=None
+        if key is None
+        else key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file),
+        inputs=inputs,
+        inputs_from=inputs_from,  # type: ignore[arg-type]
+        reference_file=reference_file,
+        model={"architecture": architecture, "cut": cut, "width": width, "classes": classes, "at": at},
+    )
+    if question.statement is not None:
+        parse(question.statement)
     if reference is not None:
         parse_references(reference)
-    sha256 = None if suspect is None else signed.sha256_of(suspect)
     try:
-        checked = signed.check(
-            content, signer=expected, statement=statement, suspect_sha256=sha256, references=reference
-        )
-    except EvidenceError as refusal:
+        found = examine(content, question)
+    except (EvidenceError, SealError, SuspectError) as refusal:
         if as_json:
-            typer.echo(json.dumps({"sound": False, "reason": str(refusal)}))
+            typer.echo(json.dumps({"held": False, "reason": str(refusal)}))
         else:
             typer.echo(f"REFUSED: {printable(str(refusal))}", err=True)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(_describe(checked, suspect=suspect, reference=reference), allow_nan=False))
+        typer.echo(json.dumps(found.to_dict(), allow_nan=False))
     else:
-        _print(checked, suspect=suspect, statement=statement, reference=reference)
+        _print(found)
+    raise typer.Exit(0 if found.vouched else 1)
 
 
-def _describe(checked: Checked, *, suspect: Path | None, reference: str | None) -> dict[str, object]:
-    return {
-        "sound": True,
-        "signer": checked.public_key,
-        "signed_by": checked.signed_by,
-        "signer_pinned": checked.pinned,
-        "suspect_compared": suspect is not None,
-        "reference_compared": reference is not None,
-        "facts": checked.facts.model_dump(mode="json"),
-    }
+def _line(text: str) -> str:
+    """A statement as it was given, or the one in a file."""
+    from sigil.evidence.signed import read_file
+    from sigil.evidence.statement import MAX_STATEMENT
+
+    if text.lstrip().startswith(("{", "sigil-")):
+        return text
+    content = read_file(text, limit=4 * MAX_STATEMENT)
+    try:
+        return content.decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise EvidenceError(f"{text} is not the text of a statement; give the published line.") from None
 
 
-def _print(checked: Checked, *, suspect: Path | None, statement: str | None, reference: str | None) -> None:
-    from sigil import wording
-
-    facts, verdict = checked.facts, checked.facts.verdict
-    wsr, _ = wording.success_rate(verdict)
-    who = "the owner's key" if checked.signed_by == "owner" else "another key than the owner's"
-    same = "the given file" if suspect is not None else "not compared, --suspect was not given"
-    typer.echo("SOUND: the signature is right and the numbers follow from each other.\n")
-    for name, value in (
-        ("verdict", wording.word(verdict.owned)),
-        ("owner", facts.key.owner),
-        ("success rate", wsr),
-        (
-            "by chance",
-            f"{wording.chance(verdict)} ({wording.p_value(verdict)}, level {verdict.alpha:g})",
-        ),
-        ("made on", facts.created),
-        ("suspect", f"{facts.suspect.file}, SHA-256 {facts.suspect.sha256} ({same})"),
-        ("commitment", facts.key.commitment),
-        *wording.channel_order(facts.alignment),
-        ("signed by", f"{checked.public_key} ({who})"),
-    ):
-        typer.echo(f"  {name:<12}  {printable(value)}")
-    if not checked.pinned:
-        typer.echo(
-            "\nCaution: nothing from outside the file says who signed it. Give --statement with "
-            "the line\nthat the owner published, or --signer with the key of an auditor you trust."
-        )
-    elif statement is None:
-        typer.echo(
-            "\nCaution: the signer is the expected one, but the key was not compared with a "
-            "published\nline: give --statement."
-        )
-    if facts.alignment is not None and facts.alignment.used and reference is None:
-        typer.echo(
-            "\nCaution: channels were put in order by a reference that was not compared with a published "
-            "one;\nchosen afterwards, it could suit any key. Give --reference with the owner's line."
-        )
+def _print(found: Findings) -> None:
+    typer.echo(found.headline + "\n")
+    for name, value in found.claims:
+        typer.echo(f"  {name:<13}  {printable(value)}")
+    typer.echo("\nChecked:")
+    for name, value in found.checked.items():
+        typer.echo(f"  {name:<13}  {printable(value)}")
+    typer.echo("\nNot checked:")
+    for text in found.unchecked:
+        typer.echo(f"  - {printable(text)}")

@@ -7,120 +7,190 @@ that the maker of the suspect has chosen; sorted, it says no more than the test 
 
 from __future__ import annotations
 
+import base64
+import math
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
+
+from sigil.evidence.forms import (
+    MAX_BITS,
+    MAX_COUNT,
+    AlignmentFacts,
+    Bits,
+    Command,
+    Hash,
+    Level,
+    Line,
+    Log10,
+    Moment,
+    Name,
+    Seed,
+    Shape,
+    Share,
+    Software,
+    Statement,
+    Strict,
+    SuspectFacts,
+    Tries,
+)
+from sigil.key_length import TESTS
+from sigil.readings import Kind, Reading, Source
+from sigil.report import PAPER_THRESHOLD, best_of
 
 if TYPE_CHECKING:
     from sigil.key import Key
     from sigil.report import Report
     from sigil.suspect import Suspect
 
-MAX_BITS = 65_536
-MAX_PROBES = 10**9
-
-Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Line = Annotated[str, StringConstraints(max_length=2_000)]
-Moment = Annotated[
-    str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")
-]
-Name = Annotated[str, StringConstraints(max_length=200)]
-Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Size = Annotated[int, Field(ge=1, le=2**31)]
+MAX_READINGS = 8
 
 
-class _Strict(BaseModel):
-    """Refuses unknown names, missing names and values of another type."""
+class ReadingFacts(Strict):
+    """One reading: what the suspect answered to one kind of question, before any correction.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    `agreements` says for every bit how many of the `count` answers equal the key's, largest first. Of an
+    origin there is one number, how many of the `count` weights kept the sign of their initial value. What
+    could not be read has none.
+    """
 
-
-class Verdict(_Strict):
-    """The outcome of the test and the numbers that it follows from."""
-
-    owned: bool
+    kind: Kind
+    aligned: bool
+    count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
     wsr: Share
-    log10_p: Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+    log10_p: Log10
     exact: bool
-    alpha: Annotated[float, Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
-    threshold: Share | None
-    tries: Annotated[int, Field(ge=1, le=10**15)]
-    bits: Annotated[int, Field(ge=1, le=MAX_BITS)]
-    probes: Annotated[int, Field(ge=1, le=MAX_PROBES)]
-    probe_seed: Annotated[int, Field(ge=0, lt=2**63)]
-    agreements: Annotated[tuple[int, ...], Field(min_length=1, max_length=MAX_BITS)]
-    paper_rule: bool
+    readable: bool
+    source: Source
+    digest: Hash | None
+    agreements: Annotated[tuple[int, ...], Field(max_length=MAX_BITS)]
 
     @property
     def weights(self) -> list[int]:
-        """|w_j| = |2 a_j - N|, where a_j of N probes agree with the target at bit j."""
-        return [abs(2 * count - self.probes) for count in self.agreements]
+        """|w_j| = |2 a_j - N|, where a_j of N answers agree with the target at bit j."""
+        return [abs(2 * agreed - self.count) for agreed in self.agreements]
 
     @property
     def statistic(self) -> int:
         """T = sum of 2 a_j - N, so that WSR = 1/2 + T / (2 N k)."""
-        return sum(2 * count - self.probes for count in self.agreements)
+        return sum(2 * agreed - self.count for agreed in self.agreements)
 
     @property
     def right_bits(self) -> int:
-        """How many bits are read correctly by more than half of the probes."""
-        return sum(2 * count > self.probes for count in self.agreements)
+        """How many bits are read correctly by more than half of the answers."""
+        return sum(2 * agreed > self.count for agreed in self.agreements)
+
+    def as_reading(self) -> Reading:
+        """The reading as verification knows it, its bits in another order."""
+        shares = tuple(agreed / self.count for agreed in self.agreements) if self.count else ()
+        return Reading(
+            kind=self.kind,
+            count=self.count,
+            wsr=self.wsr,
+            log10_p=self.log10_p,
+            exact=self.exact,
+            aligned=self.aligned,
+            readable=self.readable,
+            source=self.source,
+            digest=self.digest,
+            bit_shares=() if self.kind == "origin" else shares,
+        )
 
 
-class AlignmentFacts(_Strict):
-    """What the suspect's channels were compared with, and whether they were put in order by it.
+class Verdict(Strict):
+    """The readings, what p was multiplied by, and the outcome.
 
-    `reference` is the fingerprint of what the owner showed (`sigil.alignment.fingerprint`). Where `used` is
-    false too few channels were recognised, and the suspect was examined as it is.
+    `log10_p` is the best reading's after correction and `log10_p_origin` that of the origin; `tests`,
+    `tries`, `cuts` and 2^`allowance_log2` are the factors. `register_count` is the number of statements that a
+    judge counted, whose logarithm is the allowance then. `reasons` say what was chosen that nobody may choose: with any of
+    them it is an `experiment`, and neither `owned` nor `descends`.
     """
 
-    compared: Name
-    reference: Hash
-    sure_channels: Annotated[int, Field(ge=0, le=2**31)]
-    agreement: Annotated[float, Field(allow_inf_nan=False)]
-    used: bool
+    owned: bool
+    descends: bool
+    experiment: bool
+    reasons: Annotated[tuple[Line, ...], Field(max_length=16)]
+    log10_p: Log10
+    log10_p_origin: Log10
+    alpha: Level
+    threshold: Share | None
+    tests: Literal[4]
+    tries: Tries
+    cuts: Annotated[int, Field(ge=1, le=64)]
+    allowance_log2: Annotated[float, Field(ge=0.0, le=256.0, allow_inf_nan=False)]
+    register_count: Annotated[int, Field(ge=1, le=2**256)] | None
+    bits: Bits
+    seed: Seed | None
+    readings: Annotated[tuple[ReadingFacts, ...], Field(min_length=1, max_length=MAX_READINGS)]
+
+    @cached_property
+    def best(self) -> ReadingFacts:
+        """The reading of the mark that says most."""
+        marks = [one for one in self.readings if one.kind != "origin"]
+        converted = [one.as_reading() for one in marks]
+        return marks[converted.index(best_of(converted))]
+
+    @property
+    def origin(self) -> ReadingFacts | None:
+        """What was found of the origin of the weights, if that was examined."""
+        return next((one for one in self.readings if one.kind == "origin"), None)
+
+    @property
+    def wsr(self) -> float:
+        """The watermark success rate of the best reading."""
+        return self.best.wsr
+
+    @property
+    def exact(self) -> bool:
+        """Whether the best reading's p-value is exact; otherwise it is a proven upper bound."""
+        return self.best.exact
+
+    @property
+    def probes(self) -> int:
+        """The number of inputs of the best reading."""
+        return self.best.count
+
+    @property
+    def paper_rule(self) -> bool:
+        """Whether the paper's fixed rule is met by the best reading."""
+        return self.wsr > PAPER_THRESHOLD
+
+    @property
+    def log10_price(self) -> float:
+        """The decimal logarithm of what p was multiplied by."""
+        allowance = self.allowance_log2 * math.log10(2)
+        return math.log10(self.tests) + math.log10(self.tries) + math.log10(self.cuts) + allowance
 
 
-class KeyFacts(_Strict):
-    """What may be known of the owner's key."""
+class KeyFacts(Strict):
+    """What may be known of the owner's key.
+
+    `token` is the authority's answer of a stamped key, in base64; `stamped_at` and `authority` are what it
+    says, for people.
+    """
 
     owner: Name
     commitment: Hash
-    statement: Line
-    shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=16)]
+    statement: Statement
+    shape: Shape
+    kind: Literal["plain", "stamped"]
+    token: Annotated[str, StringConstraints(max_length=50_000, pattern=r"^[A-Za-z0-9+/]*={0,2}$")] | None
+    stamped_at: Moment | None
+    authority: Line | None
 
 
-class SuspectFacts(_Strict):
-    """Which file was examined, and how."""
-
-    file: Line
-    sha256: Hash
-    kind: Name
-    description: Line
-    input_shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=16)]
-
-
-class Software(_Strict):
-    """The versions that computed the outcome."""
-
-    sigil: Name
-    torch: Name
-    numpy: Name
-    python: Name
-    platform: Name
-
-
-class Facts(_Strict):
+class Facts(Strict):
     """All that one run of `sigil verify` found."""
 
     format: Literal["sigil-evidence"] = "sigil-evidence"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     created: Moment
-    command: Annotated[str, StringConstraints(max_length=20_000)]
+    command: Command
     verdict: Verdict
     alignment: AlignmentFacts | None
     key: KeyFacts
@@ -141,31 +211,12 @@ def gather(
 
     `input_shape` is that of the probes, `command` the line that repeats the verification.
     """
-    moment = (created or datetime.now(UTC)).astimezone(UTC)
     return Facts(
-        created=moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created=moment_text(created or datetime.now(UTC)),
         command=_text(command, limit=20_000),
-        verdict=Verdict(
-            owned=report.owned,
-            wsr=report.wsr,
-            log10_p=report.log10_p,
-            exact=report.exact,
-            alpha=report.alpha,
-            threshold=report.threshold if report.threshold <= 1.0 else None,
-            tries=report.tries,
-            bits=report.bits,
-            probes=report.probes,
-            probe_seed=report.seed,
-            agreements=_agreements(report.bit_shares, report.probes),
-            paper_rule=report.paper_rule,
-        ),
+        verdict=judged(report),
         alignment=_alignment(report),
-        key=KeyFacts(
-            owner=key.owner,
-            commitment=key.commitment,
-            statement=key.statement(),
-            shape=key.shape,
-        ),
+        key=_key(key),
         suspect=SuspectFacts(
             file=_text(suspect.path.name),
             sha256=suspect.sha256,
@@ -174,6 +225,28 @@ def gather(
             input_shape=tuple(input_shape),
         ),
         software=software(),
+    )
+
+
+def judged(report: Report) -> Verdict:
+    """What a report found, in the form that is recorded."""
+    return Verdict(
+        owned=report.owned,
+        descends=report.descends,
+        experiment=report.experiment,
+        reasons=tuple(_text(reason) for reason in report.reasons),
+        log10_p=report.log10_p,
+        log10_p_origin=report.log10_p_origin,
+        alpha=report.alpha,
+        threshold=report.threshold if report.threshold <= 1.0 else None,
+        tests=TESTS,
+        tries=report.tries,
+        cuts=report.cuts,
+        allowance_log2=float(report.allowance_log2),
+        register_count=report.register,
+        bits=report.bits,
+        seed=report.seed,
+        readings=tuple(_reading(reading) for reading in report.readings),
     )
 
 
@@ -191,6 +264,42 @@ def software() -> Software:
     )
 
 
+def moment_text(moment: datetime) -> str:
+    """A moment as records write it: UTC, to the second."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _reading(reading: Reading) -> ReadingFacts:
+    """Shares back to whole numbers of answers, largest first: the key's order stays secret."""
+    shares = (reading.wsr,) if reading.kind == "origin" else reading.bit_shares
+    return ReadingFacts(
+        kind=reading.kind,
+        aligned=reading.aligned,
+        count=reading.count,
+        wsr=reading.wsr,
+        log10_p=reading.log10_p,
+        exact=reading.exact,
+        readable=reading.readable,
+        source=reading.source,
+        digest=reading.digest,
+        agreements=tuple(sorted((round(share * reading.count) for share in shares), reverse=True)),
+    )
+
+
+def _key(key: Key) -> KeyFacts:
+    stamp = key.stamp
+    return KeyFacts(
+        owner=key.owner,
+        commitment=key.commitment,
+        statement=key.statement(),
+        shape=key.shape,
+        kind=key.kind,
+        token=None if stamp is None else base64.b64encode(stamp.response).decode(),
+        stamped_at=None if stamp is None else moment_text(stamp.time),
+        authority=None if stamp is None else _text(stamp.authority),
+    )
+
+
 def _alignment(report: Report) -> AlignmentFacts | None:
     found = report.alignment
     if found is None:
@@ -202,11 +311,6 @@ def _alignment(report: Report) -> AlignmentFacts | None:
         agreement=found.agreement,
         used=found.believed,
     )
-
-
-def _agreements(shares: Sequence[float], probes: int) -> tuple[int, ...]:
-    """Shares back to whole numbers of probes, largest first: the key's order stays secret."""
-    return tuple(sorted((round(share * probes) for share in shares), reverse=True))
 
 
 def _text(text: str, limit: int = 2_000) -> str:

@@ -7,6 +7,7 @@ told so by the page's content security policy.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -17,7 +18,7 @@ from markupsafe import Markup, escape
 from scipy.interpolate import PchipInterpolator
 
 from sigil import statistics, wording
-from sigil.evidence.facts import Facts, Verdict
+from sigil.evidence.facts import Facts, ReadingFacts, Verdict
 from sigil.evidence.figures import Marker, Null, bits_figure, null_figure
 from sigil.statistics import PAPER_THRESHOLD
 from sigil.wording import chance, percent, scientific, success_rate, unbroken
@@ -35,41 +36,120 @@ class SignedRecord:
     public_key: str
 
 
+# Per outcome: the verdict's colour and its tint, on a light and on a dark screen.
+_COLOURS: dict[wording.Outcome, tuple[str, str, str, str]] = {
+    "owned": ("#0b6b57", "#e9f4f1", "#4cc9a8", "#12292a"),
+    "descends": ("#1f5fa8", "#e8f0f9", "#78b4f0", "#14243a"),
+    "experiment": ("#5a6575", "#f0f1f4", "#a9b4c3", "#20262f"),
+    "not proven": ("#9a5b00", "#fbf3e4", "#e5a84b", "#2b2417"),
+}
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One reading as a row of the page's table."""
+
+    name: str
+    count: str
+    wsr: str
+    log10_p: str
+    counts: str
+    best: bool
+
+
 def render(facts: Facts, *, record: SignedRecord | None = None) -> str:
     """Return the page as HTML text."""
-    verdict = facts.verdict
+    verdict, outcome = facts.verdict, wording.outcome(facts.verdict)
+    best = verdict.best
     wsr, needed = success_rate(verdict)
     wsr, needed = unbroken(wsr), None if needed is None else unbroken(needed)
-    level = superscripts(statistics.in_words(math.log10(verdict.alpha)))
-    raw = statistics.tail(verdict.weights, verdict.statistic).log10_p
+    decides = verdict if outcome != "descends" else _Origin(verdict.log10_p_origin)
+    drawn = best.readable
     return _template().render(
         facts=facts,
         verdict=verdict,
+        best=best,
+        outcome=outcome,
         record=record,
-        title=wording.title(verdict.owned),
-        stamp=wording.stamp(verdict.owned),
-        heading=Markup(escape(wording.heading(verdict.owned))).format(
+        colours=_COLOURS[outcome],
+        title=wording.title(verdict),
+        stamp=wording.stamp(verdict),
+        heading=Markup(escape(wording.heading(verdict))).format(
             owner=Markup("<bdi>{}</bdi>").format(facts.key.owner)
         ),
-        explanation=Markup(escape(wording.explanation(verdict.owned))).format(
-            chance=Markup("<strong>{}</strong>").format(superscripts(chance(verdict))), level=level
-        ),
+        explanation=_explanation(verdict, decides),
         meaning=wording.meaning(verdict),
         met=wording.met(verdict),
         alignment=wording.channel_order_at_length(facts.alignment),
-        wsr=wsr,
-        needed=needed,
-        chance=superscripts(chance(verdict)),
-        p=unbroken(scientific(verdict.log10_p)),
-        raw_p=unbroken(scientific(raw)),
-        level=level,
+        wsr=wsr if drawn else "not readable",
+        needed=None if outcome == "experiment" else needed,
+        chance=superscripts(chance(decides)),
+        p=unbroken(scientific(decides.log10_p)),
+        exact=decides.exact,
         alpha=unbroken(scientific(math.log10(verdict.alpha))),
-        one_try_level=superscripts(statistics.in_words(math.log10(verdict.alpha / verdict.tries))),
+        one_try_level=superscripts(statistics.in_words(math.log10(verdict.alpha) - verdict.log10_price)),
+        corrections=superscripts_in(
+            wording.corrections_at_length(verdict, kind=facts.key.kind, register=verdict.register_count)
+        ),
+        kind=superscripts_in(wording.kind_of_key(facts.key)),
+        demonstration=wording.is_demonstration(facts.key),
+        demonstration_words=wording.DEMONSTRATION,
+        readings=[_row(one, best=one is best, experiment=verdict.experiment) for one in verdict.readings],
+        origin=verdict.origin,
+        origin_words=wording.ORIGIN,
         paper=unbroken(percent(PAPER_THRESHOLD, 0)),
         date=_date(facts.created),
-        null=_null_pictures(verdict, wsr=wsr, needed=needed, raw=raw),
-        bits=_bits_pictures(verdict),
+        null=_null_pictures(verdict, wsr=wsr, needed=needed) if drawn else [],
+        bits=_bits_pictures(verdict) if drawn else [],
     )
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """The origin's p-value after correction, where it is what decides."""
+
+    log10_p: float
+    exact: bool = True
+
+
+def _explanation(verdict: Verdict, decides: Verdict | _Origin) -> Markup:
+    if verdict.experiment:
+        reasons = "; ".join(verdict.reasons)
+        return Markup("Nothing is proven by it, because {}.").format(reasons)
+    text = (
+        "By chance alone, weights that do not descend from these would agree in sign with them this often "
+        "with a probability of {chance}."
+        if isinstance(decides, _Origin)
+        else wording.explanation(verdict.owned)
+    )
+    level = superscripts(statistics.in_words(math.log10(verdict.alpha)))
+    found = Markup("<strong>{}</strong>").format(superscripts(chance(decides)))
+    return Markup(escape(text)).format(chance=found, level=level)
+
+
+def _row(reading: ReadingFacts, *, best: bool, experiment: bool) -> _Row:
+    unit = "weights" if reading.kind == "origin" else "answers per bit"
+    return _Row(
+        name=wording.reading_name(reading),
+        count=f"{reading.count:,} {unit}",
+        wsr=unbroken(percent(reading.wsr)) if reading.readable else "–",
+        log10_p=f"{'' if reading.exact else '≤ '}{_rounded_up(reading.log10_p)}",
+        counts="no: this was an experiment" if experiment else wording.reading_counts(reading),
+        best=best,
+    )
+
+
+def _rounded_up(log10: float) -> str:
+    """One decimal, rounded so that the claim becomes weaker."""
+    return f"{math.ceil(log10 * 10 - 1e-9) / 10 + 0.0:.1f}".replace("-", "−")
+
+
+def superscripts_in(sentence: str) -> Markup:
+    """Write every power such as 2^80 in a sentence with a raised exponent."""
+    return Markup(_POWER.sub(r"<sup>\1</sup>", str(escape(sentence))))
+
+
+_POWER = re.compile(r"\^(\d+(?:\.\d+)?)")
 
 
 def superscripts(words: str) -> Markup:
@@ -108,26 +188,26 @@ def _template() -> Template:
     return environment.get_template("page.html")
 
 
-def _null_pictures(verdict: Verdict, *, wsr: str, needed: str | None, raw: float) -> list[Markup]:
+def _null_pictures(verdict: Verdict, *, wsr: str, needed: str | None) -> list[Markup]:
     """The null distribution, once for a wide and once for a narrow page."""
     null = _null(verdict)
     markers = [Marker(verdict.wsr, f"this model {wsr}", "seen")]
-    if needed is not None and verdict.threshold is not None:
+    if needed is not None and verdict.threshold is not None and not verdict.experiment:
         markers.append(Marker(verdict.threshold, f"proof begins at {needed}", "needed"))
     markers.append(Marker(PAPER_THRESHOLD, f"the paper’s rule {percent(PAPER_THRESHOLD, 0)}", "rule"))
-    level = math.log10(verdict.alpha / verdict.tries)
+    level = math.log10(verdict.alpha) - verdict.log10_price
     description = (
         "Upper part: how often models that have nothing to do with the key reach each share of "
         "agreement, a bell around 50 percent. Lower part: the chance of reaching at least that "
-        "share, on a logarithmic scale. The model examined agrees in "
-        f"{100 * verdict.wsr:.2f} percent; the chance of that is {chance(verdict)}."
+        "share, on a logarithmic scale, before any correction. The model examined agrees in "
+        f"{100 * verdict.wsr:.2f} percent; the chance of that is {statistics.in_words(verdict.best.log10_p)}."
     )
     return [
         null_figure(
             null,
             markers,
-            observed=(verdict.wsr, raw),
-            level=(level, "level of proof"),
+            observed=(verdict.wsr, verdict.best.log10_p),
+            level=(level, "level" if verdict.experiment else "level of proof"),
             width=width,
             name=name,
             title="Chance agreement with the key, and the agreement found",
@@ -139,7 +219,7 @@ def _null_pictures(verdict: Verdict, *, wsr: str, needed: str | None, raw: float
 
 def _null(verdict: Verdict) -> Null:
     """The distribution of chance agreement and, out to what was found or needed, its tail."""
-    weights, scale = verdict.weights, 2 * verdict.probes * verdict.bits
+    weights, scale = verdict.best.weights, 2 * verdict.probes * verdict.bits
     grid, probability = statistics.null_distribution(weights, probes=verdict.probes)
     spread = math.sqrt(sum(weight**2 for weight in weights)) / scale
     most = 0.5 + sum(weights) / scale
@@ -166,12 +246,12 @@ def _null(verdict: Verdict) -> Null:
 def _bits_pictures(verdict: Verdict) -> list[Markup]:
     description = (
         f"{verdict.bits} squares, one for each bit of the key, from strongest to weakest "
-        f"agreement: {verdict.right_bits} are read correctly by most of the {verdict.probes} "
-        "probes. Squares with a cross are read wrongly."
+        f"agreement: {verdict.best.right_bits} are read correctly by most of the {verdict.probes} "
+        "inputs. Squares with a cross are read wrongly."
     )
     return [
         bits_figure(
-            verdict.agreements,
+            verdict.best.agreements,
             verdict.probes,
             width=width,
             name=name,

@@ -4,16 +4,15 @@ The file is one line of JSON in one canonical form (sorted names, no spaces, ASC
 
     {"body":{...},"public_key":"64 hex digits","signature":"128 hex digits"}
 
-The signature is Ed25519 over `sigil evidence v1`, a line feed, the 32 bytes of the public key and
-the body's bytes exactly as they stand in the file. It is checked before anything of the body is
-parsed. The numbers are then checked against each other: the p-value must follow from the recorded
-agreements, and the verdict from the p-value.
+The signature is Ed25519 over `sigil evidence v2`, a line feed, the 32 bytes of the public key and
+the body's bytes exactly as they stand in the file (`v1` in records of version 1). It is checked before
+anything of the body is parsed. The numbers are then checked against each other
+(:mod:`sigil.evidence.arithmetic`).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Callable
@@ -26,37 +25,43 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 from pydantic import ValidationError
 
-from sigil import files, statistics
+from sigil import files
 from sigil.errors import EvidenceError
+from sigil.evidence import arithmetic, first_version
 from sigil.evidence import statement as statements
-from sigil.evidence.facts import Facts, Verdict
-from sigil.report import PAPER_THRESHOLD
+from sigil.evidence.facts import Facts
+from sigil.evidence.first_version import FirstFacts
+from sigil.seal import Seal
 
-MAX_FILE = 1 << 20
+MAX_FILE = 1 << 22
 MAX_PEM = 1 << 16
 
-_CONTEXT = b"sigil evidence v1\n"
+_FORMS: dict[bytes, type[Facts] | type[FirstFacts]] = {
+    b"sigil evidence v2\n": Facts,
+    b"sigil evidence v1\n": FirstFacts,
+}
+_CONTEXT = b"sigil evidence v2\n"
 _FILE = re.compile(
     rb'\{"body":(?P<body>\{.*\}),"public_key":"(?P<public_key>[0-9a-f]{64})",'
     rb'"signature":"(?P<signature>[0-9a-f]{128})"\}\n'
 )
-# Sums of logarithms may differ in their last digits between machines; verdicts may not.
-_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class Checked:
     """Evidence that has passed every check that was asked for.
 
-    `signed_by` is "owner" when the signer is the one that the key's statement names, else "other".
-    `pinned` says whether the signer was compared with something that came from outside the file;
-    without that the file only vouches for itself.
+    `signed_by` is "owner" when the signer is the one that the key's statement names, else "other": the
+    statement inside may be anybody's. `pinned` says whether the signer was compared with something that came
+    from outside the file; without that the file only vouches for itself. `stamp` is the time stamp of a
+    stamped key, whose root nobody has looked at here.
     """
 
-    facts: Facts
+    facts: Facts | FirstFacts
     public_key: str
     signed_by: Literal["owner", "other"]
     pinned: bool
+    stamp: Seal | None = None
 
 
 def sign(facts: Facts, private_key: Ed25519PrivateKey) -> bytes:
@@ -88,18 +93,12 @@ def check(
     by one of those.
     """
     facts, public_key = _open(content)
-    _recompute(facts.verdict)
+    stamp = None
+    if isinstance(facts, Facts):
+        stamp = arithmetic.recompute(facts)
+    else:
+        first_version.recompute(facts)
     own = statements.parse(facts.key.statement)
-    if (own.owner, own.shape, own.bits, own.commitment) != (
-        facts.key.owner,
-        facts.key.shape,
-        facts.verdict.bits,
-        facts.key.commitment,
-    ):
-        raise EvidenceError(
-            "The evidence contradicts itself: its key statement does not describe the key that it "
-            "reports; do not rely on it."
-        )
     if statement is not None and statements.parse(statement) != own:
         raise EvidenceError(
             "The evidence is about another key: its statement is not the published one; ask for "
@@ -123,6 +122,7 @@ def check(
         public_key=public_key,
         signed_by="owner" if public_key == own.evidence_key else "other",
         pinned=expected is not None,
+        stamp=stamp,
     )
 
 
@@ -194,14 +194,14 @@ def read_public_key(text: str) -> str:
     return key.public_bytes_raw().hex()
 
 
-def _canonical(facts: Facts) -> bytes:
+def _canonical(facts: Facts | FirstFacts) -> bytes:
     text = json.dumps(
         facts.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     )
     return text.encode("ascii")
 
 
-def _open(content: bytes) -> tuple[Facts, str]:
+def _open(content: bytes) -> tuple[Facts | FirstFacts, str]:
     """Signature first, then the form: returns the facts and the signer's public key."""
     if len(content) > MAX_FILE:
         raise EvidenceError(
@@ -215,18 +215,14 @@ def _open(content: bytes) -> tuple[Facts, str]:
             "short; ask for the original, byte for byte."
         )
     body, public_key = found["body"], found["public_key"].decode()
-    raw = bytes.fromhex(public_key)
-    try:
-        Ed25519PublicKey.from_public_bytes(raw).verify(
-            bytes.fromhex(found["signature"].decode()), _CONTEXT + raw + body
-        )
-    except (InvalidSignature, ValueError):
+    form = _signed_form(body, bytes.fromhex(public_key), bytes.fromhex(found["signature"].decode()))
+    if form is None:
         raise EvidenceError(
             "The signature does not fit the evidence: the file was changed after it was signed; "
             "ask for the original, byte for byte."
-        ) from None
+        )
     try:
-        facts = Facts.model_validate_json(body)
+        facts = form.model_validate_json(body)
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole"
         raise EvidenceError(
@@ -241,47 +237,36 @@ def _open(content: bytes) -> tuple[Facts, str]:
     return facts, public_key
 
 
-def _recompute(verdict: Verdict) -> None:
-    """The numbers must follow from the recorded agreements alone."""
-    agreements = verdict.agreements
-    probes = verdict.probes
-    if len(agreements) != verdict.bits or not all(0 <= count <= probes for count in agreements):
-        _contradiction("its agreements do not fit its numbers of bits and probes")
-    if list(agreements) != sorted(agreements, reverse=True):
-        _contradiction("its agreements are not sorted")
-    if not math.isclose(verdict.wsr, sum(agreements) / (probes * verdict.bits), abs_tol=1e-12):
-        _contradiction("its success rate does not follow from its agreements")
-
-    tail = statistics.tail(verdict.weights, verdict.statistic)
-    log10_p = statistics.correct(tail.log10_p, verdict.tries)
-    close = math.isclose(verdict.log10_p, log10_p, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-    # A bound stays true when a later version computes the exact value below it.
-    safe_bound = tail.exact and not verdict.exact and verdict.log10_p >= log10_p
-    if not (close and tail.exact == verdict.exact) and not safe_bound:
-        _contradiction("its p-value does not follow from its agreements")
-    needed = statistics.threshold(verdict.weights, probes=probes, alpha=verdict.alpha / verdict.tries)
-    recorded = math.inf if verdict.threshold is None else verdict.threshold
-    if not (math.isclose(recorded, needed, abs_tol=1e-9) or (safe_bound and recorded > needed)):
-        _contradiction("its threshold does not follow from its agreements")
-    if verdict.owned != (verdict.log10_p <= math.log10(verdict.alpha)):
-        _contradiction("its verdict does not follow from its p-value")
-    if verdict.paper_rule != (verdict.wsr > PAPER_THRESHOLD):
-        _contradiction("the paper's rule does not follow from its success rate")
+def _signed_form(body: bytes, public: bytes, signature: bytes) -> type[Facts] | type[FirstFacts] | None:
+    """The form of the version that the signature is for: each version signs under a name of its own."""
+    for context, form in _FORMS.items():
+        try:
+            Ed25519PublicKey.from_public_bytes(public).verify(signature, context + public + body)
+        except (InvalidSignature, ValueError):
+            continue
+        return form
+    return None
 
 
-def _compare_references(facts: Facts, published: statements.References) -> None:
+def _compare_references(facts: Facts | FirstFacts, published: statements.References) -> None:
     if published.commitment != facts.key.commitment:
         raise EvidenceError(
             "The published references belong to another key than the evidence; give the line that was "
             "published for this key."
         )
     used = facts.alignment
-    if used is not None and used.used and used.reference not in published:
+    if used is None or not used.used or _drawn_by_the_key(facts):
+        return
+    if used.reference not in published:
         raise EvidenceError(
             "Channels were put in order by a reference that was not published: its fingerprint is "
             f"{used.reference}; a reference chosen afterwards proves nothing."
         )
 
 
-def _contradiction(what: str) -> None:
-    raise EvidenceError(f"The evidence contradicts itself: {what}; do not rely on it.")
+def _drawn_by_the_key(facts: Facts | FirstFacts) -> bool:
+    """Whether channels were put in order by initial weights of the key's own, which nobody chose."""
+    own = statements.parse(facts.key.statement).fields
+    if not isinstance(facts, Facts) or facts.verdict.experiment or own is None or own.initialiser is None:
+        return False
+    return facts.alignment is not None and facts.alignment.compared == "initial weights"

@@ -33,7 +33,8 @@ MAX_STATEMENT = 2_000
 class Statement:
     """What a published statement pins: the key and the signer of the owner's evidence.
 
-    `fields` is all that a key of version 2 states, None for a key of version 1.
+    `fields` is all that a key of version 2 states, None for a key of version 1; `digest` is what a time stamp
+    over it is a stamp of.
     """
 
     owner: str
@@ -42,6 +43,7 @@ class Statement:
     commitment: str
     evidence_key: str
     fields: statements.KeyFields | None = None
+    digest: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,13 @@ def parse(line: str) -> Statement:
     if (known := statements.parse(text)) is not None:
         fields = known.fields
         return Statement(
-            fields.owner, fields.shape, fields.bits, known.commitment, known.evidence_key, fields
+            fields.owner,
+            fields.shape,
+            fields.bits,
+            known.commitment,
+            known.evidence_key,
+            fields,
+            known.digest,
         )
     found = _STATEMENT.fullmatch(text) if len(text) <= MAX_STATEMENT else None
     try:

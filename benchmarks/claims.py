@@ -1,0 +1,285 @@
+"""False claims: do keys that never met a model prove it, drawn at random or ground to fit?
+
+    python benchmarks/claims.py --json results/benchmarks/claims.json --figure results/benchmarks/claims.png
+
+Clean models (ResNet-18, width 8, digits, cut at layer1) are trained without any mark. Then
+
+- *fresh*: new keys of each kind, plain and stamped, are tried on each of them by `sigil.verify`, on noise and
+  on test images, until there are at least 2,000 (key, model) pairs of each kind;
+- *ground*: a claimant owns some of the models, the proxies, draws 10^6 seeds and keeps the one that fits the
+  proxies best; the key is then read on the models that it never saw.
+
+Deriving the matrix M of 10^6 keys would take hours, so grinding draws with numpy's generator in the place of
+the key's: entries of M are independent standard normal numbers and the bits fair coins in both. A seed is
+judged by the projections of the proxies' mean activations alone, so only M's part in their span is drawn for
+each seed, and the rest of M for the best one: together they are distributed as one M drawn at once.
+
+Clean models answer a given M alike, so the best of 10^6 seeds fits models that it never saw far better than a
+fresh key does: that is what the allowance, 2^24 or 2^80, prices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import erf
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from sigil import models, statistics, verify
+from sigil.data import digits
+from sigil.experiments.authority import DemonstrationAuthority
+from sigil.key import Key
+from sigil.key_length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS
+from sigil.models import Model
+from sigil.report import ALPHA
+from sigil.stamping import make_query
+
+Floats = npt.NDArray[np.float32]
+
+INPUT, CUT, PROBES = (1, 8, 8), "layer1", 512
+BITS = {"plain": 128, "stamped": 64}
+ALLOWANCE = {"plain": PLAIN_ALLOWANCE_LOG2, "stamped": STAMPED_ALLOWANCE_LOG2}
+SEEDS_AT_ONCE = 20_000
+
+
+def train(seed: int, images: Tensor, labels: Tensor) -> Model:
+    """A clean classifier of digits, trained for three epochs; its half up to the cut."""
+    model = models.build("resnet18", classes=10, width=8, channels=1, input_size=8, seed=seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(3):
+        for part in torch.randperm(len(images), generator=order).split(64):
+            optimizer.zero_grad()
+            cross_entropy(model(images[part]), labels[part]).backward()
+            optimizer.step()
+    half, _ = models.split(model.eval(), CUT)
+    return half
+
+
+def level(kind: str) -> float:
+    """log10 of what a reading's p must reach: the level, divided by tests and allowance."""
+    return math.log10(ALPHA) - math.log10(TESTS) - ALLOWANCE[kind] * math.log10(2)
+
+
+def fresh_key(kind: str, number: int, shape: tuple[int, ...], authority: DemonstrationAuthority) -> Key:
+    """A key that states everything that it can."""
+    key = Key.generate(
+        f"Claimant {number}",
+        shape,
+        bits=BITS[kind],
+        model="resnet18",
+        width=8,
+        classes=10,
+        cut=CUT,
+        input_shape=INPUT,
+        probes=PROBES,
+    )
+    return key if kind == "plain" else key.seal(authority.answer(make_query(key.to_be_stamped().statement())))
+
+
+def try_fresh_keys(kind: str, halves: list[Model], inputs: Tensor, pairs: int) -> dict[str, Any]:
+    """Verify every clean model with fresh keys until there are enough pairs."""
+    authority = DemonstrationAuthority()
+    shape = models.activation_shape(halves[0], INPUT)
+    rows: list[tuple[float, float]] = []
+    owned = descends = number = 0
+    while len(rows) < pairs:
+        key = fresh_key(kind, number, shape, authority)
+        number += 1
+        for half in halves:
+            report = verify(half, key, inputs, inputs_from="judge")
+            owned, descends = owned + report.owned, descends + report.descends
+            origin = report.reading("origin")
+            rows.append((report.best.log10_p, 0.0 if origin is None else origin.log10_p))
+    best = np.array(rows)
+    return {
+        "kind": kind,
+        "bits": BITS[kind],
+        "keys": number,
+        "pairs": len(rows),
+        "owned": owned,
+        "descends": descends,
+        "smallest_log10_p_of_a_mark": float(best[:, 0].min()),
+        "smallest_log10_p_of_an_origin": float(best[:, 1].min()),
+        "needed_log10_p": level(kind),
+        "log10_p": [round(float(value), 3) for value in best[:, 0]],
+    }
+
+
+class Ground:
+    """The search for a key that fits some models before it is shown, by what it sees of them."""
+
+    def __init__(self, proxies: list[Tensor]) -> None:
+        means = np.stack([activation.mean(dim=0).numpy() for activation in proxies]).astype(np.float32)
+        # How far one answer strays from the mean one, along a random direction.
+        strays = [float((one - one.mean(dim=0)).square().sum(dim=1).mean().sqrt()) for one in proxies]
+        self.basis = np.linalg.qr(means.T)[0].astype(np.float32)
+        self.scaled = (means @ self.basis / np.array(strays)[:, None]).astype(np.float32)
+
+    def search(self, bits: int, seeds: int, generator: np.random.Generator) -> tuple[Floats, Floats, float]:
+        """M, the signs of b and the score (standard deviations beyond chance) of the best of many seeds."""
+        rank = self.basis.shape[1]
+        score, part, signs = -math.inf, np.zeros((rank, bits), np.float32), np.zeros(bits, np.float32)
+        for start in range(0, seeds, SEEDS_AT_ONCE):
+            count = min(SEEDS_AT_ONCE, seeds - start)
+            drawn = generator.standard_normal((count, rank, bits), dtype=np.float32)
+            coins = 2.0 * generator.integers(0, 2, (count, bits)).astype(np.float32) - 1.0
+            leaning = erf(np.matmul(self.scaled, drawn) / np.float32(math.sqrt(2)))  # (count, proxies, bits)
+            deviations = (leaning * coins[:, None]).sum(2) / np.sqrt((leaning**2).sum(2))
+            scores = deviations.mean(1)
+            best = int(scores.argmax())
+            if scores[best] > score:
+                score, part, signs = float(scores[best]), drawn[best], coins[best]
+        rest = generator.standard_normal((len(self.basis), bits), dtype=np.float32)
+        rest -= self.basis @ (self.basis.T @ rest)
+        return self.basis @ part + rest, signs, score
+
+
+def log10_p(activation: Tensor, matrix: Floats, signs: Floats) -> float:
+    """The exact p-value of one reading, before any correction."""
+    ones = (activation.numpy() @ matrix >= 0).sum(axis=0)
+    return statistics.p_value(ones, (signs > 0).astype(int), len(activation)).log10_p
+
+
+def grind(
+    kind: str, noise: list[Tensor], pictures: list[Tensor], *, proxies: int, seeds: int, searches: int
+) -> dict[str, Any]:
+    """Grind keys on some models and read them on the others, on noise and on images."""
+    rows = []
+    for search in range(searches):
+        generator = np.random.default_rng([search, BITS[kind]])
+        own = generator.permutation(len(noise))[:proxies].tolist()
+        ground = Ground([noise[i] for i in own] + [pictures[i] for i in own])
+        matrix, signs, score = ground.search(BITS[kind], seeds, generator)
+        for i in range(len(noise)):
+            found = min(log10_p(kept[i], matrix, signs) for kept in (noise, pictures))
+            rows.append({"search": search, "model": i, "own": i in own, "score": score, "log10_p": found})
+    unseen = [row["log10_p"] for row in rows if not row["own"]]
+    return {
+        "kind": kind,
+        "bits": BITS[kind],
+        "seeds": seeds,
+        "searches": searches,
+        "proxies": proxies,
+        "proven": sum(row["log10_p"] <= level(kind) for row in rows),
+        "would_be_proven_without_allowance": sum(
+            value + math.log10(TESTS) <= math.log10(ALPHA) for value in unseen
+        ),
+        "unseen": len(unseen),
+        "median_log10_p_unseen": float(np.median(unseen)),
+        "smallest_log10_p_unseen": min(unseen),
+        "smallest_log10_p_own": min(row["log10_p"] for row in rows if row["own"]),
+        "needed_log10_p": level(kind),
+        "rows": rows,
+    }
+
+
+@torch.no_grad()
+def activations(half: Model, batch: Tensor) -> Tensor:
+    """Activations at the cut, (n, d)."""
+    return torch.cat([half(part).flatten(1) for part in batch.split(128)])
+
+
+def alike(noise: list[Tensor]) -> float:
+    """The mean cosine of the clean models' mean activations: why a key that fits one fits the others."""
+    means = np.stack([one.mean(dim=0).numpy() for one in noise])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    return float((means @ means.T)[np.triu_indices(len(means), 1)].mean())
+
+
+def draw(path: Path, fresh: list[dict[str, Any]], ground: list[dict[str, Any]], seeds: int) -> None:
+    """The p-values before the allowance, one panel per kind of key, with what proof takes."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+    for axis, drawn, best in zip(axes, fresh, ground, strict=True):
+        edges = np.linspace(level(drawn["kind"]) - 2, 0, 70)
+        unseen = [row["log10_p"] for row in best["rows"] if not row["own"]]
+        for values, label, colour in (
+            (drawn["log10_p"], f"fresh keys, {drawn['pairs']:,} pairs", "#8a96a8"),
+            (unseen, f"best of {seeds:,} seeds, {len(unseen)} unseen models", "#c4570f"),
+        ):
+            weights = np.full(len(values), 100 / len(values))
+            axis.hist(values, bins=edges, weights=weights, alpha=0.75, color=colour, label=label)
+        axis.axvline(
+            math.log10(ALPHA / TESTS), color="#1b2330", linestyle=":", label="proof without allowance"
+        )
+        axis.axvline(
+            level(drawn["kind"]), color="#1b2330", label=f"proof, 2^{ALLOWANCE[drawn['kind']]} allowed for"
+        )
+        axis.set(title=f"{drawn['kind']} keys, {drawn['bits']} bits", xlabel="log10 p before correction")
+        axis.legend(fontsize=7, loc="upper left")
+    axes[0].set_ylabel("share (%)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--models", type=int, default=8, help="clean models to train")
+    parser.add_argument("--pairs", type=int, default=2_000, help="(key, model) pairs for each kind of key")
+    parser.add_argument("--seeds", type=int, default=1_000_000, help="seeds that are drawn for a ground key")
+    parser.add_argument("--searches", type=int, default=10, help="ground keys of each kind")
+    parser.add_argument("--proxies", type=int, default=3, help="models that grinding sees")
+    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser.add_argument("--figure", type=Path, help="also draw the p-values into this file")
+    arguments = parser.parse_args()
+
+    began = time.perf_counter()
+    (train_x, train_y), (test_x, _) = digits.read()
+    scaled = [torch.from_numpy(part.astype(np.float32)) / 127.5 - 1 for part in (train_x, test_x)]
+    halves = [train(seed, scaled[0], torch.from_numpy(train_y)) for seed in range(arguments.models)]
+    generator = torch.Generator().manual_seed(0)
+    noise = [activations(half, torch.randn(PROBES, *INPUT, generator=generator)) for half in halves]
+    pictures = [activations(half, scaled[1][:256]) for half in halves]
+    print(f"{len(halves)} clean models, mean cosine of their mean activations {alike(noise):.2f}")
+
+    fresh, ground = [], []
+    for kind in BITS:
+        fresh.append(try_fresh_keys(kind, halves, scaled[1], arguments.pairs))
+        print({name: value for name, value in fresh[-1].items() if name != "log10_p"}, flush=True)
+        ground.append(
+            grind(
+                kind,
+                noise,
+                pictures,
+                proxies=arguments.proxies,
+                seeds=arguments.seeds,
+                searches=arguments.searches,
+            )
+        )
+        print({name: value for name, value in ground[-1].items() if name != "rows"}, flush=True)
+    if arguments.json:
+        document = {
+            "versions": {
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "torch": str(torch.__version__),
+                "machine": platform.machine(),
+            },
+            "models": len(halves),
+            "cosine_of_mean_activations": alike(noise),
+            "seconds": round(time.perf_counter() - began),
+            "fresh": fresh,
+            "ground": ground,
+        }
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.figure:
+        draw(arguments.figure, fresh, ground, arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Whether a record's numbers follow from each other, and from its statement and time stamp.
+
+Everything is computed again from the recorded counts: each reading's p-value, which of them is the best, the
+correction, the verdict. What the record cannot show by itself are the counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+
+from sigil import seal, statistics
+from sigil.binomial import log10_tail
+from sigil.data.inputs import LEAST_INPUTS
+from sigil.errors import EvidenceError, SealError
+from sigil.evidence import statement as statements
+from sigil.evidence.contradictions import contradiction
+from sigil.evidence.facts import Facts, KeyFacts, ReadingFacts, Verdict, moment_text
+from sigil.evidence.statement import Statement
+from sigil.key_length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
+from sigil.report import ALPHA
+from sigil.seal import Seal
+from sigil.statement import PROBES
+
+# Sums of logarithms may differ in their last digits between machines; verdicts may not.
+_TOLERANCE = 1e-6
+
+
+def recompute(facts: Facts) -> Seal | None:
+    """Raise `EvidenceError` unless everything fits together; return the key's time stamp, if it has one."""
+    own = statements.parse(facts.key.statement)
+    stamp = _check_key(facts.key, own, facts.verdict.bits)
+    kinds = [(reading.kind, reading.aligned) for reading in facts.verdict.readings]
+    if len(set(kinds)) != len(kinds) or ("noise", False) not in kinds:
+        raise contradiction("it does not hold each kind of reading once, noise among them")
+    for reading in facts.verdict.readings:
+        _check_reading(reading, facts.verdict.bits, own)
+    _check_verdict(facts.verdict, facts.key.kind)
+    if not facts.verdict.experiment:
+        _check_nothing_chosen(facts, own)
+    return stamp
+
+
+def _check_key(key: KeyFacts, own: Statement, bits: int) -> Seal | None:
+    if (own.owner, own.shape, own.bits, own.commitment) != (key.owner, key.shape, bits, key.commitment):
+        raise contradiction("its key statement does not describe the key that it reports")
+    stamp = None if key.token is None else _read_token(key.token, own)
+    shown = (None, None) if stamp is None else (moment_text(stamp.time), stamp.authority)
+    if (key.stamped_at, key.authority) != shown or (key.kind == "stamped") != (stamp is not None):
+        raise contradiction("its time stamp does not say what is written beside it")
+    return stamp
+
+
+def _read_token(token: str, own: Statement) -> Seal:
+    if own.fields is None or own.fields.seal == "none":
+        raise contradiction("it holds a time stamp for a key that states none")
+    try:
+        return seal.read(base64.b64decode(token, validate=True), own.digest)
+    except (binascii.Error, SealError) as error:
+        raise EvidenceError(f"The time stamp in the evidence is not sound. {error}") from None
+
+
+def _check_reading(reading: ReadingFacts, bits: int, own: Statement) -> None:
+    agreements = reading.agreements
+    expected = (1 if reading.kind == "origin" else bits) if reading.readable else 0
+    if len(agreements) != expected or not all(0 <= count <= reading.count for count in agreements):
+        raise contradiction("its agreements do not fit its numbers of bits and answers")
+    if list(agreements) != sorted(agreements, reverse=True):
+        raise contradiction("its agreements are not sorted")
+    answers = reading.count * len(agreements)
+    wsr = sum(agreements) / answers if answers else 0.5
+    if not math.isclose(reading.wsr, wsr, abs_tol=1e-12):
+        raise contradiction("a success rate does not follow from its agreements")
+    _check_source(reading, own)
+    if reading.kind == "origin":
+        log10_p, exact = log10_tail(agreements[0], reading.count), True
+    elif not reading.readable:
+        log10_p, exact = 0.0, True
+    else:
+        tail = statistics.tail(reading.weights, reading.statistic)
+        log10_p, exact = tail.log10_p, tail.exact
+    # A bound stays true when a later version computes the exact value below it.
+    safe_bound = exact and not reading.exact and reading.log10_p >= log10_p
+    if not (_close(reading.log10_p, log10_p) and exact == reading.exact) and not safe_bound:
+        raise contradiction("a p-value does not follow from its agreements")
+
+
+def _check_source(reading: ReadingFacts, own: Statement) -> None:
+    """Only inputs are chosen by anybody; noise and weights follow from the key."""
+    stated = None if own.fields is None else own.fields.inputs_digest
+    if reading.kind != "inputs":
+        fits = reading.source == "key" and reading.digest is None
+    elif reading.source == "statement":
+        fits = reading.digest is not None and reading.digest == stated
+    else:
+        fits = reading.source != "key" and reading.digest is not None
+    if not fits:
+        raise contradiction("who chose the inputs of a reading does not fit its statement")
+
+
+def _check_verdict(verdict: Verdict, kind: str) -> None:
+    allowance: float = PLAIN_ALLOWANCE_LOG2 if kind == "plain" else STAMPED_ALLOWANCE_LOG2
+    if verdict.register_count is not None:
+        allowance = math.log2(verdict.register_count)
+    if not _close(verdict.allowance_log2, allowance):
+        raise contradiction("its allowance is not that of its kind of key")
+    if verdict.experiment != bool(verdict.reasons):
+        raise contradiction("it is an experiment without a reason, or the other way about")
+    best, origin, level = verdict.best, verdict.origin, math.log10(verdict.alpha)
+    reading = best.as_reading()
+    corrected = min(0.0, best.log10_p + verdict.log10_price)
+    if not _close(verdict.log10_p, corrected if reading.counts or verdict.experiment else 0.0):
+        raise contradiction("its corrected p-value does not follow from its readings")
+    descent = 0.0 if origin is None else min(0.0, origin.log10_p + verdict.log10_price)
+    if not _close(verdict.log10_p_origin, descent):
+        raise contradiction("its corrected p-value of the origin does not follow from its readings")
+    needed = reading.threshold(10.0 ** (level - verdict.log10_price))
+    recorded = math.inf if verdict.threshold is None else verdict.threshold
+    if not (math.isclose(recorded, needed, abs_tol=1e-9) or (not best.exact and recorded > needed)):
+        raise contradiction("its threshold does not follow from its agreements")
+    sound = not verdict.experiment and verdict.alpha <= ALPHA
+    if verdict.owned != (sound and reading.counts and verdict.log10_p <= level):
+        raise contradiction("its verdict does not follow from its p-value")
+    if verdict.descends != (sound and origin is not None and verdict.log10_p_origin <= level):
+        raise contradiction("its verdict on the origin does not follow from its p-value")
+
+
+def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
+    """What the statement settles must have been done so, or it is an experiment and has to say so."""
+    verdict, fields = facts.verdict, own.fields
+    asked = PROBES if fields is None else fields.probes
+    shape = None if fields is None else fields.input_shape
+    for wrong, words in (
+        (verdict.seed is not None, "the seed of its noise was chosen"),
+        (verdict.alpha > ALPHA, f"its level is above {ALPHA:g}"),
+        (
+            any(one.kind == "noise" and one.count != asked for one in verdict.readings),
+            f"its key asks for {asked} probes",
+        ),
+        (
+            any(one.kind == "inputs" and one.count != LEAST_INPUTS for one in verdict.readings),
+            f"a mark is read on {LEAST_INPUTS} inputs",
+        ),
+        (shape is not None and shape != facts.suspect.input_shape, "its key states another input shape"),
+        (
+            fields is not None and fields.seal != "none" and facts.key.token is None,
+            "its key awaits a time stamp",
+        ),
+        (
+            any(one.aligned for one in verdict.readings)
+            and not (facts.alignment is not None and facts.alignment.used),
+            "it does not say what channels were put in order by",
+        ),
+        (
+            facts.alignment is not None
+            and facts.alignment.used
+            and facts.alignment.compared == "initial weights"
+            and (fields is None or fields.initialiser is None),
+            "its channels were put in order by initial weights that its key did not draw",
+        ),
+    ):
+        if wrong:
+            raise contradiction(f"{words}, so that it is an experiment, and it does not say so")
+
+
+def _close(recorded: float, computed: float) -> bool:
+    return math.isclose(recorded, computed, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)

@@ -1,0 +1,150 @@
+"""Repeating an examination in confidence, with the key, and comparing it with what a record says."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sigil.errors import EvidenceError
+from sigil.evidence.facts import Facts, ReadingFacts, Verdict, judged
+
+if TYPE_CHECKING:
+    from sigil.data.inputs import Inputs
+    from sigil.evidence.first_version import FirstFacts
+    from sigil.key import Key
+    from sigil.seal import Seal
+    from sigil.suspect import Suspect
+
+# Answers next to zero may fall on the other side of it on another processor: a few in a million.
+_ROUNDING = 1e-3
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """How an examination that was repeated compares with its record: `counts` were compared; `differing` "
+    "answers differ."""
+
+    counts: int
+    differing: int
+
+    @property
+    def words(self) -> str:
+        """What came out, in one sentence."""
+        if self.differing == 0:
+            return f"repeated with the key: every number is the same ({self.counts:,} counts)"
+        return (
+            f"repeated with the key: the same verdict; {self.differing:,} answers differ, as rounding on "
+            "another processor explains"
+        )
+
+
+def open_commitment(facts: Facts | FirstFacts, recorded: Seal | None, key: Key) -> None:
+    """Raise `EvidenceError` unless `key` is the one of the record: its statement and its time stamp.
+
+    `recorded` is the time stamp that the record holds.
+    """
+    if key.statement() != facts.key.statement:
+        raise EvidenceError(
+            "The key does not open the commitment: its statement, with owner, commitment and evidence key, "
+            "is not the one in the evidence, which is about another key or under a name that is not the "
+            "key's."
+        )
+    stamp = None if key.stamp is None else key.stamp.sigma
+    if stamp != (None if recorded is None else recorded.sigma):
+        raise EvidenceError(
+            "The key has another time stamp than the evidence, so that it is another key; ask for the "
+            "sealed key that the evidence was made with."
+        )
+
+
+def repeat(
+    facts: Facts,
+    key: Key,
+    suspect: Suspect,
+    *,
+    inputs: Inputs | str | None = None,
+    inputs_from: Literal["judge", "defendant"] | None = None,
+    reference: Path | None = None,
+) -> Repeated:
+    """Examine the suspect once more as the record says and raise `EvidenceError` if anything differs."""
+    from sigil.verification import verify
+
+    recorded = facts.verdict
+    on_inputs = next((one for one in recorded.readings if one.kind == "inputs"), None)
+    if on_inputs is not None and inputs is None:
+        raise EvidenceError("The mark was also read on real inputs: give the same ones with --inputs.")
+    if on_inputs is None and inputs is not None:
+        raise EvidenceError("The evidence holds no reading on real inputs: leave --inputs out.")
+    if on_inputs is not None and on_inputs.source in ("judge", "defendant") and inputs_from is None:
+        raise EvidenceError(
+            f"The evidence says that the {on_inputs.source} gave the inputs, and only you can know: confirm "
+            f"it with --inputs-from {on_inputs.source}."
+        )
+    noise = next(one for one in recorded.readings if one.kind == "noise")
+    used = facts.alignment
+    if used is not None and used.compared != "initial weights" and reference is None:
+        raise EvidenceError(
+            "Channels were compared with correlations that the training recorded: give them with "
+            "--reference-file."
+        )
+    # Correlations were counted as one more try by the verification itself.
+    factor = 2 if used is not None and reference is not None and used.compared != "initial weights" else 1
+    report = verify(
+        suspect,
+        key,
+        inputs,
+        inputs_from=inputs_from,
+        input_shape=facts.suspect.input_shape,
+        probes=noise.count,
+        seed=recorded.seed,
+        alpha=recorded.alpha,
+        tries=max(1, recorded.tries // factor),
+        register=recorded.register_count,
+        reference=reference,
+    )
+    return compare(recorded, judged(report))
+
+
+def compare(recorded: Verdict, found: Verdict) -> Repeated:
+    """Raise `EvidenceError` unless two verdicts have the same numbers, up to rounding."""
+    kinds = [[(one.kind, one.aligned) for one in verdict.readings] for verdict in (recorded, found)]
+    if sorted(kinds[0]) != sorted(kinds[1]):
+        raise _differs("which readings were made")
+    counts = differing = 0
+    for one in recorded.readings:
+        other = next(r for r in found.readings if (r.kind, r.aligned) == (one.kind, one.aligned))
+        differing += _differing(one, other)
+        counts += len(one.agreements)
+    for name in ("owned", "descends", "experiment", "tries", "cuts", "bits", "register_count"):
+        if getattr(recorded, name) != getattr(found, name):
+            raise _differs(
+                f"{name.replace('_', ' ')}, {getattr(found, name)} instead of {getattr(recorded, name)}"
+            )
+    if not math.isclose(recorded.allowance_log2, found.allowance_log2, abs_tol=1e-9):
+        raise _differs("the allowance for keys that could have been drawn")
+    return Repeated(counts, differing)
+
+
+def _differing(recorded: ReadingFacts, found: ReadingFacts) -> int:
+    """How many of the counts differ; raise `EvidenceError` if by more than rounding."""
+    for name in ("count", "readable", "source", "digest"):
+        if getattr(recorded, name) != getattr(found, name):
+            raise _differs(
+                f"the {name} of the reading on {recorded.kind}, {getattr(found, name)} instead of "
+                f"{getattr(recorded, name)}"
+            )
+    pairs = list(zip(recorded.agreements, found.agreements, strict=True))
+    apart = sum(abs(one - other) for one, other in pairs)
+    allowed = 0.0 if recorded.kind == "origin" else _ROUNDING * recorded.count * len(pairs)
+    if apart > allowed:
+        raise _differs(
+            f"the counts of the reading on {recorded.kind}: {100 * found.wsr:.2f} % agree and not "
+            f"{100 * recorded.wsr:.2f} %"
+        )
+    return apart
+
+
+def _differs(what: str) -> EvidenceError:
+    return EvidenceError(f"The examination was repeated and does not give what the evidence says: {what}.")
