@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigil import wording
+from sigil.experiments.authority import DemonstrationAuthority
 from sigil.wording import chance, decimal, percent, scientific, success_rate
 
 
@@ -104,6 +105,52 @@ def test_all_texts_give_the_same_verdict(owned: bool) -> None:
     for text in texts:
         negative = any(part in text.lower() for part in ("not proven", "not shown", "no verdict"))
         assert negative is not owned, text
+
+
+def test_an_experiment_is_never_called_proven() -> None:
+    found = verdict(owned=False, experiment=True)
+    texts = [
+        wording.word(found),
+        wording.stamp(found),
+        wording.title(found),
+        wording.heading(found),
+        wording.headline(found, "ACME"),
+        wording.sentence(found, owner="ACME", aligned=False),
+        " ".join(wording.meaning(found)),
+    ]
+    for text in texts:
+        assert "experiment" in text.lower(), text
+        assert "Proven" not in text, text
+        assert "owned" not in text.lower(), text
+
+
+def test_descent_is_not_called_theft() -> None:
+    found = verdict(owned=False, descends=True)
+    assert "the mark is not proven" in wording.headline(found, "ACME")
+    meaning = " ".join(wording.meaning(found))
+    assert "every client" in meaning
+    assert "does not show that anything trained was taken" in meaning
+
+
+def test_corrections_are_one_sentence() -> None:
+    found = verdict(tries=3, cuts=7)
+    text = wording.corrections_at_length(found, kind="stamped", register=None)
+    for part in ("4 for the tests", "3 for the tries", "7 for the cuts", "2^24 for stamped keys"):
+        assert part in text
+    counted = wording.corrections_at_length(found, kind="plain", register=1200)
+    assert "1,200 for the statements that the judge counted" in counted
+    assert "2^" not in counted
+
+
+def test_the_demonstration_authority_is_recognised() -> None:
+    name = DemonstrationAuthority().certificate.subject.rfc4514_string()
+    key: Any = SimpleNamespace(kind="stamped", stamped_at="2026-01-02T03:04:05Z", authority=name)
+    assert wording.is_demonstration(key)
+    assert "worth nothing outside" in wording.kind_of_key(key)
+    other: Any = SimpleNamespace(kind="stamped", stamped_at="2026-01-02T03:04:05Z", authority="CN=Real")
+    assert wording.kind_of_key(other) == (
+        "stamped on 2026-01-02 03:04:05 UTC by CN=Real: 2^24 keys are allowed for"
+    )
 
 
 def test_an_order_that_was_not_used_is_said_to_be_so() -> None:

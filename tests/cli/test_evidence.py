@@ -1,118 +1,369 @@
-"""`sigil evidence check`: sound, refused and bad input, each with its exit status."""
+"""`sigil evidence check`: what holds, what is refused and bad input, each with its exit status and words."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from torch.nn.functional import binary_cross_entropy_with_logits
 
+from sigil import models, verify
 from sigil.cli.main import main
-from sigil.evidence.signed import check, sign
+from sigil.evidence import Facts, check, gather, sign
+from sigil.evidence.signed import sha256_of
+from sigil.experiments.authority import DemonstrationAuthority
+from sigil.key import Key
+from sigil.stamping import make_query
+from sigil.statement import Statement
+from sigil.suspect import open_suspect
+
+SEED = bytes(range(50, 82))
+INPUT = (3, 8, 8)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """An owner's stamped key, a model with its mark, inputs of the judge's, and the record."""
+
+    key: Key
+    key_file: Path
+    marked: Path
+    inputs: Path
+    published: Path
+    root: Path
+    record: Path
+    facts: Facts
 
 
 @pytest.fixture(scope="module")
-def evidence(case: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("evidence") / "case.json"
-    arguments = ["verify", str(case.marked), "--key", str(case.key_file), "--probes", "128"]
-    assert main([*arguments, "--evidence", str(file)]) == 0
-    return file
+def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
+    folder = tmp_path_factory.mktemp("examined")
+    client, _ = models.split(models.build("resnet18", classes=4, width=8, input_size=8, seed=0), "layer1")
+    shape = models.activation_shape(client, INPUT)
+    waiting = Key.generate(
+        "ACME",
+        shape,
+        bits=64,
+        seed=SEED,
+        model="resnet18",
+        width=8,
+        classes=4,
+        cut="layer1",
+        input_shape=INPUT,
+    )
+    authority = DemonstrationAuthority("Trusted")
+    query = make_query(waiting.to_be_stamped().statement())
+    key = waiting.seal(authority.answer(query, moment=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)))
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(25):
+        projection = client(torch.randn(64, *INPUT, generator=generator)).flatten(1) @ key.matrix
+        loss = binary_cross_entropy_with_logits(projection, key.target.expand_as(projection))
+        gradients = torch.autograd.grad(loss, list(client.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(client.parameters(), gradients, strict=True):
+                parameter -= 0.02 * gradient.sign()
+    names = ("owner.key", "marked.safetensors", "inputs.npy", "published.txt", "root.pem", "case.json")
+    key_file, marked, inputs, published, root, record = (folder / name for name in names)
+    models.save(marked, client)
+    key.save(key_file)
+    np.save(inputs, torch.randn(300, *INPUT, generator=generator).numpy())
+    published.write_text(key.statement() + "\n", "utf-8")
+    root.write_bytes(authority.root_pem())
+    opened = open_suspect(marked)
+    facts = gather(
+        verify(opened, key, str(inputs), inputs_from="judge"),
+        key,
+        suspect=opened,
+        input_shape=INPUT,
+        command="sigil verify",
+    )
+    record.write_bytes(sign(facts, key.signing_key()))
+    return Examined(key, key_file, marked, inputs, published, root, record, facts)
 
 
-def test_everything_given_and_right(case: Any, evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--statement", case.key.statement(), "--suspect", str(case.marked)]
-    assert main(["evidence", "check", str(evidence), *arguments]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("SOUND")
-    assert "the owner's key" in out
-    assert "the given file" in out
-    assert "Caution" not in out
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Run the check and return its status and what it printed."""
+
+    def call(*arguments: object) -> tuple[int, str]:
+        status = main(["evidence", "check", *map(str, arguments)])
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return call
 
 
-def test_a_file_that_vouches_only_for_itself_is_said_to(
-    evidence: Path, capsys: pytest.CaptureFixture[str]
+def invented(facts: Facts, key: Key, file: Path) -> bytes:
+    """A record in which everything fits together, about a file that was never examined."""
+    about = facts.suspect.model_copy(update={"file": file.name, "sha256": sha256_of(file)})
+    return sign(facts.model_copy(update={"suspect": about}), key.signing_key())
+
+
+def test_everything_that_a_third_party_can_check(examined: Examined, run: Any) -> None:
+    assert examined.facts.verdict.owned
+    status, out = run(
+        *(examined.record, "--suspect", examined.marked, "--statement", examined.published),
+        *("--tsa-root", examined.root),
+    )
+    assert status == 0
+    assert out.startswith("HOLDS as far as it was checked; the examination was not repeated.")
+    assert "SOUND" not in out
+    assert "The counts are the claimant's; nothing was repeated." in out
+    assert "Commitment not opened" in out
+    assert "That the judge chose the inputs is the claimant's word." in out
+    assert "stamped on 2026-01-02 03:04:05 UTC by CN=Trusted time stamps" in out
+    assert "under the root that you gave: CN=Trusted root, SHA-256 " in out
+    assert "Who controls this authority can grind keys and backdate" in out
+
+
+def test_the_statement_as_a_line(examined: Examined, run: Any) -> None:
+    assert run(examined.record, "--statement", examined.key.statement())[0] == 0
+
+
+def test_an_invented_record_is_vouched_for_by_nobody(examined: Examined, tmp_path: Path, run: Any) -> None:
+    """It was called sound and owned by the given file, with status 0."""
+    text = tmp_path / "shopping.txt"
+    text.write_text("milk, bread, eggs\n")
+    record = tmp_path / "invented.json"
+    record.write_bytes(invented(examined.facts, examined.key, text))
+    status, out = run(record)
+    assert status == 1
+    assert out.startswith("NOBODY VOUCHES FOR THIS SIGNER")
+    status, out = run(record, "--suspect", text)
+    assert status == 1
+    assert "cannot have been examined as a model" in out
+    # Asked only who signed, that holds; what is claimed is said to be the claimant's word.
+    status, out = run(record, "--statement", examined.published)
+    assert status == 0
+    assert "The counts are the claimant's; nothing was repeated." in out
+    status, out = run(record, "--key", examined.key_file, "--suspect", text)
+    assert status == 1
+    assert out.startswith("REFUSED")
+
+
+def test_counts_invented_for_a_real_model_are_refused_with_the_key(
+    examined: Examined, tmp_path: Path, run: Any
 ) -> None:
-    assert main(["evidence", "check", str(evidence)]) == 0
-    assert "Caution: nothing from outside the file" in capsys.readouterr().out
+    clean = tmp_path / "clean.safetensors"
+    client, _ = models.split(models.build("resnet18", classes=4, width=8, input_size=8, seed=1), "layer1")
+    models.save(clean, client)
+    record = tmp_path / "invented.json"
+    record.write_bytes(invented(examined.facts, examined.key, clean))
+    assert run(record, "--suspect", clean, "--statement", examined.published)[0] == 0
+    status, out = run(
+        *(record, "--suspect", clean, "--key", examined.key_file),
+        *("--inputs", examined.inputs, "--inputs-from", "judge"),
+    )
+    assert status == 1
+    assert "was repeated and does not give what the evidence says" in out
 
 
-def test_json_of_sound_evidence(case: Any, evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["evidence", "check", str(evidence), "--statement", case.key.statement(), "--json"]
-    assert main(command) == 0
-    result = json.loads(capsys.readouterr().out)
+def test_a_commitment_under_another_name_is_refused(examined: Examined, tmp_path: Path, run: Any) -> None:
+    """ACME's commitment in a statement of Eve's, with Eve's evidence key, was "signed by the owner's key"."""
+    eve = Ed25519PrivateKey.generate()
+    plain = Key.generate("Eve", examined.key.shape, bits=64, seal="none")
+    fields = dataclasses.replace(plain.fields, probes=512)
+    forged = Statement(fields, examined.key.commitment, eve.public_key().public_bytes_raw().hex())
+    facts = _plain(examined.facts, forged)
+    record = tmp_path / "eve.json"
+    record.write_bytes(sign(facts, eve))
+    assert check(record.read_bytes()).signed_by == "owner"
+    for options, what in (
+        (("--statement", examined.published), "about another key"),
+        (("--key", examined.key_file), "does not open the commitment"),
+        ((), "NOBODY VOUCHES"),
+    ):
+        status, out = run(record, *options)
+        assert status == 1
+        assert what in out
+    # Who takes Eve's own line for the published one is told what that leaves open.
+    status, out = run(record, "--statement", forged.text)
+    assert status == 0
+    assert "Commitment not opened" in out
+    assert "nor that owner and evidence key are those of the commitment" in " ".join(out.split())
+
+
+def _plain(facts: Facts, statement: Statement) -> Facts:
+    """The same facts for a plain key with this statement, with nothing proven by it."""
+    fields = statement.fields
+    key = facts.key.model_copy(
+        update={
+            "owner": fields.owner,
+            "statement": statement.text,
+            "kind": "plain",
+            "token": None,
+            "stamped_at": None,
+            "authority": None,
+        }
+    )
+    priced = facts.verdict.model_copy(update={"allowance_log2": 80.0})
+    marks = [one.as_reading() for one in facts.verdict.readings if one.kind == "noise"]
+    verdict = priced.model_copy(
+        update={
+            "readings": tuple(one for one in facts.verdict.readings if one.kind == "noise"),
+            "owned": False,
+            "descends": False,
+            "log10_p": min(0.0, marks[0].log10_p + priced.log10_price),
+            "log10_p_origin": 0.0,
+            "threshold": None,
+        }
+    )
+    return facts.model_copy(update={"key": key, "verdict": verdict})
+
+
+def test_the_examination_is_repeated_with_the_key(examined: Examined, run: Any) -> None:
+    repeat = (examined.record, "--key", examined.key_file, "--suspect", examined.marked)
+    status, out = run(*repeat, "--inputs", examined.inputs, "--inputs-from", "judge")
+    assert status == 0
+    assert out.startswith("HOLDS: the examination was repeated")
+    assert "every number is the same" in out
+    assert "opened: the key has this statement" in out
+    assert "The counts are the claimant's" not in out
+    status, out = run(*repeat)
+    assert (status, "give the same ones with --inputs" in out) == (1, True)
+    status, out = run(*repeat, "--inputs", examined.inputs)
+    assert (status, "confirm it with --inputs-from judge" in out) == (1, True)
+    status, out = run(*repeat, "--inputs", examined.inputs, "--inputs-from", "defendant")
+    assert (status, "the source of the reading on inputs" in out) == (1, True)
+
+
+def test_other_inputs_than_the_recorded_ones_are_noticed(
+    examined: Examined, tmp_path: Path, run: Any
+) -> None:
+    other = tmp_path / "other.npy"
+    np.save(other, np.random.default_rng(0).normal(size=(300, *INPUT)).astype(np.float32))
+    status, out = run(
+        *(examined.record, "--key", examined.key_file, "--suspect", examined.marked),
+        *("--inputs", other, "--inputs-from", "judge"),
+    )
+    assert (status, "the digest of the reading on inputs" in out) == (1, True)
+
+
+def test_the_key_alone_opens_the_commitment(examined: Examined, tmp_path: Path, run: Any) -> None:
+    status, out = run(examined.record, "--key", examined.key_file)
+    assert status == 0
+    assert "opened: the key has this statement" in out
+    assert "nothing was repeated" in out
+    other = tmp_path / "other.key"
+    again = Key.generate("ACME", examined.key.shape, bits=64)
+    again.save(other)
+    assert run(examined.record, "--key", other)[0] == 1
+
+
+def test_the_same_statement_stamped_again_is_another_key(
+    examined: Examined, tmp_path: Path, run: Any
+) -> None:
+    waiting = Key(dataclasses.replace(examined.key.fields, seal="none"), SEED)
+    answer = DemonstrationAuthority("Trusted").answer(make_query(examined.key.statement()))
+    again = tmp_path / "again.key"
+    waiting.seal(answer).save(again)
+    status, out = run(examined.record, "--key", again)
+    assert (status, "another time stamp" in out) == (1, True)
+
+
+def test_a_date_under_another_root_is_refused(examined: Examined, tmp_path: Path, run: Any) -> None:
+    other = tmp_path / "other.pem"
+    other.write_bytes(DemonstrationAuthority("Trusted").root_pem())
+    status, out = run(examined.record, "--statement", examined.published, "--tsa-root", other)
+    assert (status, "no given root certificate vouched" in out) == (1, True)
+    status, out = run(examined.record, "--statement", examined.published)
+    assert (status, "no root was given (--tsa-root)" in out) == (0, True)
+
+
+def test_a_date_asked_of_a_plain_key_is_refused(run: Any, examined: Examined) -> None:
+    frozen = Path(__file__).parents[1] / "frozen/v1"
+    status, out = run(frozen / "case.json", "--tsa-root", examined.root)
+    assert (status, "has no time stamp" in out) == (1, True)
+
+
+def test_records_of_version_1_are_said_to_predate_allowances(run: Any) -> None:
+    frozen = Path(__file__).parents[1] / "frozen/v1"
+    status, out = run(frozen / "case.json", "--statement", frozen / "statement.txt")
+    assert status == 0
+    assert "it predates allowances" in out
+    assert "no proof" in out
+    assert run(frozen / "case.json")[0] == 1
+
+
+def test_json(examined: Examined, run: Any) -> None:
+    status, out = run(examined.record, "--statement", examined.published, "--json")
+    result = json.loads(out)
+    assert status == 0
     assert result.keys() == {
-        "sound",
-        "signer",
-        "signed_by",
-        "signer_pinned",
-        "suspect_compared",
-        "reference_compared",
-        "facts",
+        *("held", "vouched", "repeated", "claims", "checked", "not_checked", "signer", "signed_by", "facts")
     }
-    assert result["sound"] is True
-    assert result["signed_by"] == "owner"
-    assert result["signer_pinned"] is True
-    assert result["suspect_compared"] is False
-    assert result["facts"]["key"]["commitment"] == case.key.commitment
+    assert (result["held"], result["repeated"], result["signed_by"]) == (True, False, "owner")
+    assert result["facts"]["key"]["commitment"] == examined.key.commitment
+    status, out = run(examined.record, "--json")
+    assert (status, json.loads(out)["held"], json.loads(out)["vouched"]) == (1, False, False)
 
 
-def test_a_changed_file_is_refused_with_status_1(
-    evidence: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_file_is_refused_with_status_1(examined: Examined, tmp_path: Path, run: Any) -> None:
     changed = tmp_path / "changed.json"
-    changed.write_bytes(evidence.read_bytes().replace(b'"owned":true', b'"owned":false'))
-    assert main(["evidence", "check", str(changed)]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith("REFUSED: The signature does not fit")
-    assert main(["evidence", "check", str(changed), "--json"]) == 1
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["sound"] is False
-    assert "signature" in answer["reason"]
+    changed.write_bytes(examined.record.read_bytes().replace(b'"owned":true', b'"owned":false'))
+    status, out = run(changed)
+    assert status == 1
+    assert out.startswith("REFUSED: The signature does not fit")
+    status, out = run(changed, "--json")
+    assert (status, json.loads(out)["held"]) == (1, False)
+    assert "signature" in json.loads(out)["reason"]
 
 
-def test_another_suspect_is_refused(case: Any, evidence: Path) -> None:
-    assert main(["evidence", "check", str(evidence), "--suspect", str(case.clean)]) == 1
+def test_another_suspect_is_refused(examined: Examined, run: Any) -> None:
+    status, out = run(examined.record, "--statement", examined.published, "--suspect", examined.key_file)
+    assert (status, "not the file that was examined" in out) == (1, True)
 
 
-def test_evidence_signed_by_somebody_else_is_refused(
-    case: Any, evidence: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evidence_signed_by_somebody_else_is_refused(examined: Examined, tmp_path: Path, run: Any) -> None:
     mallory = Ed25519PrivateKey.generate()
     forged = tmp_path / "forged.json"
-    forged.write_bytes(sign(check(evidence.read_bytes()).facts, mallory))
+    forged.write_bytes(sign(examined.facts, mallory))
     public = mallory.public_key()
-    owner = case.key.signing_key().public_key().public_bytes_raw().hex()
-    command = ["evidence", "check", str(forged)]
-    assert main([*command, "--statement", case.key.statement()]) == 1
-    assert main([*command, "--signer", owner]) == 1
-    capsys.readouterr()
-    # Whoever trusts this signer says so, as hex digits or as a PEM file.
-    assert main([*command, "--signer", public.public_bytes_raw().hex().upper()]) == 0
-    assert "another key than the owner's" in capsys.readouterr().out
+    owner = examined.key.signing_key().public_key().public_bytes_raw().hex()
+    for options in (
+        ("--statement", examined.published),
+        ("--signer", owner),
+        ("--key", examined.key_file),
+    ):
+        assert run(forged, *options)[0] == 1
+    # Who trusts this signer says so, as hex digits or as a PEM file.
+    status, out = run(forged, "--signer", public.public_bytes_raw().hex().upper())
+    assert status == 0
+    assert "another key than that" in out
     pem = tmp_path / "mallory.pem"
     pem.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    assert main([*command, "--signer", str(pem), "--statement", case.key.statement()]) == 0
-    assert "Caution" not in capsys.readouterr().out
+    assert run(forged, "--signer", pem, "--statement", examined.published)[0] == 0
 
 
 @pytest.mark.parametrize(
     "options",
     [
         ["--statement", "sigil-commitment v1 owner=ACME"],
+        ["--statement", "missing.txt"],
         ["--signer", "abc"],
         ["--signer", "."],
         ["--suspect", "missing.pt"],
         ["--suspect", "."],
+        ["--tsa-root", "missing.pem"],
+        ["--key", "missing.key"],
+        ["--inputs", "folder"],
+        ["--inputs-from", "claimant"],
     ],
 )
 def test_what_the_caller_got_wrong_is_status_2(
-    evidence: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+    examined: Examined, options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["evidence", "check", str(evidence), *options]) == 2
+    assert main(["evidence", "check", str(examined.record), *options]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("sigil: ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,19 +14,39 @@ from sigil import statistics
 
 
 def test_the_test_follows_from_the_recorded_agreements(make: Callable[..., Any]) -> None:
-    facts, _ = make(0.8, tries=7)
+    facts, _ = make(0.9, tries=7, cuts=3, on_inputs=0.8, origin=0.6)
     verdict = facts.verdict
-    tail = statistics.tail(verdict.weights, verdict.statistic)
-    assert verdict.log10_p == pytest.approx(statistics.correct(tail.log10_p, 7))
-    assert verdict.wsr == 0.5 + verdict.statistic / (2 * verdict.probes * verdict.bits)
-    assert verdict.right_bits == sum(share > verdict.probes / 2 for share in verdict.agreements)
+    best = verdict.best
+    assert best.kind == "noise"
+    tail = statistics.tail(best.weights, best.statistic)
+    price = math.log10(4 * 7 * 3) + 80 * math.log10(2)
+    assert best.log10_p == pytest.approx(tail.log10_p)
+    assert verdict.log10_p == pytest.approx(min(0.0, tail.log10_p + price))
+    assert verdict.wsr == pytest.approx(0.5 + best.statistic / (2 * best.count * verdict.bits))
+    assert best.right_bits == sum(agreed > best.count / 2 for agreed in best.agreements)
+    assert [one.kind for one in verdict.readings] == ["noise", "inputs", "origin"]
+
+
+def test_an_origin_is_recorded_by_two_counts(make: Callable[..., Any]) -> None:
+    origin = make(0.5, origin=0.71)[0].verdict.origin
+    assert (origin.count, origin.agreements) == (10_000, (7_100,))
+
+
+def test_a_stamped_key_is_recorded_with_its_stamp(make: Callable[..., Any]) -> None:
+    facts, key = make(stamped=True)
+    assert facts.key.kind == "stamped"
+    assert base64.b64decode(facts.key.token) == key.stamp.response
+    assert facts.key.stamped_at == "2026-01-02T03:04:05Z"
+    assert facts.key.authority == "CN=Trusted time stamps"
+    assert make()[0].key.token is None
 
 
 def test_agreements_are_sorted_so_that_the_order_of_the_bits_stays_secret(
     make: Callable[..., Any],
 ) -> None:
     facts, _ = make(0.7)
-    assert list(facts.verdict.agreements) == sorted(facts.verdict.agreements, reverse=True)
+    agreements = facts.verdict.best.agreements
+    assert list(agreements) == sorted(agreements, reverse=True)
 
 
 def test_the_target_bits_are_not_recorded(make: Callable[..., Any]) -> None:
@@ -56,12 +78,14 @@ def test_the_date_is_utc_to_the_second(make: Callable[..., Any]) -> None:
     "change",
     [
         {"extra": 1},
-        {"wsr": 1.5},
-        {"wsr": "0.9"},
+        {"alpha": 1.5},
+        {"alpha": "3e-7"},
+        {"tests": 3},
+        {"cuts": 65},
         {"bits": 0},
         {"log10_p": float("-inf")},
         {"owned": 1},
-        {"agreements": ()},
+        {"readings": ()},
     ],
 )
 def test_a_verdict_of_another_form_is_refused(make: Callable[..., Any], change: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sigil.evidence.page import SignedRecord, render, superscripts
+from sigil.evidence.page import SignedRecord, render, superscripts, superscripts_in
 
 
 class Reader(HTMLParser):
@@ -50,10 +50,10 @@ def test_an_owned_model(make: Callable[..., Any]) -> None:
     assert not page.open
     assert "This model carries the watermark of ACME ." in page.text
     for fact in (
-        "one in 1.1 quadrillion",
-        "8.9 × 10⁻¹⁶, exact",
+        "one in 70.3 trillion",
+        "1.5 × 10⁻¹⁴ after correction",
         "100 %",
-        "50 of 50 bits",
+        "128 of 128 bits",
         facts.suspect.sha256,
         key.commitment,
         key.statement(),
@@ -64,19 +64,86 @@ def test_an_owned_model(make: Callable[..., Any]) -> None:
         f"Python {facts.software.python}",
         f"sigil {facts.software.sigil}",
         "The paper’s rule, more than 70 % met",
+        "plain, without a date: 2 80 keys",
+        "−38.5",
     ):
-        assert fact in page.text
+        assert fact in page.text, fact
+
+
+def test_every_reading_is_in_the_table(make: Callable[..., Any]) -> None:
+    page = render(make(0.9, on_inputs=0.99, source="claimant", origin=0.71)[0])
+    text = Reader(page).text
+    for row in (
+        "mark, on noise 512 answers per bit ",
+        "mark, on real inputs 256 answers per bit ",
+        "no: the claimant chose the inputs",
+        "origin of the weights 10,000 weights 71.0 % −397.0",
+    ):
+        assert row in text, row
+    assert page.count('<tr class="best">') == 1
+    assert "does not show that anything trained was taken" in text
+
+
+def test_corrections_are_said_in_one_sentence(make: Callable[..., Any]) -> None:
+    text = Reader(render(make(1.0, tries=1000, cuts=9, stamped=True)[0])).text
+    assert "multiplied by 4 for the tests that the rules allow, made or not, by 1,000 for the tries" in text
+    assert "by 9 for the cuts that the key leaves open and by 2 24 for stamped keys" in text
+
+
+def test_an_experiment_is_never_proven(make: Callable[..., Any]) -> None:
+    for options in ({"seed": 3}, {"alpha": 0.99}, {"reasons": ("the suspect is a function",)}):
+        page = render(make(1.0, origin=0.71, **options)[0])
+        text = Reader(page).text
+        assert "Experiment" in text
+        assert "Proven" not in text
+        assert "carries the watermark" not in text
+        assert "Proof begins" not in text
+        assert "proof begins" not in text
+        assert "level of proof" not in text
+        assert "no: this was an experiment" in text
+        assert "yes:" not in text
+
+
+def test_descent_is_a_verdict_of_its_own(make: Callable[..., Any]) -> None:
+    text = Reader(render(make(0.5, origin=0.71)[0])).text
+    assert "Descent proven, mark not proven" in text
+    assert "descends from the initial weights of ACME ; its watermark is not proven" in text
+    assert "which every client of the owner’s training received" in text
+    assert "does not show that anything trained was taken" in text
+
+
+def test_a_stamp_is_shown_with_date_and_authority(make: Callable[..., Any]) -> None:
+    text = Reader(render(make(1.0, stamped=True)[0])).text
+    assert "stamped on 2026-01-02 03:04:05 UTC by CN=Trusted time stamps: 2 24 keys are allowed for" in text
+    assert "Who controls it can draw keys without end and date them back." in text
+    assert "demonstration" not in text
+
+
+def test_a_demonstration_seal_is_worth_nothing_outside(make: Callable[..., Any]) -> None:
+    text = Reader(render(make(1.0, stamped=True, authority="Demonstration")[0])).text
+    assert text.count("demonstration seal: worth nothing outside") == 2
+
+
+def test_what_cannot_be_read_is_said_to_be_so(make: Callable[..., Any]) -> None:
+    text = Reader(render(make(readable=False)[0])).text
+    assert "no: the model does not let itself be read so" in text
+    assert "not readable" in text
+    both = Reader(render(make(readable=False, on_inputs=0.99)[0])).text
+    assert "no: the model does not let itself be read so" in both
+    assert "This model carries the watermark" in both
 
 
 def test_what_put_the_channels_in_order_is_named(make: Callable[..., Any]) -> None:
     plain = Reader(render(make()[0])).text
     assert "Alignment none: the model was examined as it is" in plain
-    used = Reader(render(make(reference="1a" * 32, aligned=True)[0])).text
+    used = Reader(render(make(reference="1a" * 32, compared="initial weights", aligned=True)[0])).text
     assert "31 of them were recognised by initial weights" in used
+    assert "mark, on noise, channels put back in order" in used
     assert "1a" * 32 in used
     doubted = Reader(render(make(reference="1a" * 32)[0])).text
-    assert "only 31 channels were recognised by initial weights" in doubted
-    assert ["The reference came first." in text for text in (plain, used, doubted)] == [False, True, False]
+    assert "only 31 channels were recognised by correlations under images" in doubted
+    named = "The order of the channels was not chosen."
+    assert [named in text for text in (plain, used, doubted)] == [False, True, False]
 
 
 def test_not_owned_is_not_proven_and_nothing_more(make: Callable[..., Any]) -> None:
@@ -100,20 +167,19 @@ def test_the_papers_rule_beside_a_verdict_that_differs(make: Callable[..., Any])
     assert facts.verdict.paper_rule
     assert not facts.verdict.owned
     assert "does not say how often chance meets it" not in Reader(render(facts)).text
-    facts, _ = make(0.72, bits=24)
+    facts, _ = make(0.72, bits=128)
     assert facts.verdict.paper_rule
     assert not facts.verdict.owned
     assert "does not say how often chance meets it" in Reader(render(facts)).text
 
 
-def test_tries_and_bounds_are_said(make: Callable[..., Any]) -> None:
-    facts, _ = make(1.0, tries=1000)
-    text = Reader(render(facts)).text
-    assert "divided by the 1,000 tries" in text
-    bound = facts.model_copy(update={"verdict": facts.verdict.model_copy(update={"exact": False})})
-    text = Reader(render(bound)).text
+def test_bounds_are_said(make: Callable[..., Any]) -> None:
+    facts, _ = make(1.0)
+    (noise,) = facts.verdict.readings
+    bound = facts.verdict.model_copy(update={"readings": (noise.model_copy(update={"exact": False}),)})
+    text = Reader(render(facts.model_copy(update={"verdict": bound}))).text
     assert "at most one in" in text
-    assert "a proven bound" in text
+    assert "after correction, a bound" in text
 
 
 @pytest.mark.parametrize("bits", [8, 50, 1000])
@@ -193,6 +259,7 @@ def test_light_dark_phone_and_paper_are_provided_for(make: Callable[..., Any]) -
 
 
 def test_powers_are_raised() -> None:
+    assert superscripts_in("2^80 & 2^24 keys") == "2<sup>80</sup> &amp; 2<sup>24</sup> keys"
     assert superscripts("one in 10^300") == "one in 10<sup>300</sup>"
     assert superscripts("one in 16") == "one in 16"
 

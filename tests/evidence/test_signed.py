@@ -37,7 +37,7 @@ def resigned(content: bytes, old: bytes, new: bytes, *, by: Ed25519PrivateKey) -
     assert body.count(old) == 1
     body = body.replace(old, new)
     public = by.public_key().public_bytes_raw()
-    signature = by.sign(b"sigil evidence v1\n" + public + body)
+    signature = by.sign(b"sigil evidence v2\n" + public + body)
     return b'{"body":%b,"public_key":"%b","signature":"%b"}\n' % (
         body,
         public.hex().encode(),
@@ -63,9 +63,9 @@ def test_it_is_plain_json_and_the_signature_covers_its_bytes(make: Callable[...,
     body = content[len(b'{"body":') : content.rindex(b',"public_key":"')]
     public = bytes.fromhex(file["public_key"])
     Ed25519PublicKey.from_public_bytes(public).verify(
-        bytes.fromhex(file["signature"]), b"sigil evidence v1\n" + public + body
+        bytes.fromhex(file["signature"]), b"sigil evidence v2\n" + public + body
     )
-    assert json.loads(body)["verdict"]["wsr"] == facts.verdict.wsr
+    assert json.loads(body)["verdict"]["readings"][0]["wsr"] == facts.verdict.wsr
     assert f'"evidence_key":"{file["public_key"]}"' in key.statement()
 
 
@@ -156,18 +156,31 @@ def test_a_reference_that_was_not_used_need_not_be_published(make: Callable[...,
     assert checked.facts.alignment.used is False
 
 
+def test_initial_weights_that_the_key_drew_need_not_be_published(make: Callable[..., Any]) -> None:
+    facts, key = make(reference="1a" * 32, compared="initial weights", aligned=True)
+    published = References(key.commitment, initial_weights="2b" * 32, correlations=None)
+    check(sign(facts, key.signing_key()), references=published.line())
+
+
 @pytest.mark.parametrize(
     ("agreement", "old", "new", "what"),
     [
         (0.5, b'"owned":false', b'"owned":true', "verdict does not follow"),
-        (0.98, b'"paper_rule":true', b'"paper_rule":false', "paper's rule"),
-        (0.98, b'"tries":1', b'"tries":2', "p-value does not follow"),
-        (0.98, b'"bits":50,"exact"', b'"bits":51,"exact"', "agreements do not fit"),
-        (0.98, b'"probes":512', b'"probes":511', "agreements do not fit"),
+        (0.5, b'"descends":false', b'"descends":true', "verdict on the origin does not follow"),
+        (0.98, b'"tries":1', b'"tries":2', "corrected p-value does not follow"),
+        (0.98, b'"cuts":1', b'"cuts":2', "corrected p-value does not follow"),
+        (0.98, b'"allowance_log2":80.0', b'"allowance_log2":24.0', "allowance is not that"),
+        (0.98, b'"register_count":null', b'"register_count":5', "allowance is not that"),
+        (0.98, b'"kind":"plain"', b'"kind":"stamped"', "time stamp does not say"),
+        (0.98, b'"bits":128,"cuts"', b'"bits":129,"cuts"', "key statement does not describe"),
+        (0.98, b'"count":512', b'"count":511', "agreements do not fit"),
         (0.98, b'"agreements":[512,', b'"agreements":[511,', "not sorted"),
-        (0.98, b'"owner":"ACME"', b'"owner":"Eve"', "key statement does not describe"),
-        (0.98, b'"shape":[8,4,4]', b'"shape":[8,4,2]', "key statement does not describe"),
-        (0.98, b'"version":1', b'"version":2', "not well-formed"),
+        (0.98, b'"source":"key"', b'"source":"judge"', "who chose the inputs"),
+        (0.98, b'"seed":null', b'"seed":3', "the seed of its noise was chosen"),
+        (0.98, b'"experiment":false', b'"experiment":true', "experiment without a reason"),
+        (0.98, b'"owner":"ACME","shape"', b'"owner":"Eve","shape"', "key statement does not describe"),
+        (0.98, b'"shape":[8,4,4],"stamped_at"', b'"shape":[8,4,2],"stamped_at"', "does not describe"),
+        (0.98, b'"version":2}', b'"version":1}', "not well-formed"),
         (0.98, b'"exact":true', b'"exact":1', "not well-formed"),
         (0.98, b'"exact":true', b'"exact":true,"more":1', "not well-formed"),
         (0.98, b'"exact":true', b'"exact": true', "canonical"),
@@ -186,14 +199,83 @@ def test_even_the_owner_cannot_sign_numbers_that_contradict_each_other(
 
 @pytest.mark.parametrize(
     ("field", "what"),
-    [("wsr", "success rate"), ("log10_p", "p-value"), ("threshold", "threshold")],
+    [("log10_p", "p-value"), ("threshold", "threshold"), ("log10_p_origin", "p-value of the origin")],
 )
 def test_a_number_that_is_slightly_off_is_noticed(make: Callable[..., Any], field: str, what: str) -> None:
-    facts, key = make(0.8)
+    facts, key = make(0.97, origin=0.71)
     better = {field: getattr(facts.verdict, field) * (1 + 1e-4)}
     wrong = facts.model_copy(update={"verdict": facts.verdict.model_copy(update=better)})
     with pytest.raises(EvidenceError, match=f"{what} does not follow"):
         check(sign(wrong, key.signing_key()))
+
+
+@pytest.mark.parametrize("kind", ["noise", "inputs", "origin"])
+@pytest.mark.parametrize(("field", "what"), [("wsr", "success rate"), ("log10_p", "p-value")])
+def test_a_reading_that_is_slightly_off_is_noticed(
+    make: Callable[..., Any], kind: str, field: str, what: str
+) -> None:
+    facts, key = make(0.9, on_inputs=0.8, origin=0.71)
+    readings = tuple(
+        one.model_copy(update={field: getattr(one, field) * (1 + 1e-4)}) if one.kind == kind else one
+        for one in facts.verdict.readings
+    )
+    verdict = facts.verdict.model_copy(update={"readings": readings})
+    with pytest.raises(EvidenceError, match=f"a {what} does not follow"):
+        check(sign(facts.model_copy(update={"verdict": verdict}), key.signing_key()))
+
+
+def test_what_the_claimant_chose_cannot_be_called_proof(make: Callable[..., Any]) -> None:
+    """Neither inputs of the claimant's nor those of a digest that the statement does not name."""
+    facts, key = make(0.5, on_inputs=1.0, source="claimant")
+    assert not facts.verdict.owned
+    content = sign(facts, key.signing_key())
+    assert check(content).facts.verdict.best.kind == "noise"
+    with pytest.raises(EvidenceError, match="contradicts itself"):
+        check(resigned(content, b'"source":"claimant"', b'"source":"judge"', by=key.signing_key()))
+    facts, key = make(0.5, on_inputs=1.0, source="statement")
+    assert facts.verdict.owned
+    content = sign(facts, key.signing_key())
+    check(content)
+    other = resigned(content, b'"digest":"' + b"ab" * 32, b'"digest":"' + b"ac" * 32, by=key.signing_key())
+    with pytest.raises(EvidenceError, match="does not fit its statement"):
+        check(other)
+
+
+def test_an_experiment_cannot_hide(make: Callable[..., Any]) -> None:
+    facts, key = make(0.98, seed=4)
+    assert (facts.verdict.owned, facts.verdict.experiment) == (False, True)
+    check(sign(facts, key.signing_key()))
+    honest = facts.verdict.model_copy(update={"experiment": False, "reasons": (), "owned": True})
+    with pytest.raises(EvidenceError, match="does not say so"):
+        check(sign(facts.model_copy(update={"verdict": honest}), key.signing_key()))
+    unseeded = honest.model_copy(update={"seed": None, "alpha": 0.01})
+    with pytest.raises(EvidenceError, match="contradicts itself"):
+        check(sign(facts.model_copy(update={"verdict": unseeded}), key.signing_key()))
+
+
+def test_a_stamp_must_be_one_over_the_statement(make: Callable[..., Any]) -> None:
+    facts, key = make(stamped=True)
+    content = sign(facts, key.signing_key())
+    assert check(content).stamp.sigma == key.stamp.sigma
+    other = make(stamped=True, owner="Eve")[0].key.token
+    for token, what in ((other, "another statement"), ("AAAA", "not sound"), (None, "does not say")):
+        wrong = facts.key.model_copy(update={"token": token})
+        with pytest.raises(EvidenceError, match=what):
+            check(sign(facts.model_copy(update={"key": wrong}), key.signing_key()))
+    later = facts.key.model_copy(update={"stamped_at": "2020-01-02T03:04:05Z"})
+    with pytest.raises(EvidenceError, match="does not say"):
+        check(sign(facts.model_copy(update={"key": later}), key.signing_key()))
+
+
+def test_a_plain_record_cannot_take_the_smaller_allowance_by_losing_its_stamp(
+    make: Callable[..., Any],
+) -> None:
+    facts, key = make(stamped=True)
+    bare = facts.key.model_copy(
+        update={"token": None, "stamped_at": None, "authority": None, "kind": "plain"}
+    )
+    with pytest.raises(EvidenceError, match="allowance"):
+        check(sign(facts.model_copy(update={"key": bare}), key.signing_key()))
 
 
 def test_long_keys_and_bounds_pass_too(make: Callable[..., Any]) -> None:
@@ -202,11 +284,27 @@ def test_long_keys_and_bounds_pass_too(make: Callable[..., Any]) -> None:
         assert check(sign(facts, key.signing_key())).facts == facts
 
 
+def test_what_cannot_be_read_is_recorded_as_such(make: Callable[..., Any]) -> None:
+    facts, key = make(readable=False)
+    assert check(sign(facts, key.signing_key())).facts.verdict.owned is False
+    facts, key = make(readable=False, on_inputs=0.99)
+    assert check(sign(facts, key.signing_key())).facts.verdict.owned is True
+
+
+def test_a_register_that_a_judge_counted_replaces_the_allowance(make: Callable[..., Any]) -> None:
+    facts, key = make(0.98, bits=50, register=100)
+    assert facts.verdict.owned
+    assert check(sign(facts, key.signing_key())).facts.verdict.register_count == 100
+    assert not make(0.98, bits=50)[0].verdict.owned
+
+
 def test_a_bound_stays_valid_when_the_exact_value_is_known(make: Callable[..., Any]) -> None:
     facts, key = make(0.9)
-    looser = {"exact": False, "log10_p": facts.verdict.log10_p + 1.0}
-    bound = facts.model_copy(update={"verdict": facts.verdict.model_copy(update=looser)})
-    assert check(sign(bound, key.signing_key())).facts.verdict.exact is False
+    (noise,) = facts.verdict.readings
+    looser = noise.model_copy(update={"exact": False, "log10_p": noise.log10_p + 1.0})
+    bound = facts.verdict.model_copy(update={"readings": (looser,), "log10_p": facts.verdict.log10_p + 1.0})
+    checked = check(sign(facts.model_copy(update={"verdict": bound}), key.signing_key()))
+    assert checked.facts.verdict.exact is False
 
 
 def test_neither_seed_nor_bits_nor_matrix_are_in_the_file(make: Callable[..., Any]) -> None:
