@@ -12,10 +12,14 @@ import pytest
 import torch
 
 import sigil
+from sigil.data.inputs import Inputs
+from sigil.evidence import Facts
+from sigil.evidence.repeating import open_commitment, repeat
 from sigil.evidence.signed import check
 from sigil.evidence.statement import parse
 from sigil.key import Key
 from sigil.seal import read_roots
+from sigil.suspect import open_suspect
 
 HERE = Path(__file__).parent
 PASSPHRASE = "correct horse"
@@ -106,3 +110,31 @@ def test_stamps_of_version_2(tmp_path: Path, kind: str) -> None:
 
 def test_the_locked_key_of_version_2(tmp_path: Path) -> None:
     assert open_key("v2/locked.key", tmp_path) == open_key("v2/plain.key", tmp_path)
+
+
+def test_evidence_of_version_2(tmp_path: Path) -> None:
+    key = open_key("v2/stamped-ecdsa.key", tmp_path)
+    suspect = HERE / "v2/suspect.safetensors"
+    checked = check(
+        (HERE / "v2/case.json").read_bytes(),
+        statement=(HERE / "v2/stamped.statement.txt").read_text("utf-8"),
+        suspect_sha256=hashlib.sha256(suspect.read_bytes()).hexdigest(),
+    )
+    facts = checked.facts
+    assert isinstance(facts, Facts)
+    assert checked.signed_by == "owner"
+    assert (facts.verdict.owned, facts.verdict.descends, facts.verdict.experiment) == (True, True, False)
+    assert [one.kind for one in facts.verdict.readings] == ["noise", "inputs", "origin"]
+    assert checked.stamp is not None
+    assert checked.stamp.check(read_roots(HERE / "v2/root-ecdsa.pem")).name == "CN=Test root"
+    open_commitment(facts, checked.stamp, key)
+
+
+def test_the_examination_of_version_2_can_be_repeated(tmp_path: Path) -> None:
+    key = open_key("v2/stamped-ecdsa.key", tmp_path)
+    facts = check((HERE / "v2/case.json").read_bytes()).facts
+    assert isinstance(facts, Facts)
+    # The judge's inputs of this case were further noise of the key.
+    inputs = Inputs(key.noise_probes(1024, 1324))
+    suspect = open_suspect(HERE / "v2/suspect.safetensors")
+    assert repeat(facts, key, suspect, inputs=inputs, inputs_from="judge").counts == 2 * 64 + 1

@@ -106,9 +106,9 @@ class Verdict(Strict):
     """The readings, what p was multiplied by, and the outcome.
 
     `log10_p` is the best reading's after correction and `log10_p_origin` that of the origin; `tests`,
-    `tries`, `cuts` and 2^`allowance_log2` are the factors. `register_count` is the number of statements that a
-    judge counted, whose logarithm is the allowance then. `reasons` say what was chosen that nobody may choose: with any of
-    them it is an `experiment`, and neither `owned` nor `descends`.
+    `tries`, `cuts` and 2^`allowance_log2` are the factors. `register_count` is the number of statements that
+    a judge counted, whose logarithm is the allowance then. `reasons` say what was chosen that nobody may
+    choose: with any of them it is an `experiment`, and neither `owned` nor `descends`.
     """
 
     owned: bool
