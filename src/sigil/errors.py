@@ -67,6 +67,10 @@ class LossError(SigilError):
     """A logit gradient is not one that the agreed loss can produce."""
 
 
+class RepetitionError(SigilError):
+    """A client sends the same samples again where an honest one would not."""
+
+
 class AttackError(SigilError):
     """An attack was asked for something that it cannot do."""
 

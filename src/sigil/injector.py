@@ -142,6 +142,8 @@ class Injector:
         finite, or the activation is not finite, nothing is added.
         """
         self._check(activation, gradient)
+        if self._carried is not None and not len(self._carried):
+            return gradient.clone()  # more clients than bits: this one carries none
         work = _work_dtype(gradient)
         read, target, gram = self._prepared(activation.device, work, _channels_last(activation))
         write, _, _ = self._prepared(gradient.device, work, _channels_last(gradient))

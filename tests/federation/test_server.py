@@ -110,6 +110,7 @@ def test_the_servers_methods_take_the_two_messages_and_nothing_else() -> None:
     numbers = {name for name, kind in made_of.items() if kind is int}
     assert numbers == {"round_number", "client", "statistics_every"}
     rest = {"half", "optimizer", "shape", "precision", "injector", "observers", "return"}
+    rest |= {"loss", "repetitions"}
     assert set(made_of) == rest | numbers
     assert typing.get_type_hints(Step) == {"round": int, "client": int, "step": int}
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from sigil.errors import ConfigError
+from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make, read, to_toml
 
 
@@ -16,7 +17,7 @@ def test_defaults_are_the_papers() -> None:
     assert (settings.optimizer.lr, settings.optimizer.lr_min) == (0.1, 1e-4)
     assert (settings.optimizer.momentum, settings.optimizer.weight_decay) == (0.9, 5e-4)
     assert settings.optimizer.warmup_rounds == 5
-    assert settings.watermark.strength == 0.1
+    assert resolve(make({"federation": {"clients": 3}}), None).watermark.strength == 0.1
 
 
 def test_file_and_changes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -62,6 +62,10 @@ def new(
         bool,
         typer.Option("--to-be-stamped", help="A key that a time stamp completes: see `sigil key stamp`."),
     ] = False,
+    scheme: Annotated[
+        Literal["paper", "shares"],
+        typer.Option(metavar="NAME", help="paper: every client carries all bits; shares: each its part."),
+    ] = "paper",
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="State the model that the key is for.")
     ] = None,
@@ -123,6 +127,7 @@ def new(
         classes=classes,
         cut=cut,
         input_shape=None if input_shape is None else _parse_shape(input_shape),
+        scheme=scheme,
         inputs_digest=inputs_digest,
         seal="rfc3161" if to_be_stamped else "none",
     )

@@ -117,6 +117,7 @@ def training_key(
 ) -> Key | None:
     """The key to embed: the one given, or one beside the run's directory, made at the first start."""
     from sigil.federation.from_settings import cut_shape
+    from sigil.federation.scheme import resolve
     from sigil.key import Key
 
     if not settings.marked:
@@ -125,7 +126,14 @@ def training_key(
     if key_file is not None or beside.exists():
         return load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
     shape = cut_shape(settings, data_dir)
-    key = Key.generate(owner, shape=shape, bits=settings.watermark.bits)
+    mark = resolve(settings, None).watermark
+    key = Key.generate(
+        owner,
+        shape=shape,
+        bits=mark.bits,
+        scheme="shares" if mark.scheme == "shares" else "paper",
+        carriers_per_bit=mark.carriers_per_bit,
+    )
     beside.parent.mkdir(parents=True, exist_ok=True)
     key.save(beside)
     if not quiet:

@@ -12,13 +12,15 @@ from sigil.errors import TrainingError
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
 from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.precision import Precision
+from sigil.logit_gradients import CROSS_ENTROPY, Loss
 
 
 class Client:
     """One participant of a round, with its half of the network and an optimizer that starts fresh.
 
     The half may be shared by all clients of a simulation, one after another: what a client learned is read
-    off with ``half.state_dict()`` when its round is over.
+    off with ``half.state_dict()`` when its round is over. `agreed` is the loss that server and clients agreed
+    on; this client computes cross-entropy with its label smoothing and reduction.
     """
 
     def __init__(
@@ -29,8 +31,10 @@ class Client:
         *,
         precision: Precision,
         observers: Sequence[ClientObserver] = (),
+        agreed: Loss = CROSS_ENTROPY,
     ) -> None:
         self.index = index
+        self.agreed = agreed
         self.half = half
         self.optimizer = optimizer
         self.precision = precision
@@ -51,7 +55,9 @@ class Client:
         for observer in self.observers:
             labels = observer.on_labels(at, labels)
         outputs = logits.values.float().requires_grad_()
-        loss = F.cross_entropy(outputs, labels)
+        loss = F.cross_entropy(
+            outputs, labels, label_smoothing=self.agreed.smoothing, reduction=self.agreed.reduction
+        )
         (gradient,) = torch.autograd.grad(loss, outputs)
         for observer in self.observers:
             gradient = observer.on_logit_gradient(at, gradient, logits=outputs.detach(), labels=labels)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,10 +27,15 @@ from sigil.key import Key
 from sigil.readings import Reading
 from sigil.verification import read_mark
 
+log = logging.getLogger("sigil.federation")
+
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round came to: means over its steps, and the clients that did not finish it."""
+    """What a round came to: means over its steps, and the clients that did not finish it.
+
+    `repeated` tells how many near-repeated activations a client sent, of those that sent any.
+    """
 
     round: int
     lr: float
@@ -38,6 +44,7 @@ class RoundResult:
     seconds: float
     injection: dict[str, float]
     missing: tuple[int, ...] = ()
+    repeated: dict[int, int] = field(default_factory=dict)
 
 
 class Federation:
@@ -100,6 +107,8 @@ class Federation:
         self.client_state = sums.client.result()
         self.server_state = sums.server.result()
         self.round = number
+        for client, count in sorted(sums.repeated.items()):
+            log.info("client %d repeated %d activations in round %d", client, count, number)
         for observer in (*self.client_observers, *self.server_observers):
             observer.on_round_end(number)
         return RoundResult(
@@ -110,6 +119,7 @@ class Federation:
             seconds=time.perf_counter() - began,
             injection=injection_means(sums.injections),
             missing=tuple(sums.missing),
+            repeated=dict(sorted(sums.repeated.items())),
         )
 
     def accuracy(self) -> float:

@@ -20,11 +20,14 @@ from sigil import data, models
 from sigil.errors import ConfigError
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import Precision, choose
+from sigil.federation.repetition import Repetitions, projection
+from sigil.federation.scheme import resolve
 from sigil.federation.seeds import derive, generator
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings
 from sigil.injector import Injector, Secret
 from sigil.key import Key
+from sigil.logit_gradients import Loss
 
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> data.Dataset:
@@ -94,6 +97,17 @@ def cut_shape(settings: Settings, data_dir: Path | None = None) -> tuple[int, ..
     """Shape of one sample's activation at the cut of a training with these settings."""
     dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
     return build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+
+
+def agreed_loss(settings: Settings) -> Loss:
+    """The loss that server and clients of a training with these settings agree on."""
+    federation = settings.federation
+    return Loss(
+        kind=federation.loss,
+        smoothing=federation.label_smoothing,
+        mixing=federation.label_mixing,
+        reduction=federation.loss_reduction,
+    )
 
 
 def local_batches(
@@ -186,7 +200,8 @@ class ServerMaker:
 
     In one process, in several and across machines, servers are made here and nowhere else. `secret` is the
     key, or the part of it that an injector needs. `kind`, called like :class:`Server`, puts another server in
-    the honest one's place.
+    the honest one's place. Its :attr:`settings` name the scheme and the strength that the key and the number
+    of clients decided on.
     """
 
     def __init__(
@@ -198,7 +213,9 @@ class ServerMaker:
         precision: Precision,
         kind: Callable[..., Server] | None = None,
     ) -> None:
-        self.settings = settings
+        key = secret if isinstance(secret, Key) and settings.marked else None
+        self.settings = settings = resolve(settings, key)
+        self.loss = agreed_loss(settings)
         self.shape = halves.shape
         self.precision = precision
         self.kind = kind
@@ -212,7 +229,13 @@ class ServerMaker:
                 f"{halves.cut!r} gives {halves.shape}; make a key with that shape."
             )
         self._secret = secret if settings.marked else None
-        self._injectors: dict[tuple[int, int], Injector] = {}
+        self._injectors: dict[int, Injector] = {}
+        if settings.watermark.scheme == "shares":
+            self._injector(0)  # says at once if the bits cannot be dealt out like this
+        hidden = torch.tensor([derive(settings.run.seed, "repetitions")])
+        self._projection = projection(
+            hidden if self._secret is None else self._secret.matrix[:1], math.prod(halves.shape)
+        )
 
     def make(
         self,
@@ -224,33 +247,49 @@ class ServerMaker:
         observers: Sequence[ServerObserver] = (),
     ) -> Server:
         """The server of client 0, 1, … for one round, which trains `half`."""
-        honest = Server if self.settings.federation.mode == "usfl" else LabelServer
+        federation = self.settings.federation
+        honest = Server if federation.mode == "usfl" else LabelServer
         return (self.kind or honest)(
             half,
             optimizer,
             shape=self.shape,
             precision=self.precision,
-            injector=self._injector(client, self.settings.federation.clients),
+            injector=self._injector(client),
             observers=observers,
             round_number=round_number,
             client=client,
             statistics_every=self.settings.watermark.statistics_every,
+            loss=self.loss,
+            repetitions=Repetitions(
+                self._projection,
+                epochs=federation.local_epochs,
+                refuse=federation.repeated_activations == "refuse",
+            ),
         )
 
-    def _injector(self, client: int, clients: int) -> Injector | None:
+    def _injector(self, client: int) -> Injector | None:
         """The injector for the gradients of one client of several, or none if there is no mark.
 
-        Every client's gradients carry all bits, so all share one injector and what it has computed of M.
+        Where every client's gradients carry all bits, all share one injector and what it has computed of M.
+        The cap of the paper is safe only where the server can judge logit gradients.
         """
         if self._secret is None:
             return None
-        share = (0, 1)
-        if share not in self._injectors:
-            mark = self.settings.watermark
-            self._injectors[share] = Injector(
-                self._secret, mark.strength, clip=mark.clip, per_sample=mark.per_sample
+        mark, clients = self.settings.watermark, self.settings.federation.clients
+        assert mark.strength is not None
+        shares = mark.scheme == "shares"
+        carrier = client if shares else 0
+        if carrier not in self._injectors:
+            self._injectors[carrier] = Injector(
+                self._secret,
+                mark.strength,
+                clip=mark.clip,
+                cap=not shares and self.loss.kind == "cross-entropy",
+                share=(client, clients) if shares else None,
+                carriers_per_bit=mark.carriers_per_bit,
+                per_sample=mark.per_sample,
             )
-        return self._injectors[share]
+        return self._injectors[carrier]
 
 
 @dataclass

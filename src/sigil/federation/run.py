@@ -141,7 +141,7 @@ def open_run(folder: Path) -> Run:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return Run(
         folder,
-        make(description["settings"]),
+        _settings(description),
         [json.loads(line) for line in lines],
         description.get("machine", {}),
     )
@@ -231,6 +231,9 @@ def _measure(federation: Federation, result: RoundResult, key: Key | None) -> di
         "images_per_second": round(result.images / result.seconds, 1),
         **{f"injection_{name}": value for name, value in result.injection.items()},
     }
+    if result.repeated:
+        row["repeated_activations"] = sum(result.repeated.values())
+        row["repeating_clients"] = list(result.repeated)
     if result.missing:
         row["missing"] = list(result.missing)
     last = result.round == settings.federation.rounds
@@ -279,8 +282,7 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
     description = _read_description(folder)
     if description is None:
         return False
-    # Checked anew, so that a run from before a setting existed has its default.
-    was, now = (some.model_dump(mode="json") for some in (make(description["settings"]), settings))
+    was, now = (some.model_dump(mode="json") for some in (_settings(description), settings))
     for section, values in now.items():
         for name, value in values.items():
             if was[section][name] != value:
@@ -294,6 +296,16 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
             f"The run in {folder} was begun with another key; give the same --key, or another --out."
         )
     return bool(description["finished"])
+
+
+def _settings(description: dict[str, Any]) -> Settings:
+    """The settings of a run, checked anew, so that one from before a setting existed has its default.
+
+    A run from before there were schemes has the paper's.
+    """
+    values = dict(description["settings"])
+    values["watermark"] = {"scheme": "paper", **values.get("watermark", {})}
+    return make(values)
 
 
 def _describe(

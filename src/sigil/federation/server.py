@@ -2,7 +2,9 @@
 
 Each client of a round has a server object of its own, which counts its steps and records what its injector
 did. It is given activations and logit gradients and nothing else; there is no method through which an image,
-a label or a client parameter could reach it (`tests/federation/test_server.py` walks the object to prove it).
+a label or a client parameter could be sent to it (`tests/federation/test_server.py` walks the object to
+prove it). Labels follow from logits and logit gradients nevertheless (:mod:`sigil.logit_gradients`): the
+server uses that to judge the gradient, and keeps none.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from sigil.errors import ShapeError, TrainingError
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
 from sigil.federation.observers import ServerObserver, Step
 from sigil.federation.precision import Precision
+from sigil.federation.repetition import Repetitions
 from sigil.injector import InjectionStatistics, Injector
+from sigil.logit_gradients import CROSS_ENTROPY, Loss, check_logit_gradient, normalised
 
 
 class ServerEnd(Protocol):
@@ -31,8 +35,10 @@ class ServerEnd(Protocol):
 class Server:
     """The server's side of U-SFL for one client in one round: `forward` and `backward`, in turns.
 
-    `statistics_every` is after how many steps the injection is measured again, for :attr:`injections`; with 0
-    the injector's own setting stays.
+    `loss` is what logit gradients must be gradients of; others raise :class:`~sigil.errors.LossError` (none:
+    they are not judged). `repetitions` looks for samples that are sent again. `statistics_every` is after how
+    many steps the injection is measured again, for :attr:`injections`; with 0 the injector's own setting
+    stays.
     """
 
     def __init__(
@@ -47,6 +53,8 @@ class Server:
         round_number: int = 1,
         client: int = 0,
         statistics_every: int = 0,
+        loss: Loss | None = None,
+        repetitions: Repetitions | None = None,
     ) -> None:
         self.half = half
         self.optimizer = optimizer
@@ -58,6 +66,8 @@ class Server:
         self.client = client
         self.steps = 0
         self.injections: list[InjectionStatistics] = []
+        self.loss = loss
+        self.repetitions = repetitions
         self._statistics_every = statistics_every
         self._activation: Tensor | None = None
         self._logits: Tensor | None = None
@@ -75,7 +85,9 @@ class Server:
                 f"The logit gradient has the shape {tuple(message.values.shape)}, but the logits had "
                 f"{tuple(self._logits.shape)}."
             )
-        return self._finish(message.values.to(self._logits.dtype))
+        if self.loss is not None:
+            check_logit_gradient(self._logits.detach(), message.values, self.loss)
+        return self._finish(message.values)
 
     def _run(self, message: Activation) -> Tensor:
         if tuple(message.values.shape[1:]) != self.shape:
@@ -83,6 +95,8 @@ class Server:
                 f"An activation of the shape {tuple(message.values.shape)} arrived, but the cut has "
                 f"{self.shape} per sample; client and server must agree on the cut."
             )
+        if self.repetitions is not None:
+            self.repetitions.count(message.values)
         # 3  S ← f_s(A). An alias that is a leaf: no copy, and the gradient stops here.
         self._activation = message.values.detach().requires_grad_()
         with self.precision.autocast():
@@ -95,16 +109,24 @@ class Server:
         self._activation = self._logits = None
         assert activation is not None
         assert logits is not None
-        # One backward pass gives the gradients of lines 7 and 8; the mark is added after both.
+        # One backward pass gives the gradients of lines 7 and 8; the mark is added after both. The pass is
+        # linear, so gradients near the ends of the number format go through it at an ordinary size.
+        gradient, power = normalised(gradient)
         self.optimizer.zero_grad(set_to_none=True)
-        logits.backward(gradient)
+        logits.backward(gradient.to(logits.dtype))
+        if power != 1.0:
+            _scale_back(self.half, power)
         #   7  θ_s ← update(θ_s, G_initial)
         self.optimizer.step()
         #   8  G_main ← backprop(G_initial, A)
         main = activation.grad
         assert main is not None
         activation = activation.detach()
+        if power != 1.0 and (self.injector is None or self.injector.cap):
+            main, power = main / power, 1.0  # the cap is not homogeneous: it holds for the true size
         final = self._marked(activation, main)
+        if power != 1.0:
+            main, final = main / power, final / power
         self.steps += 1
         at = Step(self.round, self.client, self.steps)
         for observer in self.observers:
@@ -137,6 +159,13 @@ class LabelServer(Server):
         """Forward, loss and backward in one turn; also returns the loss for the record."""
         logits = self._run(message)
         leaf = logits.detach().float().requires_grad_()
-        loss = F.cross_entropy(leaf, labels)
+        agreed = self.loss or CROSS_ENTROPY
+        loss = F.cross_entropy(leaf, labels, label_smoothing=agreed.smoothing, reduction=agreed.reduction)
         (gradient,) = torch.autograd.grad(loss, leaf)
         return self._finish(gradient.to(logits.dtype)), loss.detach()
+
+
+def _scale_back(half: nn.Module, power: float) -> None:
+    for parameter in half.parameters():
+        if parameter.grad is not None:
+            parameter.grad /= power

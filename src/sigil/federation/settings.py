@@ -53,6 +53,16 @@ class FederationSettings(Section):
     rounds: int = Field(80, ge=1, description="global rounds")
     local_epochs: int = Field(2, ge=1, description="epochs of each client in a round")
     batch_size: int = Field(256, ge=2, description="batch of one client")
+    loss: Literal["cross-entropy", "any"] = Field(
+        "cross-entropy",
+        description="what logit gradients must be gradients of; any: the server cannot judge them",
+    )
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="the ε of label smoothing")
+    label_mixing: bool = Field(False, description="clients may mix two classes (mixup, cutmix)")
+    loss_reduction: Literal["mean", "sum"] = Field("mean", description="of the loss over a batch")
+    repeated_activations: Literal["count", "refuse"] = Field(
+        "count", description="what becomes of a client that sends the same samples again in an epoch"
+    )
 
 
 class OptimizerSettings(Section):
@@ -65,7 +75,17 @@ class OptimizerSettings(Section):
 
 
 class WatermarkSettings(Section):
-    strength: float = Field(0.1, ge=0, description="the paper's λ; 0 trains without a mark")
+    scheme: Literal["auto", "paper", "shares"] = Field(
+        "auto",
+        description="paper: every client carries all bits; shares: each its part; auto: as the key states, "
+        "or shares with four or more clients that are averaged",
+    )
+    carriers_per_bit: Literal[1, 2] | None = Field(
+        None, description="clients that carry a bit under shares; none: as the key states, or 1"
+    )
+    strength: float | None = Field(
+        None, ge=0, description="the paper's λ; none: 0.1, under shares 0.3; 0 trains without a mark"
+    )
     bits: int | None = Field(
         None, ge=1, description="length of a key made for the run; none: a bit for 16 dimensions, 32 to 512"
     )
@@ -122,7 +142,7 @@ class Settings(Section):
     @property
     def marked(self) -> bool:
         """Whether this run embeds a mark."""
-        return self.watermark.strength > 0
+        return self.watermark.strength is None or self.watermark.strength > 0
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

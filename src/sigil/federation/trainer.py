@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from sigil.data import Dataset
-from sigil.errors import TrainingError
+from sigil.errors import LossError, RepetitionError, TrainingError
 from sigil.federation.averaging import State, WeightedAverage
 from sigil.federation.client import Client
-from sigil.federation.from_settings import Training, fresh_optimizer, local_batches
+from sigil.federation.from_settings import Training, agreed_loss, fresh_optimizer, local_batches
 from sigil.federation.observers import ClientObserver
 from sigil.federation.precision import Precision
 from sigil.federation.seeds import derive
@@ -54,6 +54,8 @@ class RoundSums:
     images: int = 0
     injections: list[InjectionStatistics] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
+    # Near-repeated activations by client, of those that sent any.
+    repeated: dict[int, int] = field(default_factory=dict)
 
     def merge(self, other: RoundSums) -> None:
         """Add what other clients came to."""
@@ -64,6 +66,7 @@ class RoundSums:
         self.images += other.images
         self.injections += other.injections
         self.missing += other.missing
+        self.repeated |= other.repeated
 
 
 class RoundTrainer(Protocol):
@@ -106,6 +109,7 @@ def train_client(
         fresh_optimizer(half, lr, settings=settings, precision=precision),
         precision=precision,
         observers=observers,
+        agreed=agreed_loss(settings),
     )
     images = 0
     for at, pictures, labels in local_batches(
@@ -117,20 +121,32 @@ def train_client(
         precision=precision,
         observers=observers,
     ):
-        if isinstance(server, LabelServer):
-            step_with_labels(client, server, pictures, labels, at=at)
-        else:
-            step(client, server, pictures, labels, at=at)
+        try:
+            if isinstance(server, LabelServer):
+                step_with_labels(client, server, pictures, labels, at=at)
+            else:
+                step(client, server, pictures, labels, at=at)
+        except (LossError, RepetitionError) as error:
+            _check_loss(
+                float(client.loss), index, round_number
+            )  # a training that diverged is nobody's attack
+            raise TrainingError(
+                f"The server refused client {index} in round {round_number}: {error}"
+            ) from None
         images += len(labels)
         if tick is not None:
             tick(len(labels))
     loss = float(client.loss)
+    _check_loss(loss, index, round_number)
+    return LocalResult(images=images, steps=client.steps, loss=loss)
+
+
+def _check_loss(loss: float, client: int, round_number: int) -> None:
     if not math.isfinite(loss):
         raise TrainingError(
-            f"The loss of client {index} is {loss} in round {round_number}, so training stops here "
+            f"The loss of client {client} is {loss} in round {round_number}, so training stops here "
             "with the last good checkpoint kept; lower optimizer.lr or lengthen optimizer.warmup_rounds."
         )
-    return LocalResult(images=images, steps=client.steps, loss=loss)
 
 
 class LocalTrainer:
@@ -188,6 +204,8 @@ class LocalTrainer:
             sums.steps += result.steps
             sums.loss += result.loss
             sums.injections += server.injections
+            if server.repetitions is not None and server.repetitions.total:
+                sums.repeated[index] = server.repetitions.total
             samples = len(training.parts[index])
             if not in_turn:
                 sums.client.add(halves.client.state_dict(), weight=samples)

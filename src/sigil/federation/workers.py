@@ -23,6 +23,7 @@ from sigil.data import Split
 from sigil.errors import ConfigError, SigilError, TrainingError
 from sigil.federation.from_settings import ServerMaker, Training
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, RoundTrainer, Tick
+from sigil.key import Key
 
 # Below this many images per round, starting processes and passing weights costs more than it brings.
 WORTHWHILE_IMAGES = 4_000
@@ -142,6 +143,11 @@ class _Mark:
     shape: tuple[int, ...]
     matrix: Tensor
     target: Tensor
+    dealt: Tensor
+
+    def share_of(self, client: int, clients: int, carriers_per_bit: int | None = None) -> Tensor:
+        """What the key deals out to one of the clients of this training."""
+        return self.dealt[client]
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ def _recipe(training: Training) -> dict[str, Any]:
         images = _MappedArray(str(images.filename), images.offset, images.shape, str(images.dtype))
     nothing = Split(np.empty((0, *dataset.shape), np.uint8), np.empty(0, np.int64))
     return {
-        "settings": training.settings,
+        "settings": training.servers.settings,
         # Workers do not test, so the test images stay here; the training images are put in again there.
         "dataset": replace(dataset, train=nothing, test=nothing),
         "images": images,
@@ -175,8 +181,17 @@ def _recipe(training: Training) -> dict[str, Any]:
         "halves": training.halves,
         "parts": training.parts,
         "observers": training.server_observers,
-        "mark": None if key is None else _Mark(key.shape, key.matrix, key.target),
+        "mark": None if key is None else _Mark(key.shape, key.matrix, key.target, _dealt(training, key)),
     }
+
+
+def _dealt(training: Training, key: Key) -> Tensor:
+    """(clients, bits): which client carries which bits."""
+    settings = training.servers.settings
+    clients, carriers = settings.federation.clients, settings.watermark.carriers_per_bit
+    if settings.watermark.scheme == "paper":
+        return torch.ones(clients, key.bits, dtype=torch.bool)
+    return torch.stack([key.share_of(client, clients, carriers) for client in range(clients)])
 
 
 def _build(recipe: dict[str, Any]) -> Training:

@@ -19,6 +19,11 @@ class Metrics:
         self.round = Gauge("sigil_round", "Round under way", registry=self.registry)
         self.steps = Counter("sigil_steps", "Steps finished", registry=self.registry)
         self.images = Counter("sigil_images", "Samples in finished steps", registry=self.registry)
+        self.repeated = Counter(
+            "sigil_repeated_activations",
+            "Samples that were sent again within an epoch",
+            registry=self.registry,
+        )
         self.received = Counter("sigil_received_bytes", "Bytes of accepted frames", registry=self.registry)
         self.sent = Counter("sigil_sent_bytes", "Bytes of frames sent", registry=self.registry)
         self.reconnects = Counter("sigil_reconnects", "Clients that came back", registry=self.registry)

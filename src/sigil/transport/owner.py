@@ -104,6 +104,13 @@ class RemoteTrainer:
                 "What clients record or do beside training is theirs to say; leave the sections record and "
                 "behaviour out for a training across machines."
             )
+        mark, clients = training.servers.settings.watermark, settings.federation.clients
+        if settings.marked and mark.scheme == "shares" and set(network.clients) != set(range(clients)):
+            raise ConfigError(
+                f"Under the scheme shares the clients are numbered 0 to {clients - 1} before the first "
+                f"round, but the roster holds {len(network.clients)} with other numbers; let "
+                "federation.clients and the roster agree."
+            )
         self.training = training
         self.messenger = messenger
         self.network = network
@@ -288,6 +295,8 @@ class RemoteTrainer:
             sums.steps += counted.steps
             sums.images += counted.images
             sums.injections += counted.injections
+            if counted.repeated:
+                sums.repeated[client] = counted.repeated
         return sums
 
     def _images(self) -> int:

@@ -18,7 +18,7 @@ class ClientOutcome:
     """What became of one client: all numbers are the server's own count.
 
     `weight` is the number of different samples, as the average uses it: images of the round / local epochs.
-    `reason` says why it was expelled.
+    `reason` says why it was expelled; `repeated` counts near-repeated activations.
     """
 
     client: int
@@ -29,6 +29,7 @@ class ClientOutcome:
     weight: float
     injections: list[InjectionStatistics]
     state: State | None
+    repeated: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,4 +112,5 @@ class Round:
             weight=session.images / self._epochs,
             injections=session.injections,
             state=session.server_state if finished else None,
+            repeated=session.repeated,
         )

@@ -172,6 +172,11 @@ class SplitService:
         """
         if not clients:
             raise NetworkError("A round needs at least one client.")
+        expected = self._served.servers.settings.federation.clients
+        if strangers := sorted(client for client in clients if not 0 <= client < expected):
+            raise ConfigError(
+                f"Client {strangers[0]} is none of the {expected} clients of the settings, from 0 on."
+            )
         return self._call(self._open(number, server_state, lr, dict(clients)))
 
     def wait_round(self, *, timeout: float | None = None, minimum: int = 1) -> RoundOutcome:

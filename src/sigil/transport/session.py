@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sigil.errors import LossError, RepetitionError
 from sigil.federation.averaging import State
 from sigil.federation.from_settings import ServerMaker, fresh_optimizer
 from sigil.federation.messages import Activation, LogitGradient
@@ -142,6 +143,12 @@ class Session:
     def injections(self) -> list[InjectionStatistics]:
         """What this client's server has recorded of its injections."""
         return [] if self._server is None else self._server.injections
+
+    @property
+    def repeated(self) -> int:
+        """How many near-repeated activations this client has sent."""
+        repetitions = None if self._server is None else self._server.repetitions
+        return 0 if repetitions is None else repetitions.total
 
     @property
     def settled(self) -> bool:
@@ -307,14 +314,23 @@ class Session:
     def forward(self, values: Tensor) -> Tensor:
         """Activation to logits; on the compute thread."""
         check_finite(values)
-        logits = self._live().forward(Activation(values.to(self._served.precision.device))).values
+        before = self.repeated
+        try:
+            logits = self._live().forward(Activation(values.to(self._served.precision.device))).values
+        except RepetitionError as error:
+            raise Rejection(Reason.REPEATED, str(error)) from None
+        finally:
+            self._served.metrics.repeated.inc(self.repeated - before)
         self._batch = len(values)
         return logits.float().cpu()
 
     def backward(self, values: Tensor) -> Tensor:
         """Logit gradient to cut gradient; on the compute thread."""
         check_finite(values)
-        final = self._live().backward(LogitGradient(values.to(self._served.precision.device))).values
+        try:
+            final = self._live().backward(LogitGradient(values.to(self._served.precision.device))).values
+        except LossError as error:
+            raise Rejection(Reason.LOSS, str(error)) from None
         self.images += self._batch
         return final.cpu()
 

@@ -50,7 +50,12 @@ class Scale:
         """Full settings of a training of this architecture, with what the experiment changes on top."""
         merged: dict[str, dict[str, Any]] = {}
         layers: list[Sections] = [
-            {"model": {"name": model}, "data": {"name": TASKS[model]}},
+            {
+                "model": {"name": model},
+                "data": {"name": TASKS[model]},
+                # Experiments measure the paper's mark, whatever a new training would take.
+                "watermark": {"scheme": "paper", "strength": 0.1},
+            },
             self.base,
             self.models.get(model, {}),
             self.variations if variation else {},

@@ -29,9 +29,10 @@ from sigil import attacks, baselines, files  # noqa: F401  (they carry out the s
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
 from sigil.experiments.lab import scales
-from sigil.federation.from_settings import load_data
+from sigil.federation.from_settings import cut_shape, load_data
 from sigil.federation.precision import Precision, choose
 from sigil.federation.run import Run, is_finished, open_run, train
+from sigil.federation.scheme import resolve
 from sigil.federation.settings import RecordSettings, RunSettings, Settings
 from sigil.hardware import NOT_RECORDED, in_words
 from sigil.key import Key
@@ -41,6 +42,9 @@ from sigil.statement import KeyFields
 OWNER = "Sigil experiments"
 # Raised whenever the default of a setting changes.
 DEFAULTS = 2
+# What a training had before there was a setting for it, where that is not the setting's default: these values
+# are left out of its name in the default's place.
+BEFORE = {("watermark", "scheme"): "paper", ("watermark", "strength"): 0.1}
 # The files of a run that are its model; run.json comes last, because it says that the run is finished.
 MODEL = ("client.safetensors", "server.safetensors", "reference.safetensors", "metrics.jsonl", "run.json")
 
@@ -89,6 +93,12 @@ class Store:
         before there was one; a change of a default must raise `DEFAULTS`.
         """
         changed = settings.model_dump(mode="json", exclude_defaults=True)
+        for (section, name), before in BEFORE.items():
+            value = getattr(getattr(settings, section), name)
+            group = changed.pop(section, {})
+            group.pop(name, None)
+            group |= {} if value == before else {name: value}
+            changed |= {section: group} if group else {}
         text = json.dumps([DEFAULTS, changed], sort_keys=True)
         return self.runs / hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -211,11 +221,19 @@ def _precision(cell: Cell) -> Precision:
 
 def experiment_key(settings: Settings, data_dir: Path | None = None) -> Key:
     """A key that anybody can make again: for experiments only, never to protect a model."""
-    from sigil.federation.from_settings import cut_shape
-
     shape = cut_shape(settings, data_dir)
+    mark = resolve(settings, None).watermark
     text = f"sigil experiment key, seed {settings.run.seed}"
+    secret = hashlib.sha256(text.encode()).digest()
+    if mark.scheme == "shares":
+        return Key.generate(
+            OWNER,
+            shape=shape,
+            bits=mark.bits,
+            seed=secret,
+            scheme="shares",
+            carriers_per_bit=mark.carriers_per_bit,
+        )
     # Keys of the first version, which the committed cells were measured with.
     bits = settings.watermark.bits or default_bits(shape)
-    fields = KeyFields(owner=OWNER, shape=shape, bits=bits, version=1)
-    return Key(fields, hashlib.sha256(text.encode()).digest())
+    return Key(KeyFields(owner=OWNER, shape=shape, bits=bits, version=1), secret)
