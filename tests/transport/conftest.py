@@ -22,6 +22,7 @@ from sigil.data import Dataset
 from sigil.federation import Federation, Settings
 from sigil.federation.averaging import State, WeightedAverage
 from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
+from sigil.federation.precision import choose
 from sigil.federation.settings import make
 from sigil.key import Key
 from sigil.transport import (
@@ -37,6 +38,13 @@ from sigil.transport import (
 )
 from sigil.transport.rejections import Reason
 from sigil.transport.wire import Header, Kind
+
+
+def loss_gradient(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """What an honest client sends back."""
+    outputs = logits.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(outputs, labels), outputs)
+    return gradient
 
 
 def small_settings(**changes: Any) -> Settings:
@@ -111,8 +119,19 @@ class Net:
         return list(wire.frame(Kind.ACTIVATION, values, round_number=number, client=client, step=step))
 
     def gradient(self, samples: int = 4, client: int = 0, number: int = 1, step: int = 1) -> list[bytes]:
-        """The messages of a logit gradient that the server accepts."""
-        values = torch.zeros(samples, self.dataset.classes)
+        """The messages of a logit gradient that the server accepts after the first activation."""
+        precision = choose(self.settings.run.device, self.settings.run.precision)
+        half = build_halves(
+            self.settings,
+            classes=self.dataset.classes,
+            input_shape=self.dataset.shape,
+            precision=precision,
+        ).server
+        sent = torch.rand(samples, *self.shape, generator=torch.Generator().manual_seed(1))
+        with torch.no_grad(), precision.autocast():
+            logits = half.train()(sent).float()
+        labels = torch.arange(samples) % self.dataset.classes
+        values = loss_gradient(logits, labels)
         return list(wire.frame(Kind.LOGIT_GRADIENT, values, round_number=number, client=client, step=step))
 
     def local(self) -> Federation:

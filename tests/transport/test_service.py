@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -152,14 +153,22 @@ def test_a_narrow_wire_takes_nothing_else(net: Any) -> None:
         assert stream.refusal() is Reason.DTYPE
 
 
-def test_a_half_that_a_client_ruined_is_not_averaged(net: Any, service: Any) -> None:
-    tickets = net.open(service, service.initial_state, clients=1)
-    stream = net.raw(service).send(net.hello(tickets[0]))
-    stream.receive()
-    huge = tensor(Kind.ACTIVATION, (4, *net.shape), fill=3e38)
-    stream.send(*huge).receive()
-    stream.send(*tensor(Kind.LOGIT_GRADIENT, (4, 10), fill=3e38)).receive()
-    assert stream.send(control(Kind.FINISH, 1)).refusal() is Reason.VALUES
+@pytest.mark.parametrize("loss", ["cross-entropy", "any"])
+def test_a_half_that_a_client_ruined_is_not_averaged(net: Any, loss: str) -> None:
+    federation = net.settings.federation.model_copy(update={"loss": loss})
+    settings = net.settings.model_copy(update={"federation": federation})
+    with replace(net, settings=settings).service() as service:
+        tickets = net.open(service, service.initial_state, clients=1)
+        stream = net.raw(service).send(net.hello(tickets[0]))
+        stream.receive()
+        huge = tensor(Kind.ACTIVATION, (4, *net.shape), fill=3e38)
+        stream.send(*huge).receive()
+        stream.send(*tensor(Kind.LOGIT_GRADIENT, (4, 10), fill=3e38))
+        if loss == "cross-entropy":
+            assert stream.refusal() is Reason.LOSS  # no such gradient exists, so the half stays sound
+        else:
+            stream.receive()
+            assert stream.send(control(Kind.FINISH, 1)).refusal() is Reason.VALUES
 
 
 # --- tickets -------------------------------------------------------------------------------------------

@@ -45,17 +45,26 @@ def make(served: ServedHalf) -> Session:
 def batches(served: ServedHalf, steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     random = torch.Generator().manual_seed(0)
     return [
-        (torch.rand(5, *served.shape, generator=random), torch.randn(5, served.classes, generator=random) / 5)
+        (
+            torch.rand(5, *served.shape, generator=random),
+            torch.randint(served.classes, (5,), generator=random),
+        )
         for _ in range(steps)
     ]
 
 
+def loss_gradient(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    outputs = logits.detach().clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(torch.nn.functional.cross_entropy(outputs, labels), outputs)
+    return gradient
+
+
 def run(session: Session, served: ServedHalf, steps: int) -> list[torch.Tensor]:
     gradients = []
-    for activation, gradient in batches(served, steps):
-        session.forward(activation)
+    for activation, labels in batches(served, steps):
+        logits = session.forward(activation)
         session.answers += 1
-        gradients.append(session.backward(gradient))
+        gradients.append(session.backward(loss_gradient(logits, labels)))
         session.answers += 1
     return gradients
 
@@ -66,9 +75,9 @@ def test_a_session_computes_what_a_server_computes(served: ServedHalf, net: Any)
     injector = Injector(net.key, net.settings.watermark.strength)
     server = Server(half, optimizer, shape=served.shape, precision=CPU, injector=injector)
     session = make(served)
-    for got, (activation, gradient) in zip(run(session, served, 3), batches(served, 3), strict=True):
-        server.forward(Activation(activation))
-        want = server.backward(LogitGradient(gradient)).values
+    for got, (activation, labels) in zip(run(session, served, 3), batches(served, 3), strict=True):
+        logits = server.forward(Activation(activation)).values
+        want = server.backward(LogitGradient(loss_gradient(logits, labels))).values
         assert torch.equal(got, want)
     for name, value in half.state_dict().items():
         assert torch.equal(session.server_state[name], value)

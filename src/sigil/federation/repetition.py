@@ -26,8 +26,8 @@ NEAR: Final = 0.05
 _LEAST_SPREAD: Final = 0.1
 # Rows that are remembered; an epoch of more samples is remembered in part.
 MEMORY: Final = 8_192
-# Natural data hold a few doubles: a batch is refused for more than this share of its rows.
-TOLERATED: Final = 1 / 16
+# Natural data hold a few doubles: a batch is refused for more of them than two and this share of its rows.
+TOLERATED: Final = 1 / 8
 
 
 def projection(secret: Tensor, dimension: int) -> Tensor:
@@ -76,7 +76,7 @@ class Repetitions:
         self._known = torch.cat([self._known, sent])[-MEMORY:]
         repeated = int((within | before).sum())
         self.total += repeated
-        if self.refuse and repeated > max(1, TOLERATED * len(sent)):
+        if self.refuse and repeated > max(2, TOLERATED * len(sent)):
             raise RepetitionError(
                 f"{repeated} of the {len(sent)} samples of this batch were sent before in this epoch, and "
                 "repeated activations are refused here; send each sample once per local epoch."

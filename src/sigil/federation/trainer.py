@@ -127,12 +127,10 @@ def train_client(
             else:
                 step(client, server, pictures, labels, at=at)
         except (LossError, RepetitionError) as error:
-            _check_loss(
-                float(client.loss), index, round_number
-            )  # a training that diverged is nobody's attack
-            raise TrainingError(
-                f"The server refused client {index} in round {round_number}: {error}"
-            ) from None
+            # A training that diverged is nobody's attack.
+            _check_loss(float(client.loss), index, round_number)
+            refusal = f"The server refused client {index} in round {round_number}: {error}"
+            raise TrainingError(refusal) from None
         images += len(labels)
         if tick is not None:
             tick(len(labels))
