@@ -20,6 +20,8 @@ from torch import Tensor, nn
 import sigil
 from sigil.experiments.lab.timing import ServerStep, interleaved
 from sigil.federation.precision import choose
+from sigil.federation.repetition import MEMORY, Repetitions, projection
+from sigil.logit_gradients import check_logit_gradient
 
 
 def autograd_gradient(key: sigil.Key, matrix: Tensor, activation: Tensor, gradient: Tensor) -> Tensor:
@@ -63,6 +65,21 @@ def main() -> None:
     for injector in injectors.values():
         injector(activation, gradient)  # derives and arranges M once
 
+    share = sigil.Injector(keys[50], 0.3, cap=False, share=(0, 10))
+    share(activation, gradient)
+    random = torch.Generator().manual_seed(1)
+    logits = torch.randn(options.batch, 10, generator=random)
+    labels = torch.randint(10, (options.batch,), generator=random)
+    honest = (logits.softmax(1) - F.one_hot(labels, 10)) / options.batch
+    repetitions = Repetitions(projection(keys[50].matrix[:1], keys[50].dimension))
+    for _ in range(MEMORY // options.batch):  # an epoch that fills the memory: the dearest case
+        repetitions.count(torch.rand(activation.shape, generator=random))
+
+    def checks() -> None:
+        """What a server with all checks does beside its step and the injection."""
+        check_logit_gradient(logits, honest)
+        repetitions.count(activation)
+
     def marked(k: int) -> Tensor:
         return injectors[k](activation, step())
 
@@ -73,6 +90,9 @@ def main() -> None:
             "step + injector, k=1000": lambda: marked(1000),
             "injector, k=50": lambda: injectors[50](activation, gradient),
             "injector, k=1000": lambda: injectors[1000](activation, gradient),
+            "injector, k=50, one share of ten": lambda: share(activation, gradient),
+            "check of the logit gradient": lambda: check_logit_gradient(logits, honest),
+            "checks": checks,
         },
         options.repeats,
     )
@@ -93,7 +113,7 @@ def main() -> None:
         for batch in probes.split(64):
             client(batch)
 
-    checks = interleaved(
+    verifications = interleaved(
         {
             "forward of 256 probes": forward,
             "verify, 256 probes, k=50": lambda: sigil.verify(
@@ -102,7 +122,7 @@ def main() -> None:
         },
         max(3, options.repeats // 3),
     )
-    median = {**steps, **forms, **checks}
+    median = {**steps, **forms, **verifications}
     with tempfile.TemporaryDirectory() as folder:
         sizes = {}
         for k, key in keys.items():
@@ -118,6 +138,11 @@ def main() -> None:
         ("the same, whole steps compared", median["step + injector, k=50"] / median["step"], ""),
         ("server step with injector / without, k=1000", within(1000), "<= 1.10"),
         ("the same, whole steps compared", median["step + injector, k=1000"] / median["step"], ""),
+        (
+            "server step with injector and checks / without, k=50",
+            within(50) + median["checks"] / median["step"],
+            "<= 1.02",
+        ),
         (
             "closed form / autograd of BCE, k=50",
             median["closed form, k=50"] / median["autograd, k=50"],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sigil import data
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, TrainingError
 from sigil.federation.federation import Federation
 from sigil.federation.observers import ServerObserver, Step
 from sigil.federation.run import open_run, train
@@ -19,14 +19,14 @@ from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.key import Key
 
-SHAPE = (32, 2, 2)
+SHAPE = (16, 4, 4)
 
 
 def settings(**sections: dict[str, Any]) -> Settings:
     values: dict[str, Any] = {
-        "model": {"name": "vgg11", "width": 16, "cut": "pool2"},
+        "model": {"name": "resnet18", "width": 8, "cut": "layer2"},
         "data": {"name": "digits", "train_limit": 600, "test_limit": 100},
-        "federation": {"clients": 4, "rounds": 4, "local_epochs": 2, "batch_size": 16},
+        "federation": {"clients": 4, "rounds": 6, "local_epochs": 2, "batch_size": 16},
         "optimizer": {"lr": 0.05, "warmup_rounds": 0},
         "watermark": {"strength": 0.5},
         "run": {"device": "cpu", "workers": 1, "precision": "float32", "seed": 3},
@@ -64,6 +64,7 @@ def test_shares_are_automatic_where_four_clients_are_averaged(
 
 def test_a_run_follows_what_its_key_states() -> None:
     assert resolve(settings(), key()).watermark.scheme == "paper"
+    assert resolve(settings(watermark={"strength": 0}), None).watermark.scheme == "paper"
     assert resolve(settings(), key(scheme="shares")).watermark.scheme == "shares"
     few = settings(federation={"clients": 2})
     assert resolve(few, key(scheme="shares")).watermark.scheme == "shares"
@@ -115,16 +116,15 @@ def outside(rows: Tensor, columns: Tensor) -> float:
 def test_a_client_carries_its_share_and_the_average_the_whole_mark(digits: data.Dataset) -> None:
     secret, marks = key(scheme="shares"), Marks()
     federation = Federation(settings(), digits, key=secret, server_observers=[marks])
-    for _ in range(4):
+    for _ in range(6):
         federation.run_round()
     for client in range(4):
         mine = secret.share_of(client, 4)
         added = torch.cat(marks.added[client])
         assert int(mine.sum()) == 8
         assert outside(added, secret.matrix[:, mine]) < 1e-6
-        assert torch.linalg.matrix_rank(added, rtol=1e-4) == 8
     report = federation.verify(secret)
-    assert report.log10_p < -9
+    assert report.log10_p < -7  # proof begins at 3e-7
     carried = torch.stack([secret.share_of(client, 4) for client in range(4)])
     shares = torch.tensor(report.bit_shares)
     assert all(float(shares[mine].mean()) > 0.75 for mine in carried)
@@ -142,7 +142,8 @@ def test_under_the_scheme_of_the_paper_everyone_carries_everything(digits: data.
     secret, marks = key(), Marks()
     Federation(settings(), digits, key=secret, server_observers=[marks]).run_round()
     for added in marks.added.values():
-        assert torch.linalg.matrix_rank(torch.cat(added), rtol=1e-4) == 32
+        assert outside(torch.cat(added), secret.matrix) < 1e-6
+        assert outside(torch.cat(added), secret.matrix[:, :8]) > 0.5
 
 
 def test_more_clients_than_bits_leave_some_without_any(digits: data.Dataset) -> None:
@@ -177,3 +178,8 @@ def test_a_run_from_before_there_were_schemes_has_the_papers(tmp_path: Path) -> 
     file.write_text(json.dumps(description))
     assert open_run(tmp_path / "run").settings == chosen
     assert train(chosen, tmp_path / "run", key=key()).settings == chosen
+    # The same command as then, which says nothing of schemes, finds it too.
+    automatic = settings(data={"train_limit": 80}, federation={"rounds": 1}, watermark={"strength": None})
+    assert train(automatic, tmp_path / "run", key=key()).settings == chosen
+    with pytest.raises(TrainingError, match="was begun with another key"):
+        train(automatic, tmp_path / "run", key=key(scheme="shares"))

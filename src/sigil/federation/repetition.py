@@ -5,9 +5,9 @@ comes back and is left with the mark. Honest clients send each sample once per l
 remembers each activation by a few numbers, z = R a with a secret random R, and counts rows whose z is nearer
 to an earlier one than :data:`NEAR` of the usual distance between samples.
 
-The server is not told where a local epoch begins. A batch most of which is known already is taken for the
-start of the next one as long as there is one left, and the memory starts anew; so a client gains at most one
-repeated batch per additional local epoch.
+The server is not told where a local epoch begins. A batch of which too much is known already is taken for
+the start of the next one as long as there is one left, and the memory starts anew: so no honest client is
+refused for its later epochs, and a dishonest one gains one repeated batch per additional local epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from sigil.errors import RepetitionError
 
 NUMBERS: Final = 8
-NEAR: Final = 0.05
+NEAR: Final = 0.02
 # The usual distance is at least this share of an activation's norm: a batch of copies has none of its own.
 _LEAST_SPREAD: Final = 0.1
 # Rows that are remembered; an epoch of more samples is remembered in part.
@@ -69,14 +69,15 @@ class Repetitions:
 
         within = (torch.cdist(sent, sent) < near).tril(-1).any(dim=1)
         before = _any_near(sent, self._known, near)
-        if self._epochs_left and 2 * int(before.sum()) > len(sent):
+        tolerated = max(2, TOLERATED * len(sent))
+        if self._epochs_left and int(before.sum()) > tolerated:
             self._epochs_left -= 1
             self._known = torch.empty(0, NUMBERS)
             before = torch.zeros_like(before)
         self._known = torch.cat([self._known, sent])[-MEMORY:]
         repeated = int((within | before).sum())
         self.total += repeated
-        if self.refuse and repeated > max(2, TOLERATED * len(sent)):
+        if self.refuse and repeated > tolerated:
             raise RepetitionError(
                 f"{repeated} of the {len(sent)} samples of this batch were sent before in this epoch, and "
                 "repeated activations are refused here; send each sample once per local epoch."

@@ -44,6 +44,7 @@ from sigil.federation.precision import Precision
 from sigil.federation.progress import Silent
 from sigil.federation.recording import GradientRecorder
 from sigil.federation.reference import ReferenceRecorder
+from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
@@ -282,7 +283,13 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
     description = _read_description(folder)
     if description is None:
         return False
-    was, now = (some.model_dump(mode="json") for some in (_settings(description), settings))
+    commitment = None if key is None else key.commitment
+    if description["commitment"] != commitment:
+        raise TrainingError(
+            f"The run in {folder} was begun with another key; give the same --key, or another --out."
+        )
+    both = (_settings(description), settings)
+    was, now = (resolve(some, key).model_dump(mode="json") for some in both)
     for section, values in now.items():
         for name, value in values.items():
             if was[section][name] != value:
@@ -290,11 +297,6 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
                     f"The run in {folder} has {section}.{name} = {was[section][name]!r}, not "
                     f"{value!r}; give the same settings to go on, or another --out."
                 )
-    commitment = None if key is None else key.commitment
-    if description["commitment"] != commitment:
-        raise TrainingError(
-            f"The run in {folder} was begun with another key; give the same --key, or another --out."
-        )
     return bool(description["finished"])
 
 

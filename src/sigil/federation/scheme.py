@@ -29,7 +29,8 @@ def resolve(settings: Settings, key: Key | None) -> Settings:
     mark = settings.watermark
     scheme = mark.scheme
     if scheme == "auto":
-        scheme = _stated(key) or automatic(settings)
+        # A key of the first version states nothing; trainings with it had the paper's scheme.
+        scheme = automatic(settings) if key is None else key.fields.scheme
     elif _stated(key) not in (None, scheme):
         raise ConfigError(
             f"watermark.scheme is {scheme!r}, but the key states {_stated(key)!r}; leave the setting out or "
@@ -44,7 +45,7 @@ def resolve(settings: Settings, key: Key | None) -> Settings:
         raise ConfigError(
             "watermark.carriers_per_bit belongs to the scheme shares, but here every client carries all bits."
         )
-    if scheme == "paper" and settings.marked and automatic(settings) == "shares" and mark.scheme == "auto":
+    if scheme == "paper" and mark.scheme == "auto" and automatic(settings) == "shares":
         log.info(
             "the key states the scheme paper, so every client's gradients carry the whole mark; a key of "
             "the scheme shares would keep most of it from each"
@@ -59,7 +60,7 @@ def automatic(settings: Settings) -> Literal["paper", "shares"]:
     """The scheme of a training whose key and settings state none."""
     federation = settings.federation
     averaged = federation.mode != "sl" and federation.clients >= ENOUGH_CLIENTS
-    return "shares" if averaged else "paper"
+    return "shares" if averaged and settings.marked else "paper"
 
 
 def _stated(key: Key | None) -> Literal["paper", "shares"] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from pydantic import Field
 
 from sigil.experiments import registry
 from sigil.experiments.lab import scales
-from sigil.experiments.lab.store import MODEL, Cell, Store
+from sigil.experiments.lab.store import MODEL, Cell, Store, experiment_key
 from sigil.federation.settings import RunSettings, Settings
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -33,6 +35,34 @@ def test_a_new_setting_leaves_old_trainings_where_they_are(tmp_path: Path) -> No
     assert store.folder(MoreSettings.model_validate(values)) == store.folder(settings)
     values["run"]["added"] = 4
     assert store.folder(MoreSettings.model_validate(values)) != store.folder(settings)
+
+
+def test_the_scheme_of_the_paper_leaves_old_trainings_where_they_are(tmp_path: Path) -> None:
+    """Names from before there were schemes: sha256 of [DEFAULTS, what differed from the defaults then]."""
+    store = Store("smoke", results=tmp_path, runs=tmp_path)
+    smoke = scales.get("smoke")
+    for mark in ({}, {"strength": 0.1}, {"strength": 0.01}):
+        settings = smoke.settings(seed=3, watermark=mark)
+        assert (settings.watermark.scheme, settings.watermark.strength) == (
+            "paper",
+            mark.get("strength", 0.1),
+        )
+        watermark = {"bits": 50, "probes": 16, "statistics_every": 1}
+        if mark.get("strength", 0.1) != 0.1:
+            watermark |= mark
+        changed = {
+            "data": {"train_limit": 80, "test_limit": 40},
+            "federation": {"clients": 4, "rounds": 2, "local_epochs": 1, "batch_size": 16},
+            "model": {"width": 8},
+            "optimizer": {"lr": 0.05, "warmup_rounds": 0},
+            "run": {"precision": "float32", "seed": 3, "threads": 1, "workers": 1},
+            "watermark": watermark,
+        }
+        text = json.dumps([2, changed], sort_keys=True)
+        assert store.folder(settings).name == hashlib.sha256(text.encode()).hexdigest()[:16]
+        shares = smoke.settings(seed=3, watermark={**mark, "scheme": "shares"})
+        assert store.folder(shares) != store.folder(settings)
+        assert experiment_key(shares).fields.scheme == "shares"
 
 
 def test_every_committed_cell_is_asked_for_by_its_experiment() -> None:
