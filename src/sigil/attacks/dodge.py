@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sigil.attacks.checks import check_not_negative
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
-from sigil.attacks.training import TUNING, Tuning, descend
+from sigil.attacks.training import TUNING, Tuning, tune
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.seeds import generator
@@ -66,18 +66,8 @@ def dodge(
             given, asked = attacked.front(images), attacked.front(noise)
         return _distance(given, kept) + gamma * _distance(asked, moved)
 
-    descend(
-        attacked.whole,
-        data,
-        loss,
-        tuning,
-        precision=place,
-        only=attacked.front,
-        progress=tuning.progress,
-        checkpoint=tuning.checkpoint,
-        identity=f"dodge {gamma} {attacked.cut}",
-        before_step=at,
-    )
+    identity = f"dodge {gamma} {attacked.cut}"
+    tune(attacked.whole, data, loss, tuning, identity=identity, only=attacked.front, before_step=at)
     return same_kind(attacked.whole, model)
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from sigil import files
 from sigil.attacks.checks import check_not_negative
 from sigil.attacks.halves import OpenedAtCut
-from sigil.attacks.training import BeforeStep, Tuning, descend
+from sigil.attacks.training import BeforeStep, Tuning, tune
 from sigil.data import Dataset, evaluate_batches
 from sigil.errors import AttackError
 
@@ -39,17 +39,8 @@ def finetune_at_cut(
         task = F.cross_entropy(logits.float(), labels)
         return task if added is None else task + added
 
-    descend(
-        attacked.whole,
-        data,
-        loss,
-        tuning,
-        precision=place,
-        progress=tuning.progress,
-        checkpoint=tuning.checkpoint,
-        identity=f"{identity} {attacked.cut}",
-        before_step=before_step,
-    )
+    identity = f"{identity} {attacked.cut}"
+    tune(attacked.whole, data, loss, tuning, identity=identity, before_step=before_step)
 
 
 def push_along(

@@ -178,3 +178,28 @@ def descend(
     optimizer.zero_grad(set_to_none=True)
     model.requires_grad_(True).train(mode)
     model.to(device=home, memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+def tune(
+    model: nn.Module,
+    data: Dataset,
+    loss: Loss,
+    tuning: Tuning,
+    *,
+    identity: str,
+    only: nn.Module | None = None,
+    before_step: BeforeStep | None = None,
+) -> None:
+    """:func:`descend` as ``tuning`` says."""
+    descend(
+        model,
+        data,
+        loss,
+        tuning,
+        precision=tuning.place,
+        only=only,
+        progress=tuning.progress,
+        checkpoint=tuning.checkpoint,
+        identity=identity,
+        before_step=before_step,
+    )

@@ -71,6 +71,11 @@ class ReadingFacts(Strict):
     agreements: Annotated[tuple[int, ...], Field(max_length=MAX_BITS)]
 
     @property
+    def counts(self) -> bool:
+        """Whether this reading may carry a verdict: it can be made, and no claimant chose what was asked."""
+        return self.readable and self.source != "claimant"
+
+    @property
     def weights(self) -> list[int]:
         """|w_j| = |2 a_j - N|, where a_j of N answers agree with the target at bit j."""
         return [abs(2 * agreed - self.count) for agreed in self.agreements]
