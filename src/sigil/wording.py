@@ -242,6 +242,8 @@ def ending(verdict: Verdict) -> str:
             return ""
         case _:
             return NOT_DISPROVEN
+
+
 def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) -> str:
     """What the p-value was multiplied by, as one sentence on a page."""
     parts = ["4 for the tests that the rules allow, made or not"]
