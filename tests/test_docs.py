@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import sigil
@@ -13,10 +14,9 @@ import sigil
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def program(page: str) -> str:
-    """The Python block of a page."""
-    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
-    return str(block)
+def programs(page: str) -> list[str]:
+    """The Python blocks of a page that are whole programs."""
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
 
 
 def run(source: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def run(source: str) -> dict[str, Any]:
 
 
 def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not() -> None:
-    source = program("own-server.md")
+    source, _ = programs("own-server.md")
     loop = source[source.index("def layer") : source.index("report =")]
     assert len([line for line in loop.splitlines() if line.strip()]) <= 20
 
@@ -55,3 +55,10 @@ def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not() 
     assert not any(report.owned for report in wrong)
     # Under the null a thousand p-values spread over (0, 1): about one in ten lies below 0.1.
     assert 60 < sum(report.p_value < 0.1 for report in wrong) < 145
+
+
+def test_an_own_loop_refuses_a_client_that_scales_its_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    _, source = programs("own-server.md")
+    names = run(source)
+    assert "not one of the agreed loss" in capsys.readouterr().out
+    assert names["activation"].grad is not None
