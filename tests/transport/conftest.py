@@ -80,7 +80,8 @@ class Net:
             "input_shape": self.dataset.shape,
             "credentials": ServerCredentials.load(self.folder),
         }
-        return SplitService(self.settings, **{**arguments, **changes})
+        settings = changes.pop("settings", self.settings)
+        return SplitService(settings, **{**arguments, **changes})
 
     def credentials(self, client: int) -> ClientCredentials:
         return ClientCredentials.load(certificates.bundle_folder(self.folder, client))

@@ -21,6 +21,7 @@ import torch
 from harness.hostile_streams import Attacker, HostileStream, send, turned_away
 from harness.replay import replay
 from sigil.federation.from_settings import scheduled_rate
+from sigil.federation.settings import make
 from sigil.transport import Limits, Reason, Status, certificates, wire
 from sigil.transport.wire import Kind
 
@@ -61,8 +62,12 @@ def test_every_malformed_message_is_rejected_with_a_reason_and_harms_nobody(
         return_seconds=None,
         bytes_in_flight=1 << 20,
     )
+    # Each hostile stream comes from a client of its own; the honest one carries the whole mark as in `net`.
+    sections = net.settings.model_dump()
+    sections["federation"]["clients"] = len(clients)
+    sections["watermark"]["scheme"] = "paper"
     outcomes: Counter[str] = Counter()
-    with net.service(limits=limits) as service:
+    with net.service(limits=limits, settings=make(sections)) as service:
         tickets = service.open_round(1, server_start, lr=scheduled_rate(net.settings, 1), clients=clients)
         attacker = Attacker(
             np.random.default_rng(0),
