@@ -32,7 +32,7 @@ from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
 from sigil import origin
-from sigil.alignment import Alignment, Reference, align, check_channels, open_reference
+from sigil.alignment import Alignment, Reference, align, check_channels, drawn_by_key, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.errors import ConfigError, ShapeError
 from sigil.key import Key
@@ -126,6 +126,9 @@ def verify(
             input_shape=input_shape or key.fields.input_shape,
             activation_shape=key.shape,
         )
+    if isinstance(reference, str | os.PathLike) and drawn_by_key(reference):
+        # The key draws the weights that such a run began with; only correlations remain to be brought.
+        reference = None if isinstance(module_of(suspect), Model) else reference
     level = float(key.fields.alpha) if alpha is None else alpha
     _check_settings(
         probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size

@@ -12,6 +12,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from harness.openssl_authority import OpenSslAuthority
 
 from sigil import models
 from sigil.federation import Run, train
@@ -70,6 +71,9 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
         public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         path.with_name("auditor.pub.pem").write_bytes(public)
 
+    def write_root(path: Path) -> None:
+        path.write_bytes(OpenSslAuthority(path.with_name("authority")).root_file.read_bytes())
+
     makers = {
         "owner.key": write_key,
         "runs/a": write_run,
@@ -80,6 +84,7 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
         "model.onnx": write_graph,
         "published.txt": write_statement,
         "auditor.pem": write_auditors_keys,
+        "root.pem": write_root,
     }
 
     def put(name: str, folder: Path) -> None:

@@ -1,7 +1,8 @@
 """References: what an owner knows of a training by which the channels of a copy can be told apart.
 
 Either what the server recorded of its clients' activations (:class:`Reference`), or the weights with which
-the training began, which follow from its seed. A finished run's directory holds what both are made from.
+the training began, which follow from its key or its seed. A finished run's directory holds the first, and
+the seed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from sigil import files, models
 from sigil.alignment.correlations import Floats, correlation_matrix
 from sigil.errors import AlignmentError, reason
+from sigil.key import Key
 from sigil.models import Model
 from sigil.seeds import derive
 
@@ -162,10 +164,14 @@ def open_reference(
     return models.load(path) if '"spec"' in note else Reference.load(path)
 
 
-def initial_half(folder: str | os.PathLike[str]) -> Model:
-    """The client half with which the finished run in ``folder`` began: its weights follow from the seed."""
+def initial_half(folder: str | os.PathLike[str], key: Key | None = None) -> Model:
+    """The client half with which the finished run in ``folder`` began.
+
+    Its weights follow from the run's seed, or from the key that the run was marked with: then ``key`` is
+    needed.
+    """
     folder = Path(folder)
-    seed = _seed_of(folder)
+    description = _description(folder)
     described = models.read_description(folder / "client.safetensors")
     spec, shape = described.spec, described.input_shape
     if spec.cut is None or shape is None:
@@ -176,9 +182,23 @@ def initial_half(folder: str | os.PathLike[str]) -> Model:
         width=spec.width,
         channels=spec.channels,
         input_size=shape[1:],
-        seed=derive(seed, "weights"),
+        seed=derive(description["settings"]["run"]["seed"], "weights"),
     )
-    return models.split(whole, spec.cut)[0]
+    half, _ = models.split(whole, spec.cut)
+    if description.get("initial_weights") == "key":
+        if key is None or key.commitment != description.get("commitment"):
+            raise AlignmentError(
+                f"The initial weights of the run in {folder} were drawn from its key and are in no file: "
+                "verify with that key, which needs no reference."
+            )
+        key.initialise(half)
+    return half
+
+
+def drawn_by_key(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` is the directory of a run whose initial weights were drawn from its key."""
+    folder = Path(path)
+    return folder.is_dir() and _description(folder).get("initial_weights") == "key"
 
 
 def check_channels(shape: Sequence[int]) -> None:
@@ -208,8 +228,8 @@ def _recorded_shape(path: Path, note: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _seed_of(folder: Path) -> int:
-    """The seed of a finished run, which its description holds."""
+def _description(folder: Path) -> dict[str, Any]:
+    """What a finished run says of itself: its settings, with the seed, and what drew its weights."""
     path = folder / "run.json"
     try:
         with path.open("rb") as file:
@@ -235,4 +255,5 @@ def _seed_of(folder: Path) -> int:
         raise AlignmentError(
             f"The run in {folder} is not finished; give the same `sigil train` command again to go on."
         )
-    return seed
+    known: dict[str, Any] = description
+    return known

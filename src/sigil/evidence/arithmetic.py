@@ -36,7 +36,7 @@ def recompute(facts: Facts) -> Seal | None:
         raise contradiction("it does not hold each kind of reading once, noise among them")
     for reading in facts.verdict.readings:
         _check_reading(reading, facts.verdict.bits, own)
-    _check_verdict(facts.verdict, facts.key.kind)
+    _check_verdict(facts.verdict, stamped=stamp is not None)
     if not facts.verdict.experiment:
         _check_nothing_chosen(facts, own)
     return stamp
@@ -99,11 +99,13 @@ def _check_source(reading: ReadingFacts, own: Statement) -> None:
         raise contradiction("who chose the inputs of a reading does not fit its statement")
 
 
-def _check_verdict(verdict: Verdict, kind: str) -> None:
-    allowance: float = PLAIN_ALLOWANCE_LOG2 if kind == "plain" else STAMPED_ALLOWANCE_LOG2
+def _check_verdict(verdict: Verdict, *, stamped: bool) -> None:
+    allowances: tuple[float, ...] = (PLAIN_ALLOWANCE_LOG2,)
+    if stamped:  # counted as a plain one where the examiner named no root
+        allowances = (STAMPED_ALLOWANCE_LOG2, PLAIN_ALLOWANCE_LOG2)
     if verdict.register_count is not None:
-        allowance = math.log2(verdict.register_count)
-    if not _close(verdict.allowance_log2, allowance):
+        allowances = (math.log2(verdict.register_count),)
+    if not any(_close(verdict.allowance_log2, one) for one in allowances):
         raise contradiction("its allowance is not that of its kind of key")
     if verdict.experiment != bool(verdict.reasons):
         raise contradiction("it is an experiment without a reason, or the other way about")
@@ -151,6 +153,12 @@ def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
             any(one.aligned for one in verdict.readings)
             and not (facts.alignment is not None and facts.alignment.used),
             "it does not say what channels were put in order by",
+        ),
+        (
+            facts.alignment is not None
+            and facts.alignment.compared != "initial weights"
+            and verdict.tries % 2 == 1,
+            "its channels were compared with recorded correlations, which count as one more try",
         ),
         (
             facts.alignment is not None
