@@ -105,7 +105,7 @@ def try_fresh_keys(kind: str, halves: list[Model], inputs: Tensor, pairs: int, d
         key = fresh_key(kind, len(rows), shape, authority)
         for i, half in enumerate(halves):
             roots = None if kind == "plain" else [authority.root]
-            report = verify(half, key, inputs, inputs_from="judge", roots=roots)
+            report = verify(half, key, inputs, inputs_from="judge", roots=roots, batch_size=PROBES)
             assert report.allowance_log2 == ALLOWANCE[kind]
             rows.append(
                 {
@@ -278,6 +278,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1_000_000, help="seeds that are drawn for a ground key")
     parser.add_argument("--searches", type=int, default=4, help="ground keys of each kind")
     parser.add_argument("--proxies", type=int, default=3, help="models that grinding sees")
+    parser.add_argument("--kind", choices=tuple(BITS), help="measure this kind of key only, for --work")
     parser.add_argument("--work", type=Path, default=Path("build/claims"), help="where to keep what is done")
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     parser.add_argument("--figure", type=Path, help="also draw the p-values into this file")
@@ -299,7 +300,7 @@ def main() -> None:
     print(f"{len(halves)} clean models, mean cosine of their mean activations {alike(noise):.2f}")
 
     fresh, ground = [], []
-    for kind in BITS:
+    for kind in [arguments.kind] if arguments.kind else BITS:
         fresh.append(try_fresh_keys(kind, halves, scaled[1], arguments.pairs, work / f"fresh-{kind}.jsonl"))
         print({name: value for name, value in fresh[-1].items() if name != "log10_p"}, flush=True)
         ground.append(
@@ -314,6 +315,8 @@ def main() -> None:
             )
         )
         print({name: value for name, value in ground[-1].items() if name != "rows"}, flush=True)
+    if arguments.kind:
+        return
     if arguments.json:
         document = {
             "versions": {

@@ -147,7 +147,7 @@ def test_a_reference_made_to_fit(innocent: tuple[Path, Path, Key], tmp_path: Pat
     lie = facts.model_copy(update={"verdict": hidden})
     found = check(sign(lie, key.signing_key())).facts
     with pytest.raises(EvidenceError, match="does not give what the evidence says"):
-        repeat(found, key, suspect)  # type: ignore[arg-type]
+        repeat(found, key, suspect, register=1)  # type: ignore[arg-type]
 
 
 def test_a_key_without_initial_weights_cannot_claim_them(innocent: tuple[Path, Path, Key]) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from harness.openssl_authority import OpenSslAuthority
 
+from harness.openssl_authority import OpenSslAuthority
 from sigil import models
 from sigil.federation import Run, train
 from sigil.federation.settings import make

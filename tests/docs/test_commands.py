@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 import torch
 import typer
-from harness.openssl_authority import OpenSslAuthority
 
+from harness.openssl_authority import OpenSslAuthority
 from sigil.cli.main import app, main
 from sigil.federation.settings import read
 

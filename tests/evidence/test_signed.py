@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,36 @@ def test_a_reference_must_be_one_that_was_published(make: Callable[..., Any]) ->
     others = References("00" * 32, initial_weights="1a" * 32, correlations=None)
     with pytest.raises(EvidenceError, match="another key"):
         check(content, references=others.line())
+
+
+def test_correlations_count_as_a_further_try(make: Callable[..., Any]) -> None:
+    facts, key = make(reference="1a" * 32, aligned=True)
+    assert facts.verdict.tries == 2
+    alone, _ = make(reference="1a" * 32, compared="initial weights", aligned=True)
+    assert alone.verdict.tries == 1
+    forged = facts.model_copy(update={"verdict": alone.verdict})
+    with pytest.raises(EvidenceError, match="doubles the number of tries"):
+        check(sign(forged, key.signing_key()))
+
+
+def test_a_stamp_that_no_root_vouched_for_is_counted_as_plain(make: Callable[..., Any]) -> None:
+    """A stamped key is priced at 2^24, or at 2^80 where no root was named, and at nothing between."""
+    facts, key = make(0.999, stamped=True)
+    for allowance, accepted in ((24.0, True), (80.0, True), (40.0, False), (0.0, False)):
+        priced = facts.verdict.model_copy(update={"allowance_log2": allowance})
+        best = priced.best.as_reading()
+        verdict = priced.model_copy(
+            update={
+                "log10_p": min(0.0, best.log10_p + priced.log10_price),
+                "threshold": best.threshold(10.0 ** (math.log10(priced.alpha) - priced.log10_price)),
+            }
+        )
+        content = sign(facts.model_copy(update={"verdict": verdict}), key.signing_key())
+        if accepted:
+            assert check(content).facts.verdict.allowance_log2 == allowance
+        else:
+            with pytest.raises(EvidenceError, match="allowance is not that"):
+                check(content)
 
 
 def test_a_reference_that_was_not_used_need_not_be_published(make: Callable[..., Any]) -> None:
