@@ -163,9 +163,10 @@ def verify(
         alignment, chosen = examiner.align(reference)
         if alignment is not None:
             correlations = int(not chosen and reference is not None)
-            reasons += (
-                ("the reference for the order of channels was brought by the claimant",) if chosen else ()
-            )
+            if reference is not None and alignment.believed:
+                # Made from a public base model, either kind of reference puts all its descendants in an order
+                # that suits a key.
+                reasons += ("the reference for the order of channels was brought by the claimant",)
             if alignment.believed:
                 readings.append(
                     examiner.on_inputs(alignment) if inputs is not None else examiner.on_noise(alignment)

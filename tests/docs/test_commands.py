@@ -36,7 +36,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 PRESUPPOSED = {
     "README.md": ("owner.key", "suspect.safetensors", "published.txt"),
-    "alignment.md": ("owner.key", "runs/a"),
+    "alignment.md": ("sealed.key", "root.pem", "runs/sealed"),
     "attacks.md": ("owner.key", "runs/a"),
     "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem", "root.pem"),
     "onnx.md": ("owner.key", "runs/first"),

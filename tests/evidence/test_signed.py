@@ -150,13 +150,14 @@ def test_a_reference_must_be_one_that_was_published(make: Callable[..., Any]) ->
         check(content, references=others.line())
 
 
-def test_correlations_count_as_a_further_try(make: Callable[..., Any]) -> None:
+def test_an_order_by_what_was_brought_is_an_experiment(make: Callable[..., Any]) -> None:
+    """Correlations can be those of a public base model, reordered to suit a key, as initial weights can."""
     facts, key = make(reference="1a" * 32, aligned=True)
-    assert facts.verdict.tries == 2
-    alone, _ = make(reference="1a" * 32, compared="initial weights", aligned=True)
-    assert alone.verdict.tries == 1
-    forged = facts.model_copy(update={"verdict": alone.verdict})
-    with pytest.raises(EvidenceError, match="doubles the number of tries"):
+    assert (facts.verdict.tries, facts.verdict.owned) == (2, False)
+    owned, _ = make(reference="1a" * 32, compared="initial weights", aligned=True)
+    assert owned.verdict.owned
+    forged = facts.model_copy(update={"verdict": owned.verdict})
+    with pytest.raises(EvidenceError, match="put in order by something that its key did not draw"):
         check(sign(forged, key.signing_key()))
 
 

@@ -131,14 +131,12 @@ def _check_verdict(verdict: Verdict, *, stamped: bool) -> None:
 def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
     """What the statement settles must have been done so, or it is an experiment and has to say so."""
     verdict, fields = facts.verdict, own.fields
-    brought = facts.alignment is not None and facts.alignment.compared != "initial weights"
-    if brought and verdict.tries % 2 == 1:
-        raise contradiction("channels were compared with correlations, which doubles the number of tries")
     asked = PROBES if fields is None else fields.probes
     shape = None if fields is None else fields.input_shape
     for wrong, words in (
         (verdict.seed is not None, "the seed of its noise was chosen"),
         (verdict.alpha > ALPHA, f"its level is above {ALPHA:g}"),
+        (fields is not None and verdict.alpha > float(fields.alpha), "its level is above the stated one"),
         (
             any(one.kind == "noise" and one.count != asked for one in verdict.readings),
             f"its key asks for {asked} probes",
@@ -160,9 +158,10 @@ def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
         (
             facts.alignment is not None
             and facts.alignment.used
-            and facts.alignment.compared == "initial weights"
-            and (fields is None or fields.initialiser is None),
-            "its channels were put in order by initial weights that its key did not draw",
+            and (
+                facts.alignment.compared != "initial weights" or fields is None or fields.initialiser is None
+            ),
+            "its channels were put in order by something that its key did not draw",
         ),
     ):
         if wrong:
