@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -159,6 +160,27 @@ def test_an_order_by_what_was_brought_is_an_experiment(make: Callable[..., Any])
     forged = facts.model_copy(update={"verdict": owned.verdict})
     with pytest.raises(EvidenceError, match="put in order by something that its key did not draw"):
         check(sign(forged, key.signing_key()))
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 5e-324])
+def test_a_level_too_small_for_a_float_is_a_contradiction_and_no_crash(
+    make: Callable[..., Any], alpha: float
+) -> None:
+    facts, key = make()
+    verdict = facts.verdict.model_copy(update={"alpha": alpha})
+    with pytest.raises(EvidenceError, match="contradicts itself"):
+        check(sign(facts.model_copy(update={"verdict": verdict}), key.signing_key()))
+
+
+def test_a_level_above_the_stated_one_is_refused(make: Callable[..., Any]) -> None:
+    """A key states its level; who writes the record cannot take a milder one afterwards."""
+    facts, key = make()
+    strict = Key(dataclasses.replace(key.fields, alpha="1e-9"), bytes(32))
+    stated = facts.key.model_copy(
+        update={"statement": strict.statement(), "commitment": strict.commitment, "owner": strict.owner}
+    )
+    with pytest.raises(EvidenceError, match="level is above the stated one"):
+        check(sign(facts.model_copy(update={"key": stated}), strict.signing_key()))
 
 
 def test_a_stamp_that_no_root_vouched_for_is_counted_as_plain(make: Callable[..., Any]) -> None:

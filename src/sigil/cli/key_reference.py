@@ -30,10 +30,12 @@ def reference(
     """Print one line that commits you to what a training recorded, to publish.
 
     A copy whose channels were reordered is put back in order by the
-    initial weights that the key drew, which need no publishing, or by the
-    correlations that the training's server recorded. Chosen afterwards,
-    correlations could suit any key, so publish or timestamp this line when
-    the training is done. It reveals nothing of them.
+    initial weights that the key drew, which need no publishing. By the
+    correlations that the training's server recorded it can be put in order
+    as well, but that is an experiment and no proof, since correlations can
+    be made to suit any key. Publish or timestamp this line when the
+    training is done if you want to show later that they are those of that
+    time. It reveals nothing of them.
 
     \b
     Examples:

@@ -117,7 +117,9 @@ def _check_verdict(verdict: Verdict, *, stamped: bool) -> None:
     descent = 0.0 if origin is None else min(0.0, origin.log10_p + verdict.log10_price)
     if not _close(verdict.log10_p_origin, descent):
         raise contradiction("its corrected p-value of the origin does not follow from its readings")
-    needed = reading.threshold(10.0 ** (level - verdict.log10_price))
+    # A float holds no smaller level, and no counts reach one.
+    exponent = level - verdict.log10_price
+    needed = reading.threshold(10.0**exponent) if exponent > -300 else math.inf
     recorded = math.inf if verdict.threshold is None else verdict.threshold
     if not (math.isclose(recorded, needed, abs_tol=1e-9) or (not best.exact and recorded > needed)):
         raise contradiction("its threshold does not follow from its agreements")
