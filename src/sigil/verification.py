@@ -32,7 +32,7 @@ from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
 from sigil import origin
-from sigil.alignment import Alignment, Reference, align, check_channels, drawn_by_key, open_reference
+from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.errors import ConfigError, ShapeError
 from sigil.key import Key
@@ -126,7 +126,7 @@ def verify(
             input_shape=input_shape or key.fields.input_shape,
             activation_shape=key.shape,
         )
-    if isinstance(reference, str | os.PathLike) and drawn_by_key(reference):
+    if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
         # The key draws the weights that such a run began with; only correlations remain to be brought.
         reference = None if isinstance(module_of(suspect), Model) else reference
     level = float(key.fields.alpha) if alpha is None else alpha

@@ -11,7 +11,7 @@ import torch
 
 import sigil
 from sigil import models
-from sigil.alignment import Reference, drawn_by_key, fingerprint, initial_half
+from sigil.alignment import Reference, began_with_key, fingerprint, initial_half
 from sigil.alignment.initial_weights import match_by_initial_weights
 from sigil.errors import AlignmentError, SigilError
 from sigil.federation import train
@@ -62,12 +62,12 @@ def test_a_marked_training_begins_with_weights_that_the_key_drew(tmp_path: Path)
         torch.testing.assert_close(began[name], key.initial(name, began[name].shape), rtol=0, atol=0)
     half = train(settings, folder, key=key).halves()[0]
     assert json.loads((folder / "run.json").read_text())["initial_weights"] == "key"
-    assert drawn_by_key(folder)
+    assert began_with_key(folder)
     again = initial_half(folder, key)
     for name, value in again.state_dict().items():
         torch.testing.assert_close(value, began[name], rtol=0, atol=0)
     for other in (None, owner_key(initialiser=None)):
-        with pytest.raises(AlignmentError, match="drawn from its key"):
+        with pytest.raises(AlignmentError, match="weights that its key drew"):
             initial_half(folder, other)
     # The directory is no reference that anybody brings: the key needs none.
     report = sigil.verify(half, key, reference=folder)

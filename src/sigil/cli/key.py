@@ -141,7 +141,7 @@ def new(
     if kept is not None:
         typer.echo(f"The key that was there is kept as {printable(str(kept))}.")
     typer.echo("Keep it secret, and keep a copy: without it nothing can be proven.")
-    typer.echo(_what_proves(key))
+    typer.echo(what_proves(key))
     if to_be_stamped:
         typer.echo(f"Have it stamped before you train: sigil key stamp {printable(str(file))} --tsa URL")
         typer.echo("This line is what the time stamp will date:")
@@ -180,7 +180,7 @@ def show(
         typer.echo(f"{name.replace('_', ' '):<13} {value}")
     typer.echo(f"commitment    {key.commitment}")
     typer.echo(f"evidence key  {facts['evidence_key']}")
-    typer.echo(_what_proves(key))
+    typer.echo(what_proves(key))
 
 
 @app.command()
@@ -332,7 +332,15 @@ def _kind(key: Key) -> str:
     return f"stamped on {moment} by {printable(key.stamp.authority)}, number {key.stamp.serial}"
 
 
-def _what_proves(key: Key) -> str:
+def warn_if_useless(key: Key) -> None:
+    """Say before a training, and not when it is too late, that a key is too short to prove anything."""
+    from sigil.key_length import needed_rate
+
+    if needed_rate(key.bits, _allowance(key)) > 1:
+        typer.echo(f"sigil: {what_proves(key)}", err=True)
+
+
+def what_proves(key: Key) -> str:
     """One sentence about the success rate that a proof with this key needs."""
     from sigil.key_length import needed_rate, shortest_bits
 

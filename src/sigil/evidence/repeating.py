@@ -151,14 +151,20 @@ def repeat_first(facts: FirstFacts, key: Key, suspect: Suspect) -> Repeated:
         seed=recorded.probe_seed,
         tries=recorded.tries,
     )
-    noise = report.reading("noise")
-    found = () if noise is None else tuple(round(share * noise.count) for share in noise.bit_shares)
-    if len(found) != len(recorded.agreements):
-        raise _differs("the number of bits")
-    return Repeated(
-        len(found),
-        _apart("noise", recorded.agreements, sorted(found, reverse=True), recorded.probes),
+    before = ReadingFacts(
+        kind="noise",
+        aligned=False,
+        count=recorded.probes,
+        wsr=recorded.wsr,
+        log10_p=0.0,
+        exact=True,
+        readable=True,
+        source="key",
+        digest=None,
+        agreements=recorded.agreements,
     )
+    found = next(one for one in judged(report).readings if one.kind == "noise")
+    return Repeated(len(before.agreements), _differing(before, found))
 
 
 def compare(recorded: Verdict, found: Verdict) -> Repeated:
@@ -201,16 +207,13 @@ def _differing(recorded: ReadingFacts, found: ReadingFacts) -> int:
                 f"the {name} of the reading on {recorded.kind}, {getattr(found, name)} instead of "
                 f"{getattr(recorded, name)}"
             )
-    return _apart(recorded.kind, recorded.agreements, found.agreements, recorded.count)
-
-
-def _apart(kind: str, recorded: Sequence[int], found: Sequence[int], count: int) -> int:
-    apart = sum(abs(one - other) for one, other in zip(recorded, found, strict=True))
-    answers = count * len(recorded)
-    if apart > (0.0 if kind == "origin" else _ROUNDING * answers):
+    pairs = list(zip(recorded.agreements, found.agreements, strict=True))
+    apart = sum(abs(one - other) for one, other in pairs)
+    allowed = 0.0 if recorded.kind == "origin" else _ROUNDING * recorded.count * len(pairs)
+    if apart > allowed:
         raise _differs(
-            f"the counts of the reading on {kind}: {100 * sum(found) / answers:.2f} % agree and not "
-            f"{100 * sum(recorded) / answers:.2f} %"
+            f"the counts of the reading on {recorded.kind}: {100 * found.wsr:.2f} % agree and not "
+            f"{100 * recorded.wsr:.2f} %"
         )
     return apart
 
