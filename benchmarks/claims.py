@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import erf
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -51,7 +50,7 @@ Floats = npt.NDArray[np.float32]
 INPUT, CUT, PROBES = (1, 8, 8), "layer1", 512
 BITS = {"plain": 128, "stamped": 64}
 ALLOWANCE = {"plain": PLAIN_ALLOWANCE_LOG2, "stamped": STAMPED_ALLOWANCE_LOG2}
-SEEDS_AT_ONCE = 20_000
+SEEDS_AT_ONCE = 5_000
 
 
 def train(seed: int, images: Tensor, labels: Tensor) -> Model:
@@ -144,6 +143,18 @@ def add_lines(path: Path, rows: list[dict[str, Any]]) -> None:
         file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def lean(projection: Floats) -> Floats:
+    """How far answers lie on one side of zero, -1 to 1, by their mean over their deviation.
+
+    For normal answers it is erf(x/√2); x/√(π/2 + x²) has the same slope and limits and takes a tenth of the
+    time. It only ranks seeds.
+    """
+    size = np.square(projection)
+    size += np.float32(math.pi / 2)
+    np.sqrt(size, out=size)
+    return np.divide(projection, size, out=size)
+
+
 class Ground:
     """The search for a key that fits some models before it is shown, by what it sees of them."""
 
@@ -162,8 +173,9 @@ class Ground:
             count = min(SEEDS_AT_ONCE, seeds - start)
             drawn = generator.standard_normal((count, rank, bits), dtype=np.float32)
             coins = 2.0 * generator.integers(0, 2, (count, bits)).astype(np.float32) - 1.0
-            leaning = erf(np.matmul(self.scaled, drawn) / np.float32(math.sqrt(2)))  # (count, proxies, bits)
-            deviations = (leaning * coins[:, None]).sum(2) / np.sqrt((leaning**2).sum(2))
+            leaning = lean(np.matmul(self.scaled, drawn))  # (count, proxies, bits)
+            size = np.einsum("cpb,cpb->cp", leaning, leaning)
+            deviations = np.einsum("cpb,cb->cp", leaning, coins) / np.sqrt(size)
             scores = deviations.mean(1)
             best = int(scores.argmax())
             if scores[best] > score:
@@ -276,7 +288,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=8, help="clean models to train")
     parser.add_argument("--pairs", type=int, default=2_000, help="(key, model) pairs for each kind of key")
     parser.add_argument("--seeds", type=int, default=1_000_000, help="seeds that are drawn for a ground key")
-    parser.add_argument("--searches", type=int, default=4, help="ground keys of each kind")
+    parser.add_argument("--searches", type=int, default=3, help="ground keys of each kind")
     parser.add_argument("--proxies", type=int, default=3, help="models that grinding sees")
     parser.add_argument("--kind", choices=tuple(BITS), help="measure this kind of key only, for --work")
     parser.add_argument("--work", type=Path, default=Path("build/claims"), help="where to keep what is done")

@@ -123,6 +123,7 @@ def test_everything_that_a_third_party_can_check(examined: Examined, run: Any) -
     assert "The counts are the claimant's; nothing was repeated." in out
     assert "Commitment not opened" in out
     assert "That the judge chose the inputs is the claimant's word." in out
+    assert "Whose file it is, and how it was obtained" in out
     assert "stamped on 2026-01-02 03:04:05 UTC by CN=Trusted time stamps" in out
     assert "under the root that you gave: CN=Trusted root, SHA-256 " in out
     assert "Who controls this authority can grind keys and backdate" in out

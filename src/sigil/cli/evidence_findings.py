@@ -291,6 +291,9 @@ def _say_choices(
                 "(--reference): chosen afterwards, it could suit any key."
             )
     unchecked.append("How many keys and suspects were tried: that is as the claimant declared it.")
+    unchecked.append(
+        "Whose file it is, and how it was obtained: anybody can train a mark of their own into a copy."
+    )
 
 
 def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
