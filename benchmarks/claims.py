@@ -1,6 +1,6 @@
 """False claims: do keys that never met a model prove it, drawn at random or ground to fit?
 
-    python benchmarks/claims.py --json results/benchmarks/claims.json --figure results/benchmarks/claims.png
+    python benchmarks/claims.py --json results/benchmarks/claims.json --figure results/benchmarks/claims.svg
 
 Clean models (ResNet-18, width 8, digits, cut at layer1) are trained without any mark. Then
 
@@ -13,6 +13,8 @@ Deriving the matrix M of 10^6 keys would take hours, so grinding draws with nump
 the key's: entries of M are independent standard normal numbers and the bits fair coins in both. A seed is
 judged by the projections of the proxies' mean activations alone, so only M's part in their span is drawn for
 each seed, and the rest of M for the best one: together they are distributed as one M drawn at once.
+
+Everything that is computed is kept in --work at once, so that a run that was interrupted goes on.
 
 Clean models answer a given M alike, so the best of 10^6 seeds fits models that it never saw far better than a
 fresh key does: that is what the allowance, 2^24 or 2^80, prices.
@@ -31,7 +33,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import erf
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -49,7 +50,7 @@ Floats = npt.NDArray[np.float32]
 INPUT, CUT, PROBES = (1, 8, 8), "layer1", 512
 BITS = {"plain": 128, "stamped": 64}
 ALLOWANCE = {"plain": PLAIN_ALLOWANCE_LOG2, "stamped": STAMPED_ALLOWANCE_LOG2}
-SEEDS_AT_ONCE = 20_000
+SEEDS_AT_ONCE = 5_000
 
 
 def train(seed: int, images: Tensor, labels: Tensor) -> Model:
@@ -64,6 +65,13 @@ def train(seed: int, images: Tensor, labels: Tensor) -> Model:
             optimizer.step()
     half, _ = models.split(model.eval(), CUT)
     return half
+
+
+def clean_half(path: Path, seed: int, images: Tensor, labels: Tensor) -> Model:
+    """The half of a clean classifier, trained now or by an earlier run."""
+    if not path.exists():
+        models.save(path, train(seed, images, labels))
+    return models.load(path)
 
 
 def level(kind: str) -> float:
@@ -87,33 +95,64 @@ def fresh_key(kind: str, number: int, shape: tuple[int, ...], authority: Demonst
     return key if kind == "plain" else key.seal(authority.answer(make_query(key.to_be_stamped().statement())))
 
 
-def try_fresh_keys(kind: str, halves: list[Model], inputs: Tensor, pairs: int) -> dict[str, Any]:
-    """Verify every clean model with fresh keys until there are enough pairs."""
+def try_fresh_keys(kind: str, halves: list[Model], inputs: Tensor, pairs: int, done: Path) -> dict[str, Any]:
+    """Verify every clean model with fresh keys until there are enough pairs; `done` holds those made."""
     authority = DemonstrationAuthority()
     shape = models.activation_shape(halves[0], INPUT)
-    rows: list[tuple[float, float]] = []
-    owned = descends = number = 0
+    rows = read_lines(done)
     while len(rows) < pairs:
-        key = fresh_key(kind, number, shape, authority)
-        number += 1
-        for half in halves:
-            report = verify(half, key, inputs, inputs_from="judge")
-            owned, descends = owned + report.owned, descends + report.descends
-            origin = report.reading("origin")
-            rows.append((report.best.log10_p, 0.0 if origin is None else origin.log10_p))
-    best = np.array(rows)
+        key = fresh_key(kind, len(rows), shape, authority)
+        for i, half in enumerate(halves):
+            roots = None if kind == "plain" else [authority.root]
+            report = verify(half, key, inputs, inputs_from="judge", roots=roots, batch_size=PROBES)
+            assert report.allowance_log2 == ALLOWANCE[kind]
+            rows.append(
+                {
+                    "model": i,
+                    "owned": report.owned,
+                    "descends": report.descends,
+                    "log10_p": round(report.best.log10_p, 3),
+                    "log10_p_origin": round(
+                        next(r.log10_p for r in report.readings if r.kind == "origin"), 3
+                    ),
+                }
+            )
+        add_lines(done, rows[-len(halves) :])
     return {
         "kind": kind,
         "bits": BITS[kind],
-        "keys": number,
+        "keys": len(rows) // len(halves),
         "pairs": len(rows),
-        "owned": owned,
-        "descends": descends,
-        "smallest_log10_p_of_a_mark": float(best[:, 0].min()),
-        "smallest_log10_p_of_an_origin": float(best[:, 1].min()),
+        "owned": sum(row["owned"] for row in rows),
+        "descends": sum(row["descends"] for row in rows),
+        "smallest_log10_p_of_a_mark": min(row["log10_p"] for row in rows),
+        "smallest_log10_p_of_an_origin": min(row["log10_p_origin"] for row in rows),
         "needed_log10_p": level(kind),
-        "log10_p": [round(float(value), 3) for value in best[:, 0]],
+        "log10_p": [row["log10_p"] for row in rows],
     }
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """What an earlier run measured."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def add_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Keep what was measured."""
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def lean(projection: Floats) -> Floats:
+    """How far answers lie on one side of zero, -1 to 1, by their mean over their deviation.
+
+    For normal answers it is erf(x/√2); x/√(π/2 + x²) has the same slope and limits and takes a tenth of the
+    time. It only ranks seeds.
+    """
+    size = np.square(projection)
+    size += np.float32(math.pi / 2)
+    np.sqrt(size, out=size)
+    return np.divide(projection, size, out=size)
 
 
 class Ground:
@@ -134,8 +173,9 @@ class Ground:
             count = min(SEEDS_AT_ONCE, seeds - start)
             drawn = generator.standard_normal((count, rank, bits), dtype=np.float32)
             coins = 2.0 * generator.integers(0, 2, (count, bits)).astype(np.float32) - 1.0
-            leaning = erf(np.matmul(self.scaled, drawn) / np.float32(math.sqrt(2)))  # (count, proxies, bits)
-            deviations = (leaning * coins[:, None]).sum(2) / np.sqrt((leaning**2).sum(2))
+            leaning = lean(np.matmul(self.scaled, drawn))  # (count, proxies, bits)
+            size = np.einsum("cpb,cpb->cp", leaning, leaning)
+            deviations = np.einsum("cpb,cb->cp", leaning, coins) / np.sqrt(size)
             scores = deviations.mean(1)
             best = int(scores.argmax())
             if scores[best] > score:
@@ -152,18 +192,34 @@ def log10_p(activation: Tensor, matrix: Floats, signs: Floats) -> float:
 
 
 def grind(
-    kind: str, noise: list[Tensor], pictures: list[Tensor], *, proxies: int, seeds: int, searches: int
+    kind: str,
+    noise: list[Tensor],
+    pictures: list[Tensor],
+    *,
+    proxies: int,
+    seeds: int,
+    searches: int,
+    done: Path,
 ) -> dict[str, Any]:
     """Grind keys on some models and read them on the others, on noise and on images."""
-    rows = []
-    for search in range(searches):
+    rows = read_lines(done)
+    for search in range(len(rows) // len(noise), searches):
         generator = np.random.default_rng([search, BITS[kind]])
         own = generator.permutation(len(noise))[:proxies].tolist()
         ground = Ground([noise[i] for i in own] + [pictures[i] for i in own])
         matrix, signs, score = ground.search(BITS[kind], seeds, generator)
         for i in range(len(noise)):
             found = min(log10_p(kept[i], matrix, signs) for kept in (noise, pictures))
-            rows.append({"search": search, "model": i, "own": i in own, "score": score, "log10_p": found})
+            rows.append(
+                {
+                    "search": search,
+                    "model": i,
+                    "own": i in own,
+                    "score": round(score, 3),
+                    "log10_p": round(found, 3),
+                }
+            )
+        add_lines(done, rows[-len(noise) :])
     unseen = [row["log10_p"] for row in rows if not row["own"]]
     return {
         "kind": kind,
@@ -232,8 +288,10 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=8, help="clean models to train")
     parser.add_argument("--pairs", type=int, default=2_000, help="(key, model) pairs for each kind of key")
     parser.add_argument("--seeds", type=int, default=1_000_000, help="seeds that are drawn for a ground key")
-    parser.add_argument("--searches", type=int, default=10, help="ground keys of each kind")
+    parser.add_argument("--searches", type=int, default=3, help="ground keys of each kind")
     parser.add_argument("--proxies", type=int, default=3, help="models that grinding sees")
+    parser.add_argument("--kind", choices=tuple(BITS), help="measure this kind of key only, for --work")
+    parser.add_argument("--work", type=Path, default=Path("build/claims"), help="where to keep what is done")
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     parser.add_argument("--figure", type=Path, help="also draw the p-values into this file")
     arguments = parser.parse_args()
@@ -241,15 +299,21 @@ def main() -> None:
     began = time.perf_counter()
     (train_x, train_y), (test_x, _) = digits.read()
     scaled = [torch.from_numpy(part.astype(np.float32)) / 127.5 - 1 for part in (train_x, test_x)]
-    halves = [train(seed, scaled[0], torch.from_numpy(train_y)) for seed in range(arguments.models)]
+    work: Path = arguments.work
+    work.mkdir(parents=True, exist_ok=True)
+    labels = torch.from_numpy(train_y)
+    halves = [
+        clean_half(work / f"clean{seed}.safetensors", seed, scaled[0], labels)
+        for seed in range(arguments.models)
+    ]
     generator = torch.Generator().manual_seed(0)
     noise = [activations(half, torch.randn(PROBES, *INPUT, generator=generator)) for half in halves]
     pictures = [activations(half, scaled[1][:256]) for half in halves]
     print(f"{len(halves)} clean models, mean cosine of their mean activations {alike(noise):.2f}")
 
     fresh, ground = [], []
-    for kind in BITS:
-        fresh.append(try_fresh_keys(kind, halves, scaled[1], arguments.pairs))
+    for kind in [arguments.kind] if arguments.kind else BITS:
+        fresh.append(try_fresh_keys(kind, halves, scaled[1], arguments.pairs, work / f"fresh-{kind}.jsonl"))
         print({name: value for name, value in fresh[-1].items() if name != "log10_p"}, flush=True)
         ground.append(
             grind(
@@ -259,9 +323,12 @@ def main() -> None:
                 proxies=arguments.proxies,
                 seeds=arguments.seeds,
                 searches=arguments.searches,
+                done=work / f"ground-{kind}.jsonl",
             )
         )
         print({name: value for name, value in ground[-1].items() if name != "rows"}, flush=True)
+    if arguments.kind:
+        return
     if arguments.json:
         document = {
             "versions": {

@@ -259,15 +259,7 @@ class Key:
 
         Every bit has `carriers_per_bit` clients (the stated number, or 1); their loads differ by 1 at most.
         """
-        stated = (self.fields.share_rule or "").partition("-")[2]
-        carriers = carriers_per_bit if carriers_per_bit is not None else int(stated or 1)
-        if stated and carriers != int(stated):
-            raise ConfigError(f"The key states {stated} carriers per bit, but {carriers} were asked for.")
-        if not (1 <= carriers <= clients <= shares.MAX_CLIENTS and 0 <= client < clients):
-            raise ConfigError(
-                f"Client {client} of {clients} with {carriers} carriers per bit is impossible; give "
-                f"0 <= client < clients <= {shares.MAX_CLIENTS} and 1 <= carriers <= clients."
-            )
+        carriers = shares.check(self.fields.share_rule, carriers_per_bit, client=client, clients=clients)
         dealt = shares.deal(self._stream("share"), bits=self.bits, clients=clients, carriers=carriers)
         return torch.from_numpy(dealt[client].copy())
 

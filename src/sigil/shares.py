@@ -6,8 +6,23 @@ import numpy as np
 import numpy.typing as npt
 
 from sigil.draws import Stream
+from sigil.errors import ConfigError
 
 MAX_CLIENTS = 4_096
+
+
+def check(rule: str | None, carriers_per_bit: int | None, *, client: int, clients: int) -> int:
+    """How many clients carry each bit: as the share rule states, or as asked for where it leaves it open."""
+    stated = (rule or "").partition("-")[2]
+    carriers = carriers_per_bit if carriers_per_bit is not None else int(stated or 1)
+    if stated and carriers != int(stated):
+        raise ConfigError(f"The key states {stated} carriers per bit, but {carriers} were asked for.")
+    if not (1 <= carriers <= clients <= MAX_CLIENTS and 0 <= client < clients):
+        raise ConfigError(
+            f"Client {client} of {clients} with {carriers} carriers per bit is impossible; give "
+            f"0 <= client < clients <= {MAX_CLIENTS} and 1 <= carriers <= clients."
+        )
+    return carriers
 
 
 def deal(stream: Stream, *, bits: int, clients: int, carriers: int) -> npt.NDArray[np.bool_]:

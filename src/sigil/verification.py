@@ -32,7 +32,7 @@ from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
 from sigil import origin
-from sigil.alignment import Alignment, Reference, align, check_channels, open_reference
+from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.errors import ConfigError, ShapeError
 from sigil.key import Key
@@ -126,6 +126,9 @@ def verify(
             input_shape=input_shape or key.fields.input_shape,
             activation_shape=key.shape,
         )
+    if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
+        # The key draws the weights that such a run began with; only correlations remain to be brought.
+        reference = None if isinstance(module_of(suspect), Model) else reference
     level = float(key.fields.alpha) if alpha is None else alpha
     _check_settings(
         probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
@@ -160,9 +163,10 @@ def verify(
         alignment, chosen = examiner.align(reference)
         if alignment is not None:
             correlations = int(not chosen and reference is not None)
-            reasons += (
-                ("the reference for the order of channels was brought by the claimant",) if chosen else ()
-            )
+            if reference is not None and alignment.believed:
+                # Made from a public base model, either kind of reference puts all its descendants in an order
+                # that suits a key.
+                reasons += ("the reference for the order of channels was brought by the claimant",)
             if alignment.believed:
                 readings.append(
                     examiner.on_inputs(alignment) if inputs is not None else examiner.on_noise(alignment)

@@ -259,13 +259,18 @@ def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) 
     return f"The probability was multiplied by {', by '.join(parts)} and by {last}."
 
 
-def kind_of_key(key: KeyKind) -> str:
-    """The kind of a key: plain, or when and by whom it was stamped."""
+def kind_of_key(key: KeyKind, allowance_log2: float | None = None) -> str:
+    """The kind of a key: plain, or when and by whom it was stamped, and what it is counted as."""
     if key.kind == "plain":
         return "plain, without a date: 2^80 keys that could have been drawn beforehand are allowed for"
     of_demonstration = f" ({DEMONSTRATION})" if is_demonstration(key) else ""
     moment = (key.stamped_at or "").replace("T", " ").replace("Z", " UTC")
-    return f"stamped on {moment} by {key.authority}{of_demonstration}: 2^24 keys are allowed for"
+    counted = "2^24 keys are allowed for"
+    if allowance_log2 is not None and allowance_log2 > 24:
+        counted = (
+            f"no trusted root was named, so that 2^{allowance_log2:g} are allowed for as for a plain key"
+        )
+    return f"stamped on {moment} by {key.authority}{of_demonstration}: {counted}"
 
 
 def is_demonstration(key: KeyKind) -> bool:

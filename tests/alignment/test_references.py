@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import sigil
 from sigil import models
-from sigil.alignment import Reference, fingerprint, initial_half
+from sigil.alignment import Reference, began_with_key, fingerprint, initial_half
 from sigil.alignment.initial_weights import match_by_initial_weights
 from sigil.errors import AlignmentError, SigilError
 from sigil.federation import train
 from sigil.federation.federation import Federation
 from sigil.federation.from_settings import load_data
 from sigil.federation.settings import make
+from sigil.key import Key
+from sigil.statement import KeyFields
 
 SETTINGS = {
     "model": {"width": 4},
@@ -39,6 +43,62 @@ def test_it_is_what_the_federation_began_with(tmp_path: Path) -> None:
     found = match_by_initial_weights(trained, again)
     assert found.believed
     assert found.order.tolist() == list(range(16))
+
+
+MARKED = SETTINGS | {"watermark": {"strength": 0.5, "scheme": "paper"}}
+
+
+def owner_key(**stated: Any) -> Key:
+    return Key.generate("ACME", shape=(16, 2, 2), bits=16, seed=bytes(32), **stated)
+
+
+def test_a_marked_training_begins_with_weights_that_the_key_drew(tmp_path: Path) -> None:
+    """So that descent from it can be shown, and a copy in disguise be put in order, without any file."""
+    settings, folder, key = make(MARKED), tmp_path / "run", owner_key()
+    began = Federation(settings, load_data(settings), key=key).client_state
+    drawn = [name for name, value in began.items() if value.ndim == 4]
+    assert drawn
+    for name in drawn:
+        torch.testing.assert_close(began[name], key.initial(name, began[name].shape), rtol=0, atol=0)
+    half = train(settings, folder, key=key).halves()[0]
+    assert json.loads((folder / "run.json").read_text())["initial_weights"] == "key"
+    assert began_with_key(folder)
+    again = initial_half(folder, key)
+    for name, value in again.state_dict().items():
+        torch.testing.assert_close(value, began[name], rtol=0, atol=0)
+    for other in (None, owner_key(initialiser=None)):
+        with pytest.raises(AlignmentError, match="weights that its key drew"):
+            initial_half(folder, other)
+    # The directory is no reference that anybody brings: the key needs none.
+    report = sigil.verify(half, key, reference=folder)
+    assert (report.experiment, report.descends, report.tries) == (False, True, 1)
+    assert report.alignment is not None
+    assert report.alignment.source == "initial weights"
+    # Of another kind of suspect only activations can be compared, which were recorded.
+    report = sigil.verify(lambda batch: half.eval()(batch), key, input_shape=(1, 8, 8), reference=folder)
+    assert report.alignment is not None
+    assert (report.alignment.source, report.tries) == ("correlations under noise", 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (SETTINGS, owner_key()),
+        (MARKED, owner_key(initialiser=None)),
+        (MARKED, Key(KeyFields("ACME", (16, 2, 2), 16, version=1), bytes(32))),
+    ],
+    ids=["no mark", "no initialiser", "version 1"],
+)
+def test_other_trainings_begin_with_weights_of_the_seed_and_say_so(
+    settings: dict[str, Any], key: Key, tmp_path: Path
+) -> None:
+    made = make(settings)
+    federation = Federation(made, load_data(made), key=key)
+    assert federation.training.initial_weights == "seed"
+    train(made, tmp_path / "run", key=key)
+    assert json.loads((tmp_path / "run/run.json").read_text())["initial_weights"] == "seed"
+    for name, value in initial_half(tmp_path / "run").state_dict().items():
+        torch.testing.assert_close(value, federation.client_state[name], rtol=0, atol=0)
 
 
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:

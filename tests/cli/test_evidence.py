@@ -19,12 +19,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sigil import models, verify
 from sigil.cli.main import main
+from sigil.errors import EvidenceError
 from sigil.evidence import Facts, check, gather, sign
+from sigil.evidence.first_version import FirstFacts, FirstVerdict
 from sigil.evidence.signed import sha256_of
 from sigil.experiments.authority import DemonstrationAuthority
 from sigil.key import Key
 from sigil.stamping import make_query
-from sigil.statement import Statement
+from sigil.statement import KeyFields, Statement
 from sigil.suspect import open_suspect
 
 SEED = bytes(range(50, 82))
@@ -81,7 +83,7 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
     root.write_bytes(authority.root_pem())
     opened = open_suspect(marked)
     facts = gather(
-        verify(opened, key, str(inputs), inputs_from="judge"),
+        verify(opened, key, str(inputs), inputs_from="judge", roots=[authority.root]),
         key,
         suspect=opened,
         input_shape=INPUT,
@@ -121,6 +123,7 @@ def test_everything_that_a_third_party_can_check(examined: Examined, run: Any) -
     assert "The counts are the claimant's; nothing was repeated." in out
     assert "Commitment not opened" in out
     assert "That the judge chose the inputs is the claimant's word." in out
+    assert "Whose file it is, and how it was obtained" in out
     assert "stamped on 2026-01-02 03:04:05 UTC by CN=Trusted time stamps" in out
     assert "under the root that you gave: CN=Trusted root, SHA-256 " in out
     assert "Who controls this authority can grind keys and backdate" in out
@@ -146,7 +149,7 @@ def test_an_invented_record_is_vouched_for_by_nobody(examined: Examined, tmp_pat
     status, out = run(record, "--statement", examined.published)
     assert status == 0
     assert "The counts are the claimant's; nothing was repeated." in out
-    status, out = run(record, "--key", examined.key_file, "--suspect", text)
+    status, out = run(record, "--key", examined.key_file, "--suspect", text, "--tsa-root", examined.root)
     assert status == 1
     assert out.startswith("REFUSED")
 
@@ -161,7 +164,7 @@ def test_counts_invented_for_a_real_model_are_refused_with_the_key(
     record.write_bytes(invented(examined.facts, examined.key, clean))
     assert run(record, "--suspect", clean, "--statement", examined.published)[0] == 0
     status, out = run(
-        *(record, "--suspect", clean, "--key", examined.key_file),
+        *(record, "--suspect", clean, "--key", examined.key_file, "--tsa-root", examined.root),
         *("--inputs", examined.inputs, "--inputs-from", "judge"),
     )
     assert status == 1
@@ -222,7 +225,10 @@ def _plain(facts: Facts, statement: Statement) -> Facts:
 
 
 def test_the_examination_is_repeated_with_the_key(examined: Examined, run: Any) -> None:
-    repeat = (examined.record, "--key", examined.key_file, "--suspect", examined.marked)
+    repeat: tuple[object, ...] = (examined.record, "--key", examined.key_file, "--suspect", examined.marked)
+    status, out = run(*repeat, "--inputs", examined.inputs, "--inputs-from", "judge")
+    assert (status, "give its certificate with --tsa-root" in out) == (1, True)
+    repeat = (*repeat, "--tsa-root", examined.root)
     status, out = run(*repeat, "--inputs", examined.inputs, "--inputs-from", "judge")
     assert status == 0
     assert out.startswith("HOLDS: the examination was repeated")
@@ -244,7 +250,7 @@ def test_other_inputs_than_the_recorded_ones_are_noticed(
     np.save(other, np.random.default_rng(0).normal(size=(300, *INPUT)).astype(np.float32))
     status, out = run(
         *(examined.record, "--key", examined.key_file, "--suspect", examined.marked),
-        *("--inputs", other, "--inputs-from", "judge"),
+        *("--inputs", other, "--inputs-from", "judge", "--tsa-root", examined.root),
     )
     assert (status, "the digest of the reading on inputs" in out) == (1, True)
 
@@ -291,8 +297,97 @@ def test_records_of_version_1_are_said_to_predate_allowances(run: Any) -> None:
     status, out = run(frozen / "case.json", "--statement", frozen / "statement.txt")
     assert status == 0
     assert "it predates allowances" in out
-    assert "no proof" in out
+    assert "owned by the rules of version 1, which is NO PROOF today" in out
     assert run(frozen / "case.json")[0] == 1
+
+
+def test_a_record_of_version_1_is_repeated_with_the_key(tmp_path: Path, run: Any) -> None:
+    """It was checked with status 0 and nothing was repeated, although that was asked for."""
+    frozen = Path(__file__).parents[1] / "frozen/v1"
+    key = tmp_path / "owner.key"
+    key.write_bytes((frozen / "owner.key").read_bytes())
+    key.chmod(0o600)
+    status, out = run(
+        frozen / "case.json", "--key", key, "--suspect", frozen / "suspect.safetensors", "--cut", "layer3"
+    )
+    assert (status, "every number is the same" in out) == (0, True)
+    facts = check((frozen / "case.json").read_bytes()).facts
+    verdict = facts.verdict
+    assert isinstance(verdict, FirstVerdict)
+    forged = tmp_path / "forged.json"
+    forged.write_bytes(sign_first(facts.model_copy(update={"suspect": _other(facts.suspect, frozen)}), key))
+    status, out = run(forged, "--key", key, "--suspect", frozen.with_name("v2") / "suspect.safetensors")
+    assert (status, "does not give what the evidence says" in out) == (1, True)
+
+
+def test_a_record_of_version_1_about_a_newer_key_is_refused(examined: Examined, tmp_path: Path) -> None:
+    """A claimant would escape the allowance and choose the noise by writing records of the old version."""
+    frozen = Path(__file__).parents[1] / "frozen/v1"
+    facts = check((frozen / "case.json").read_bytes()).facts
+    assert isinstance(facts, FirstFacts)
+    newer = Key.generate(facts.key.owner, facts.key.shape, bits=facts.verdict.bits, seed=SEED)
+    about = facts.key.model_copy(update={"statement": newer.statement(), "commitment": newer.commitment})
+    with pytest.raises(EvidenceError, match="cannot be about a key of version 2"):
+        check(sign_first(facts.model_copy(update={"key": about}), newer))
+
+
+def sign_first(facts: Any, key: Key | Path) -> bytes:
+    """A record of version 1, as old releases signed it."""
+    private = (Key.load(key) if isinstance(key, Path) else key).signing_key()
+    body = json.dumps(facts.model_dump(), sort_keys=True, separators=(",", ":")).encode("ascii")
+    public = private.public_key().public_bytes_raw()
+    signature = private.sign(b"sigil evidence v1\n" + public + body).hex()
+    return b'{"body":%b,"public_key":"%b","signature":"%b"}\n' % (
+        body,
+        public.hex().encode(),
+        signature.encode(),
+    )
+
+
+def _other(suspect: Any, frozen: Path) -> Any:
+    other = frozen.with_name("v2") / "suspect.safetensors"
+    return suspect.model_copy(update={"file": other.name, "sha256": sha256_of(other)})
+
+
+def test_a_register_that_the_claimant_counted(examined: Examined, tmp_path: Path, run: Any) -> None:
+    """The number of statements in a register is for who checks to know: one would make anything proof."""
+    opened = open_suspect(examined.marked)
+    facts = gather(
+        verify(opened, examined.key, register=1),
+        examined.key,
+        suspect=opened,
+        input_shape=INPUT,
+        command="sigil verify",
+    )
+    record = tmp_path / "counted.json"
+    record.write_bytes(sign(facts, examined.key.signing_key()))
+    status, out = run(record, "--statement", examined.published)
+    assert (status, "1 statements in a closed register is the claimant's word" in out) == (0, True)
+    repeat = (record, "--key", examined.key_file, "--suspect", examined.marked)
+    status, out = run(*repeat)
+    assert (status, "only you can know: confirm it with --statements" in out) == (1, True)
+    status, out = run(*repeat, "--statements", 1000)
+    assert (status, "You counted 1,000 statements" in out) == (1, True)
+    status, out = run(*repeat, "--statements", 1)
+    assert (status, "as many as you counted" in out) == (0, True)
+    assert run(examined.record, "--statement", examined.published, "--statements", 1)[0] == 1
+
+
+def test_a_name_that_newer_statements_may_not_hold_is_pointed_out(tmp_path: Path, run: Any) -> None:
+    """Keys of version 1 could be called АCME with a Cyrillic А, and anybody can still write such a key."""
+    frozen = Path(__file__).parents[1] / "frozen/v1"
+    facts = check((frozen / "case.json").read_bytes()).facts
+    fields = KeyFields("\u0410CME", facts.key.shape, facts.verdict.bits, version=1)
+    eve = Key(fields, SEED)
+    about = facts.key.model_copy(
+        update={"owner": eve.owner, "statement": eve.statement(), "commitment": eve.commitment}
+    )
+    record = tmp_path / "eve.json"
+    record.write_bytes(sign_first(facts.model_copy(update={"key": about}), eve))
+    status, out = run(record, "--statement", eve.statement())
+    assert status == 0
+    assert "it may be taken for another" in out
+    assert "mixes letters of Cyrillic and Latin" in out
 
 
 def test_json(examined: Examined, run: Any) -> None:

@@ -23,6 +23,7 @@ def test_train_then_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     output = capsys.readouterr()
     assert '"owner":"ACME"' in output.out
     assert "accuracy" in output.out
+    assert "A plain key of 8 bits proves nothing, however well a model answers" in output.err
     assert "round 2/2" in output.err, "plain lines where there is no terminal"
     assert not list(run.rglob("*.key"))
     key = run.with_name("a.key")

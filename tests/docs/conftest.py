@@ -13,10 +13,12 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from harness.openssl_authority import OpenSslAuthority
 from sigil import models
 from sigil.federation import Run, train
 from sigil.federation.settings import make
 from sigil.key import Key
+from sigil.stamping import make_query
 
 Put = Callable[[str, Path], None]
 
@@ -70,6 +72,40 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
         public = private.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         path.with_name("auditor.pub.pem").write_bytes(public)
 
+    @cache
+    def authority() -> OpenSslAuthority:
+        return OpenSslAuthority(home / "authority")
+
+    def write_root(path: Path) -> None:
+        path.write_bytes(authority().root_file.read_bytes())
+        path.with_name("authority").symlink_to(authority().folder)
+
+    @cache
+    def sealed_key() -> Key:
+        waiting = Key.generate(
+            *("ACME", (16, 4, 4)),
+            bits=128,
+            seed=bytes(range(32)),
+            model="resnet18",
+            width=8,
+            classes=10,
+            cut="layer2",
+            input_shape=(1, 8, 8),
+            seal="rfc3161",
+        )
+        return waiting.seal(authority().answer(make_query(waiting.statement())))
+
+    @cache
+    def sealed_run() -> Run:
+        settings = SETTINGS | {"model": {"width": 8, "cut": "layer2"}}
+        return train(make(settings), home / "sealed", key=sealed_key())
+
+    def write_sealed_key(path: Path) -> None:
+        sealed_key().save(path)
+
+    def write_sealed_run(path: Path) -> None:
+        shutil.copytree(sealed_run().folder, path)
+
     makers = {
         "owner.key": write_key,
         "runs/a": write_run,
@@ -80,6 +116,9 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
         "model.onnx": write_graph,
         "published.txt": write_statement,
         "auditor.pem": write_auditors_keys,
+        "root.pem": write_root,
+        "sealed.key": write_sealed_key,
+        "runs/sealed": write_sealed_run,
     }
 
     def put(name: str, folder: Path) -> None:

@@ -26,6 +26,7 @@ import pytest
 import torch
 import typer
 
+from harness.openssl_authority import OpenSslAuthority
 from sigil.cli.main import app, main
 from sigil.federation.settings import read
 
@@ -35,9 +36,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 PRESUPPOSED = {
     "README.md": ("owner.key", "suspect.safetensors", "published.txt"),
-    "alignment.md": ("owner.key", "runs/a"),
+    "alignment.md": ("sealed.key", "root.pem", "runs/sealed"),
     "attacks.md": ("owner.key", "runs/a"),
-    "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem"),
+    "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem", "root.pem"),
     "onnx.md": ("owner.key", "runs/first"),
     "own-attack.md": ("owner.key", "runs/first"),
     "suspects.md": ("owner.key", "client.safetensors", "model.pt", "model.onnx"),
@@ -308,6 +309,11 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
         described = help_of(program)
         asked = [word for word in arguments if word.startswith("--")] or arguments[:1]
         assert all(re.search(rf"{re.escape(word)}\b", described) for word in asked), where
+    elif program == "curl":
+        # An authority is asked: OpenSSL's, whose root conftest.py made.
+        query = next(word for word in arguments if word.startswith("@")).removeprefix("@")
+        answer = OpenSslAuthority.of(Path("root.pem")).answer(Path(query).read_bytes())
+        Path(arguments[arguments.index("-o") + 1]).write_bytes(answer)
     elif program == "openssl":
         assert Path(arguments[-1]).exists(), f"{where}: conftest.py stands in for it and made no such file"
     else:

@@ -151,6 +151,9 @@ def _report(
     aligned: bool,
 ) -> Report:
     """The arithmetic of `sigil.verify`, for readings that were never made."""
+    if reference is not None and compared != "initial weights":
+        tries *= 2  # correlations are a further thing that could have been chosen
+        reasons = (*reasons, "the reference was brought") if aligned else reasons
     allowance = float(key.allowance_log2) if register is None else math.log2(register)
     price = math.log10(TESTS) + math.log10(tries) + math.log10(cuts) + allowance * math.log10(2)
     best = best_of(readings)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,58 @@ def test_a_reference_must_be_one_that_was_published(make: Callable[..., Any]) ->
     others = References("00" * 32, initial_weights="1a" * 32, correlations=None)
     with pytest.raises(EvidenceError, match="another key"):
         check(content, references=others.line())
+
+
+def test_an_order_by_what_was_brought_is_an_experiment(make: Callable[..., Any]) -> None:
+    """Correlations can be those of a public base model, reordered to suit a key, as initial weights can."""
+    facts, key = make(reference="1a" * 32, aligned=True)
+    assert (facts.verdict.tries, facts.verdict.owned) == (2, False)
+    owned, _ = make(reference="1a" * 32, compared="initial weights", aligned=True)
+    assert owned.verdict.owned
+    forged = facts.model_copy(update={"verdict": owned.verdict})
+    with pytest.raises(EvidenceError, match="put in order by something that its key did not draw"):
+        check(sign(forged, key.signing_key()))
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 5e-324])
+def test_a_level_too_small_for_a_float_is_a_contradiction_and_no_crash(
+    make: Callable[..., Any], alpha: float
+) -> None:
+    facts, key = make()
+    verdict = facts.verdict.model_copy(update={"alpha": alpha})
+    with pytest.raises(EvidenceError, match="contradicts itself"):
+        check(sign(facts.model_copy(update={"verdict": verdict}), key.signing_key()))
+
+
+def test_a_level_above_the_stated_one_is_refused(make: Callable[..., Any]) -> None:
+    """A key states its level; who writes the record cannot take a milder one afterwards."""
+    facts, key = make()
+    strict = Key(dataclasses.replace(key.fields, alpha="1e-9"), bytes(32))
+    stated = facts.key.model_copy(
+        update={"statement": strict.statement(), "commitment": strict.commitment, "owner": strict.owner}
+    )
+    with pytest.raises(EvidenceError, match="level is above the stated one"):
+        check(sign(facts.model_copy(update={"key": stated}), strict.signing_key()))
+
+
+def test_a_stamp_that_no_root_vouched_for_is_counted_as_plain(make: Callable[..., Any]) -> None:
+    """A stamped key is priced at 2^24, or at 2^80 where no root was named, and at nothing between."""
+    facts, key = make(0.999, stamped=True)
+    for allowance, accepted in ((24.0, True), (80.0, True), (40.0, False), (0.0, False)):
+        priced = facts.verdict.model_copy(update={"allowance_log2": allowance})
+        best = priced.best.as_reading()
+        verdict = priced.model_copy(
+            update={
+                "log10_p": min(0.0, best.log10_p + priced.log10_price),
+                "threshold": best.threshold(10.0 ** (math.log10(priced.alpha) - priced.log10_price)),
+            }
+        )
+        content = sign(facts.model_copy(update={"verdict": verdict}), key.signing_key())
+        if accepted:
+            assert check(content).facts.verdict.allowance_log2 == allowance
+        else:
+            with pytest.raises(EvidenceError, match="allowance is not that"):
+                check(content)
 
 
 def test_a_reference_that_was_not_used_need_not_be_published(make: Callable[..., Any]) -> None:

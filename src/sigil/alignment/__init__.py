@@ -16,6 +16,7 @@ from sigil.alignment.aligning import Alignment, Probes, align
 from sigil.alignment.references import (
     Reference,
     ReferenceKind,
+    began_with_key,
     check_channels,
     fingerprint,
     initial_half,
@@ -29,6 +30,7 @@ __all__ = [
     "Reference",
     "ReferenceKind",
     "align",
+    "began_with_key",
     "check_channels",
     "fingerprint",
     "initial_half",

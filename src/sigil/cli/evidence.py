@@ -51,6 +51,12 @@ def check(
         str | None,
         typer.Option(metavar="LINE", help="The line of references that the owner published."),
     ] = None,
+    statements: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Statements that you counted in a closed register, if it says so."
+        ),
+    ] = None,
     key: Annotated[
         Path | None,
         typer.Option(
@@ -152,6 +158,7 @@ def check(
         inputs=inputs,
         inputs_from=inputs_from,  # type: ignore[arg-type]
         reference_file=reference_file,
+        statements=statements,
         model={"architecture": architecture, "cut": cut, "width": width, "classes": classes, "at": at},
     )
     if question.statement is not None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sigil.errors import EvidenceError, SuspectError
+from sigil.errors import ConfigError, EvidenceError, SuspectError
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
     from sigil.evidence.facts import Facts
-    from sigil.evidence.first_version import FirstFacts
+    from sigil.evidence.first_version import FirstFacts, FirstVerdict
     from sigil.evidence.repeating import Repeated
     from sigil.evidence.signed import Checked
     from sigil.key import Key
@@ -35,6 +35,7 @@ class Question:
     inputs: str | None = None
     inputs_from: Literal["judge", "defendant"] | None = None
     reference_file: Path | None = None
+    statements: int | None = None
     model: dict[str, Any] = field(default_factory=dict)
 
 
@@ -85,7 +86,6 @@ class Findings:
 def examine(content: bytes, question: Question) -> Findings:
     """Check a record; raise a `SigilError` about the first thing that does not hold."""
     from sigil.evidence import repeating
-    from sigil.evidence.facts import Facts
     from sigil.evidence.signed import check
 
     found = check(
@@ -95,6 +95,7 @@ def examine(content: bytes, question: Question) -> Findings:
         suspect_sha256=question.suspect_sha256,
         references=question.reference,
     )
+    _count(found, question.statements)
     root = _date(found, question.roots)
     repeated = None
     if question.key is not None:
@@ -105,11 +106,21 @@ def examine(content: bytes, question: Question) -> Findings:
                 f"The evidence is signed by {found.public_key}, which is not the key's own signer; name it "
                 "with --signer if you trust it."
             )
-        if question.suspect is not None and isinstance(found.facts, Facts):
+        if question.suspect is not None:
             repeated = _repeat(found.facts, question)
     elif question.suspect is not None:
         _check_format(question.suspect)
     return _findings(found, question, root, repeated)
+
+
+def _count(found: Checked, counted: int | None) -> None:
+    """What the caller counted must be what the record says, if it says so."""
+    if counted is None:
+        return
+    recorded = getattr(found.facts.verdict, "register_count", None)
+    if recorded != counted:
+        says = "no register" if recorded is None else f"{recorded:,} statements in a closed register"
+        raise EvidenceError(f"You counted {counted:,} statements, but the evidence says: {says}.")
 
 
 def _date(found: Checked, roots: Sequence[Certificate] | None) -> Root | None:
@@ -133,8 +144,9 @@ def _check_format(path: Path) -> None:
         raise EvidenceError(f"The given suspect cannot have been examined as a model. {error}") from None
 
 
-def _repeat(facts: Facts, question: Question) -> Repeated:
+def _repeat(facts: Facts | FirstFacts, question: Question) -> Repeated:
     from sigil.evidence import repeating
+    from sigil.evidence.facts import Facts
     from sigil.suspect import open_suspect
 
     key = question.key
@@ -157,6 +169,8 @@ def _repeat(facts: Facts, question: Question) -> Repeated:
     try:
         if suspect.sha256 != facts.suspect.sha256:
             raise EvidenceError("The given suspect was changed while it was being checked; try again.")
+        if not isinstance(facts, Facts):
+            return repeating.repeat_first(facts, key, suspect)
         return repeating.repeat(
             facts,
             key,
@@ -164,6 +178,8 @@ def _repeat(facts: Facts, question: Question) -> Repeated:
             inputs=question.inputs,
             inputs_from=question.inputs_from,
             reference=question.reference_file,
+            roots=question.roots,
+            register=question.statements,
         )
     finally:
         suspect.close()
@@ -187,6 +203,8 @@ def _findings(found: Checked, question: Question, root: Root | None, repeated: R
         unchecked.append("The statement in the record was not compared with a published one (--statement).")
     elif question.statement is not None:
         checked["statement"] = "it is the one that you gave, byte for byte"
+    if trouble := _look_alike(facts.key.owner):
+        unchecked.append(trouble)
     if question.key is None:
         unchecked.append(
             "Commitment not opened (--key): that its owner knows the secret behind it is not shown, nor "
@@ -227,7 +245,7 @@ def _say_date(found: Checked, root: Root | None, checked: dict[str, str], unchec
     if root is None:
         unchecked.append(
             f"The date: the key is {dated}, and no root was given (--tsa-root). Who controls this authority "
-            "can grind keys and backdate."
+            "can grind keys and backdate: without a root that you trust, 2^80 keys have to be allowed for."
         )
     else:
         checked["date"] = (
@@ -246,21 +264,36 @@ def _say_choices(
             if reading.source in ("judge", "defendant") and question.inputs_from != reading.source:
                 unchecked.append(f"That the {reading.source} chose the inputs is the claimant's word.")
                 break
-        if facts.verdict.register_count is not None:
+        counted = facts.verdict.register_count
+        if counted is not None and question.statements is None:
             unchecked.append(
-                f"That a judge counted {facts.verdict.register_count:,} statements in a closed register is "
-                "the claimant's word."
+                f"That a judge counted {counted:,} statements in a closed register is the claimant's word "
+                "(--statements): without it, 2^80 keys would be allowed for, or 2^24 if stamped."
             )
+        elif counted is not None:
+            checked["register"] = f"{counted:,} statements, as many as you counted"
     used = facts.alignment
-    if used is not None and used.used:
+    if used is None or not used.used:
+        if question.reference is not None:
+            checked["reference"] = "not needed: no channels were put in order"
+    else:
         if question.reference is not None:
             checked["reference"] = "channels were put in order by a published reference, or by the key's own"
-        elif used.compared != "initial weights" or not isinstance(facts, Facts):
+        elif isinstance(facts, Facts) and used.compared == "initial weights":
+            if "examination" not in checked:
+                unchecked.append(
+                    "That channels were put in order by initial weights which the key drew is the "
+                    "claimant's word."
+                )
+        else:
             unchecked.append(
                 "Channels were put in order by a reference that was not compared with a published one "
                 "(--reference): chosen afterwards, it could suit any key."
             )
     unchecked.append("How many keys and suspects were tried: that is as the claimant declared it.")
+    unchecked.append(
+        "Whose file it is, and how it was obtained: anybody can train a mark of their own into a copy."
+    )
 
 
 def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
@@ -274,14 +307,14 @@ def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
     if not isinstance(facts, Facts):
         first = facts.verdict
         return [
-            ("it claims", f"{'owned' if first.owned else 'not proven'}, for the key of {facts.key.owner}"),
+            ("it claims", f"{_first_outcome(first)}, for the key of {facts.key.owner}"),
             file,
             ("by chance", statistics.in_words(first.log10_p)),
             (
                 "version 1",
-                "it predates allowances: keys that could have been drawn beforehand are not priced. As a "
-                f"plain key is priced today, p would be {wording.decimal(first.log10_p_today)}, "
-                f"{'which is proof' if first.log10_p_today <= math.log10(wording.LEVEL) else 'no proof'}",
+                "it predates allowances: keys that could have been drawn beforehand are not priced, and the "
+                "claimant chose the seed of the noise. As a plain key is priced today, p would be "
+                f"{wording.decimal(first.log10_p_today)}",
             ),
             ("commitment", facts.key.commitment),
             made,
@@ -301,8 +334,29 @@ def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
         ),
         ("correction", wording.corrections(facts.verdict)),
         ("by chance", wording.by_chance(facts.verdict)),
-        ("key", wording.kind_of_key(facts.key)),
+        ("key", wording.kind_of_key(facts.key, facts.verdict.allowance_of_kind)),
         ("commitment", facts.key.commitment),
         made,
         *wording.channel_order(facts.alignment),
     ]
+
+
+def _look_alike(owner: str) -> str | None:
+    """Old statements may hold names that newer ones may not, because they look like another."""
+    from sigil.owner_name import check_owner
+
+    try:
+        check_owner(owner)
+    except ConfigError as error:
+        return f"Whose name it is: it may be taken for another. {error}"
+    return None
+
+
+def _first_outcome(verdict: FirstVerdict) -> str:
+    """What a record of version 1 claims, and whether that is proof today."""
+    from sigil import wording
+
+    if not verdict.owned:
+        return "not proven"
+    proof = verdict.log10_p_today <= math.log10(wording.LEVEL)
+    return f"owned by the rules of version 1, which is {'proof today as well' if proof else 'NO PROOF today'}"

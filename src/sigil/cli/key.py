@@ -134,14 +134,14 @@ def new(
     kept = _keep(file) if force and os.path.lexists(file) else None
     key.save(file, passphrase=secret, overwrite=kept is not None)
     if as_json:
-        _print_json(_describe(key, file) | {"encrypted": secret is not None})
+        print_json(_describe(key, file) | {"encrypted": secret is not None})
         return
     protection = "encrypted with your passphrase" if secret else "not encrypted"
     typer.echo(f"Wrote {printable(str(file))}, readable by you alone, {protection}.")
     if kept is not None:
         typer.echo(f"The key that was there is kept as {printable(str(kept))}.")
     typer.echo("Keep it secret, and keep a copy: without it nothing can be proven.")
-    typer.echo(_what_proves(key))
+    typer.echo(what_proves(key))
     if to_be_stamped:
         typer.echo(f"Have it stamped before you train: sigil key stamp {printable(str(file))} --tsa URL")
         typer.echo("This line is what the time stamp will date:")
@@ -168,7 +168,7 @@ def show(
     key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
     facts = _describe(key, file)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     shape = " x ".join(map(str, key.shape))
     typer.echo(f"owner         {key.owner}")
@@ -180,7 +180,7 @@ def show(
         typer.echo(f"{name.replace('_', ' '):<13} {value}")
     typer.echo(f"commitment    {key.commitment}")
     typer.echo(f"evidence key  {facts['evidence_key']}")
-    typer.echo(_what_proves(key))
+    typer.echo(what_proves(key))
 
 
 @app.command()
@@ -204,55 +204,9 @@ def commit(
     """
     key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
     if as_json:
-        _print_json(_describe(key, file))
+        print_json(_describe(key, file))
     else:
         typer.echo(key.statement())
-
-
-@app.command()
-def reference(
-    file: KeyFile,
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="The finished training: its directory, or one reference file."),
-    ],
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print one line that commits you to a training's references, to publish.
-
-    A copy whose channels were reordered is put back in order by a
-    reference: the training's initial weights, or the correlations that its
-    server recorded. Chosen afterwards, a reference could suit any key, so
-    publish or timestamp this line when the training is done. It reveals
-    nothing of them.
-
-    \b
-    Examples:
-      sigil key reference owner.key runs/a
-      sigil key reference owner.key runs/a/reference.safetensors
-      sigil key reference owner.key runs/a > reference.txt
-    """
-    from sigil.alignment import Reference, fingerprint, initial_half, open_reference
-    from sigil.evidence.statement import References
-
-    key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
-    if run.is_dir():
-        correlations = fingerprint(Reference.load(run / "reference.safetensors"))
-        references = References(key.commitment, fingerprint(initial_half(run)), correlations)
-    else:
-        shown = open_reference(run)
-        recorded = isinstance(shown, Reference)
-        references = References(
-            key.commitment,
-            initial_weights=None if recorded else fingerprint(shown),
-            correlations=fingerprint(shown) if recorded else None,
-        )
-    if as_json:
-        _print_json(dataclasses.asdict(references) | {"line": references.line()})
-    else:
-        typer.echo(references.line())
 
 
 def _keep(file: Path) -> Path:
@@ -378,7 +332,15 @@ def _kind(key: Key) -> str:
     return f"stamped on {moment} by {printable(key.stamp.authority)}, number {key.stamp.serial}"
 
 
-def _what_proves(key: Key) -> str:
+def warn_if_useless(key: Key) -> None:
+    """Say before a training, and not when it is too late, that a key is too short to prove anything."""
+    from sigil.key_length import needed_rate
+
+    if needed_rate(key.bits, _allowance(key)) > 1:
+        typer.echo(f"sigil: {what_proves(key)}", err=True)
+
+
+def what_proves(key: Key) -> str:
     """One sentence about the success rate that a proof with this key needs."""
     from sigil.key_length import needed_rate, shortest_bits
 
@@ -396,5 +358,5 @@ def _what_proves(key: Key) -> str:
     )
 
 
-def _print_json(facts: dict[str, Any]) -> None:
+def print_json(facts: dict[str, Any]) -> None:
     typer.echo(json.dumps(facts, indent=2))

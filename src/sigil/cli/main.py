@@ -22,6 +22,7 @@ from sigil.cli import (
     evidence,
     join,
     key,
+    key_reference,
     report,
     reproduce,
     serve,
@@ -50,6 +51,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 stamp.register(key.app)
+key_reference.register(key.app)
 app.add_typer(key.app, name="key")
 verify.register(app)
 app.add_typer(evidence.app, name="evidence")

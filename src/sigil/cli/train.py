@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigil.cli import outputs
-from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
+from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
 from sigil.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -124,7 +124,10 @@ def training_key(
         return None
     beside = key_beside(out)
     if key_file is not None or beside.exists():
-        return load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
+        given = load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
+        if not quiet:
+            warn_if_useless(given)
+        return given
     shape = cut_shape(settings, data_dir)
     mark = resolve(settings, None).watermark
     key = Key.generate(
@@ -139,6 +142,7 @@ def training_key(
     if not quiet:
         typer.echo(f"Made the key {printable(str(beside))}: keep it, and publish this line now:")
         typer.echo(key.statement())
+        warn_if_useless(key)
     return key
 
 

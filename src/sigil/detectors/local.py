@@ -99,8 +99,9 @@ def local_gradients_of_run(
 ) -> list[Tensor]:
     """What :func:`local_gradients` gives one client of a run: its data, the run's first client half.
 
-    The client half is the one with which every client starts; the server half is the client's own, of the
-    same architecture and with weights that have nothing to do with the server's.
+    The client half has the weights that follow from the run's seed, which are those that every client starts
+    with unless the key drew them; the server half is the client's own, of the same architecture and with
+    weights that have nothing to do with the server's.
     """
     precision = choose(settings.run.device, settings.run.precision)
     halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision)

@@ -36,7 +36,7 @@ def recompute(facts: Facts) -> Seal | None:
         raise contradiction("it does not hold each kind of reading once, noise among them")
     for reading in facts.verdict.readings:
         _check_reading(reading, facts.verdict.bits, own)
-    _check_verdict(facts.verdict, facts.key.kind)
+    _check_verdict(facts.verdict, stamped=stamp is not None)
     if not facts.verdict.experiment:
         _check_nothing_chosen(facts, own)
     return stamp
@@ -99,11 +99,13 @@ def _check_source(reading: ReadingFacts, own: Statement) -> None:
         raise contradiction("who chose the inputs of a reading does not fit its statement")
 
 
-def _check_verdict(verdict: Verdict, kind: str) -> None:
-    allowance: float = PLAIN_ALLOWANCE_LOG2 if kind == "plain" else STAMPED_ALLOWANCE_LOG2
+def _check_verdict(verdict: Verdict, *, stamped: bool) -> None:
+    allowances: tuple[float, ...] = (PLAIN_ALLOWANCE_LOG2,)
+    if stamped:  # counted as a plain one where the examiner named no root
+        allowances = (STAMPED_ALLOWANCE_LOG2, PLAIN_ALLOWANCE_LOG2)
     if verdict.register_count is not None:
-        allowance = math.log2(verdict.register_count)
-    if not _close(verdict.allowance_log2, allowance):
+        allowances = (math.log2(verdict.register_count),)
+    if not any(_close(verdict.allowance_log2, one) for one in allowances):
         raise contradiction("its allowance is not that of its kind of key")
     if verdict.experiment != bool(verdict.reasons):
         raise contradiction("it is an experiment without a reason, or the other way about")
@@ -115,7 +117,9 @@ def _check_verdict(verdict: Verdict, kind: str) -> None:
     descent = 0.0 if origin is None else min(0.0, origin.log10_p + verdict.log10_price)
     if not _close(verdict.log10_p_origin, descent):
         raise contradiction("its corrected p-value of the origin does not follow from its readings")
-    needed = reading.threshold(10.0 ** (level - verdict.log10_price))
+    # A float holds no smaller level, and no counts reach one.
+    exponent = level - verdict.log10_price
+    needed = reading.threshold(10.0**exponent) if exponent > -300 else math.inf
     recorded = math.inf if verdict.threshold is None else verdict.threshold
     if not (math.isclose(recorded, needed, abs_tol=1e-9) or (not best.exact and recorded > needed)):
         raise contradiction("its threshold does not follow from its agreements")
@@ -134,6 +138,7 @@ def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
     for wrong, words in (
         (verdict.seed is not None, "the seed of its noise was chosen"),
         (verdict.alpha > ALPHA, f"its level is above {ALPHA:g}"),
+        (fields is not None and verdict.alpha > float(fields.alpha), "its level is above the stated one"),
         (
             any(one.kind == "noise" and one.count != asked for one in verdict.readings),
             f"its key asks for {asked} probes",
@@ -155,9 +160,10 @@ def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
         (
             facts.alignment is not None
             and facts.alignment.used
-            and facts.alignment.compared == "initial weights"
-            and (fields is None or fields.initialiser is None),
-            "its channels were put in order by initial weights that its key did not draw",
+            and (
+                facts.alignment.compared != "initial weights" or fields is None or fields.initialiser is None
+            ),
+            "its channels were put in order by something that its key did not draw",
         ),
     ):
         if wrong:

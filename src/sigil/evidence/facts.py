@@ -166,6 +166,11 @@ class Verdict(Strict):
         return self.wsr > PAPER_THRESHOLD
 
     @property
+    def allowance_of_kind(self) -> float | None:
+        """The allowance, if it is that of a kind of key and not what a judge counted."""
+        return self.allowance_log2 if self.register_count is None else None
+
+    @property
     def log10_price(self) -> float:
         """The decimal logarithm of what p was multiplied by."""
         allowance = self.allowance_log2 * math.log10(2)
@@ -220,7 +225,7 @@ def gather(
         created=moment_text(created or datetime.now(UTC)),
         command=_text(command, limit=20_000),
         verdict=judged(report),
-        alignment=_alignment(report),
+        alignment=put_in_order(report),
         key=_key(key),
         suspect=SuspectFacts(
             file=_text(suspect.path.name),
@@ -305,7 +310,8 @@ def _key(key: Key) -> KeyFacts:
     )
 
 
-def _alignment(report: Report) -> AlignmentFacts | None:
+def put_in_order(report: Report) -> AlignmentFacts | None:
+    """What a report found of the order of channels, in the form that is recorded."""
     found = report.alignment
     if found is None:
         return None

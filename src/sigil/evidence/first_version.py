@@ -115,6 +115,10 @@ def recompute(facts: FirstFacts) -> None:
     if verdict.paper_rule != (verdict.wsr > PAPER_THRESHOLD):
         raise contradiction("the paper's rule does not follow from its success rate")
     own = statements.parse(facts.key.statement)
+    if own.fields is not None:
+        raise contradiction(
+            "a record of version 1 cannot be about a key of version 2, whose rules are stricter"
+        )
     if (own.owner, own.shape, own.bits, own.commitment) != (
         facts.key.owner,
         facts.key.shape,

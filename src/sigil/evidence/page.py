@@ -20,6 +20,7 @@ from scipy.interpolate import PchipInterpolator
 from sigil import statistics, wording
 from sigil.evidence.facts import Facts, ReadingFacts, Verdict
 from sigil.evidence.figures import Marker, Null, bits_figure, null_figure
+from sigil.key_length import STAMPED_ALLOWANCE_LOG2
 from sigil.statistics import PAPER_THRESHOLD
 from sigil.wording import chance, percent, scientific, success_rate, unbroken
 
@@ -89,9 +90,13 @@ def render(facts: Facts, *, record: SignedRecord | None = None) -> str:
         alpha=unbroken(scientific(math.log10(verdict.alpha))),
         one_try_level=superscripts(statistics.in_words(math.log10(verdict.alpha) - verdict.log10_price)),
         corrections=superscripts_in(
-            wording.corrections_at_length(verdict, kind=facts.key.kind, register=verdict.register_count)
+            wording.corrections_at_length(
+                verdict,
+                kind="stamped" if verdict.allowance_log2 == STAMPED_ALLOWANCE_LOG2 else "plain",
+                register=verdict.register_count,
+            )
         ),
-        kind=superscripts_in(wording.kind_of_key(facts.key)),
+        kind=superscripts_in(wording.kind_of_key(facts.key, verdict.allowance_of_kind)),
         demonstration=wording.is_demonstration(facts.key),
         demonstration_words=wording.DEMONSTRATION,
         readings=[_row(one, best=one is best, experiment=verdict.experiment) for one in verdict.readings],

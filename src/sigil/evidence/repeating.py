@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sigil.errors import EvidenceError
-from sigil.evidence.facts import Facts, ReadingFacts, Verdict, judged
+from sigil.evidence.facts import Facts, ReadingFacts, Verdict, judged, put_in_order
+from sigil.evidence.forms import AlignmentFacts
+from sigil.key_length import STAMPED_ALLOWANCE_LOG2
 
 if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
     from sigil.data.inputs import Inputs
     from sigil.evidence.first_version import FirstFacts
     from sigil.key import Key
@@ -23,8 +28,7 @@ _ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Repeated:
-    """How an examination that was repeated compares with its record: `counts` were compared; `differing` "
-    "answers differ."""
+    """How a repeated examination compares with its record: `differing` answers in `counts` differ."""
 
     counts: int
     differing: int
@@ -67,11 +71,29 @@ def repeat(
     inputs: Inputs | str | None = None,
     inputs_from: Literal["judge", "defendant"] | None = None,
     reference: Path | None = None,
+    roots: Sequence[Certificate] | None = None,
+    register: int | None = None,
 ) -> Repeated:
-    """Examine the suspect once more as the record says and raise `EvidenceError` if anything differs."""
+    """Examine the suspect once more as the record says and raise `EvidenceError` if anything differs.
+
+    What no examination shows, the caller must know: who gave the inputs, which root deserves trust, and how
+    many statements a closed register holds.
+    """
     from sigil.verification import verify
 
+    smaller = facts.key.kind == "stamped" and facts.verdict.allowance_of_kind == STAMPED_ALLOWANCE_LOG2
+    if smaller and roots is None:
+        raise EvidenceError(
+            "The evidence allows for 2^24 keys because of a time stamp, which holds under a root that you "
+            "trust: give its certificate with --tsa-root."
+        )
+
     recorded = facts.verdict
+    if recorded.register_count is not None and register is None:
+        raise EvidenceError(
+            f"The evidence says that a judge counted {recorded.register_count:,} statements in a closed "
+            "register, and only you can know: confirm it with --statements and the number that you counted."
+        )
     on_inputs = next((one for one in recorded.readings if one.kind == "inputs"), None)
     if on_inputs is not None and inputs is None:
         raise EvidenceError("The mark was also read on real inputs: give the same ones with --inputs.")
@@ -90,7 +112,7 @@ def repeat(
             "--reference-file."
         )
     # Correlations were counted as one more try by the verification itself.
-    factor = 2 if used is not None and reference is not None and used.compared != "initial weights" else 1
+    factor = 2 if used is not None and used.compared != "initial weights" else 1
     report = verify(
         suspect,
         key,
@@ -101,10 +123,48 @@ def repeat(
         seed=recorded.seed,
         alpha=recorded.alpha,
         tries=max(1, recorded.tries // factor),
-        register=recorded.register_count,
+        register=register,
+        # An examiner who named no root counted the key as a plain one.
+        roots=roots if smaller else None,
         reference=reference,
     )
-    return compare(recorded, judged(report))
+    result = compare(recorded, judged(report))
+    _compare_order(used, put_in_order(report))
+    return result
+
+
+def repeat_first(facts: FirstFacts, key: Key, suspect: Suspect) -> Repeated:
+    """Examine the suspect once more as a record of version 1 says: one reading, on noise of a chosen seed."""
+    from sigil.verification import verify
+
+    recorded = facts.verdict
+    if facts.alignment is not None and facts.alignment.used:
+        raise EvidenceError(
+            "The evidence is of version 1 and put channels in order by a reference, which this version does "
+            "not repeat; leave --suspect out to check the rest."
+        )
+    report = verify(
+        suspect,
+        key,
+        input_shape=facts.suspect.input_shape,
+        probes=recorded.probes,
+        seed=recorded.probe_seed,
+        tries=recorded.tries,
+    )
+    before = ReadingFacts(
+        kind="noise",
+        aligned=False,
+        count=recorded.probes,
+        wsr=recorded.wsr,
+        log10_p=0.0,
+        exact=True,
+        readable=True,
+        source="key",
+        digest=None,
+        agreements=recorded.agreements,
+    )
+    found = next(one for one in judged(report).readings if one.kind == "noise")
+    return Repeated(len(before.agreements), _differing(before, found))
 
 
 def compare(recorded: Verdict, found: Verdict) -> Repeated:
@@ -125,6 +185,18 @@ def compare(recorded: Verdict, found: Verdict) -> Repeated:
     if not math.isclose(recorded.allowance_log2, found.allowance_log2, abs_tol=1e-9):
         raise _differs("the allowance for keys that could have been drawn")
     return Repeated(counts, differing)
+
+
+def _compare_order(recorded: AlignmentFacts | None, found: AlignmentFacts | None) -> None:
+    if recorded is None or found is None:
+        if recorded is not found:
+            raise _differs("whether channels were compared with anything")
+        return
+    for name in ("compared", "reference", "used", "sure_channels"):
+        if getattr(recorded, name) != getattr(found, name):
+            raise _differs(f"the order of channels, by its {name.replace('_', ' ')}")
+    if not math.isclose(recorded.agreement, found.agreement, abs_tol=_ROUNDING):
+        raise _differs("the order of channels, by its agreement")
 
 
 def _differing(recorded: ReadingFacts, found: ReadingFacts) -> int:

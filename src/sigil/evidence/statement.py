@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 
 from sigil import statement as statements
-from sigil.errors import EvidenceError
+from sigil.errors import ConfigError, EvidenceError
 
 _STATEMENT = re.compile(
     r'sigil-commitment v1 owner=(?P<owner>"(?:[^"\\]|\\.)*")'
@@ -79,22 +79,29 @@ def parse(line: str) -> Statement:
             known.digest,
         )
     found = _STATEMENT.fullmatch(text) if len(text) <= MAX_STATEMENT else None
-    try:
-        owner = json.loads(found["owner"]) if found else None
-    except ValueError:
-        owner = None
-    if found is None or owner is None:
+    first = None if found is None else _first(found, text)
+    if first is None:
         raise EvidenceError(
             "This is not the statement of a key: give the one published line, byte for byte as "
             "`sigil key commit` prints it."
         )
-    return Statement(
-        owner=owner,
-        shape=tuple(int(size) for size in found["shape"].split("x")),
-        bits=int(found["bits"]),
-        commitment=found["commitment"],
-        evidence_key=found["evidence_key"],
-    )
+    fields = first.fields
+    return Statement(fields.owner, fields.shape, fields.bits, first.commitment, first.evidence_key)
+
+
+def _first(found: re.Match[str], text: str) -> statements.Statement | None:
+    """A statement of version 1, or None if it is not in its one spelling."""
+    try:
+        fields = statements.KeyFields(
+            owner=json.loads(found["owner"]),
+            shape=tuple(int(size) for size in found["shape"].split("x")),
+            bits=int(found["bits"]),
+            version=1,
+        )
+    except (ValueError, ConfigError):
+        return None
+    known = statements.Statement(fields, found["commitment"], found["evidence_key"])
+    return known if known.text == text else None
 
 
 def parse_references(line: str) -> References:

@@ -6,10 +6,12 @@ process or a client on another machine, begins alike, and the same seed gives th
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,8 @@ from sigil.federation.settings import Settings
 from sigil.injector import Injector, Secret
 from sigil.key import Key
 from sigil.logit_gradients import Loss
+
+log = logging.getLogger("sigil.federation")
 
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> data.Dataset:
@@ -91,6 +95,23 @@ def build_halves(
         for half in (client_half, server_half):
             half.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
     return Halves(client_half, server_half, cut, shape)
+
+
+def draw_initial_weights(settings: Settings, key: Key | None, halves: Halves) -> Literal["key", "seed"]:
+    """Give the client half the owner's initial weights, if a mark is trained with a key that draws them.
+
+    Otherwise it keeps those that follow from the seed, which anybody can draw: no descent from them can be
+    shown. Says which of the two it is.
+    """
+    if key is None or not settings.marked:
+        return "seed"
+    if key.fields.initialiser is None:
+        log.info(
+            "the key draws no initial weights, so that no model's descent from this training can be shown"
+        )
+        return "seed"
+    key.initialise(halves.client)
+    return "key"
 
 
 def cut_shape(settings: Settings, data_dir: Path | None = None) -> tuple[int, ...]:
@@ -297,7 +318,7 @@ class Training:
     """All that a training is made of before its first round.
 
     `halves` are live: training and measuring in this process load weights into them. Observers may be added
-    until the first round.
+    until the first round. `initial_weights` says what drew those of the client half.
     """
 
     settings: Settings
@@ -309,6 +330,7 @@ class Training:
     key: Key | None = None
     client_observers: list[ClientObserver] = field(default_factory=list)
     server_observers: list[ServerObserver] = field(default_factory=list)
+    initial_weights: Literal["key", "seed"] = "seed"
 
     @classmethod
     def prepare(
@@ -332,6 +354,7 @@ class Training:
             parts=client_parts(settings, dataset),
             servers=ServerMaker(settings, secret=key, halves=halves, precision=precision, kind=server_kind),
             key=key,
+            initial_weights=draw_initial_weights(settings, key, halves),
         )
 
     @property

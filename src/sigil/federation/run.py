@@ -3,7 +3,8 @@
 ======================  =============================================================================
 file                    content
 ======================  =============================================================================
-run.json                settings, versions, processor, number format, seed, the key's public commitment
+run.json                settings, versions, processor, number format, seed, the key's public commitment,
+                        whether the key or the seed drew the initial weights
 metrics.jsonl           one line per round
 client.safetensors      the global client half at the end
 server.safetensors      the global server half at the end
@@ -183,7 +184,8 @@ def _train(
     writer: SummaryWriter | None = None
     try:
         metrics = _resume(folder, federation, reference)
-        _describe(folder, settings, key, federation.precision, finished=False)
+        initial = _initial_weights(folder, federation)
+        _describe(folder, settings, key, federation.precision, initial=initial, finished=False)
         _write_metrics(folder, metrics)
         writer = SummaryWriter(str(folder), purge_step=federation.round + 1)
         rounds = settings.federation.rounds
@@ -212,7 +214,7 @@ def _train(
             _log(writer, row)
             progress.round_end(row)
         _save_halves(folder, federation, reference)
-        _describe(folder, settings, key, federation.precision, finished=True)
+        _describe(folder, settings, key, federation.precision, initial=initial, finished=True)
         return Run(folder, settings, metrics, federation.precision.describe())
     finally:
         progress.close()
@@ -310,8 +312,15 @@ def _settings(description: dict[str, Any]) -> Settings:
     return make(values)
 
 
+def _initial_weights(folder: Path, federation: Federation) -> str:
+    """What drew the weights that the run began with; one from before keys did so goes on with the seed's."""
+    if federation.round == 0:
+        return federation.training.initial_weights
+    return str((_read_description(folder) or {}).get("initial_weights", "seed"))
+
+
 def _describe(
-    folder: Path, settings: Settings, key: Key | None, precision: Precision, *, finished: bool
+    folder: Path, settings: Settings, key: Key | None, precision: Precision, *, initial: str, finished: bool
 ) -> None:
     packages = ("sigil", "torch", "numpy", "safetensors")
     description = {
@@ -319,6 +328,7 @@ def _describe(
         "seed": settings.run.seed,
         "commitment": None if key is None else key.commitment,
         "owner": None if key is None else key.owner,
+        "initial_weights": initial,
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "machine": precision.describe(),
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -199,7 +199,7 @@ def _examined(owner: Run, before: Halves, disguised: Disguised, store: Store) ->
     compared: dict[str, tuple[Reference | Model, Tensor | None]] = {
         "images": (reference, test_images(dataset, null.IMAGES)),
         "noise": (reference, None),
-        "initial weights": (initial_half(owner.folder), None),
+        "initial weights": (initial_half(owner.folder, key), None),
     }
     for way, (known, probes) in compared.items():
         try:
