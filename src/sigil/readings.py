@@ -99,6 +99,22 @@ class Reading:
         return values
 
 
+def unreadable(
+    kind: Kind, count: int, source: Source = "key", digest: str | None = None, *, aligned: bool = False
+) -> Reading:
+    """The outcome that a suspect does not let itself be read on these inputs: it proves nothing."""
+    return Reading(
+        kind=kind,
+        count=count,
+        wsr=0.5,
+        log10_p=0.0,
+        readable=False,
+        source=source,
+        digest=digest,
+        aligned=aligned,
+    )
+
+
 def read(
     suspect: Suspect,
     key: Key,
@@ -111,17 +127,11 @@ def read(
     alignment: Callable[[Tensor], Tensor] | None = None,
 ) -> Reading:
     """Ask a suspect with ``count`` inputs that ``batches`` gives, and compare its bits with the key's."""
-    named: dict[str, Any] = {
-        "kind": kind,
-        "count": count,
-        "source": source,
-        "digest": digest,
-        "aligned": alignment is not None,
-    }
+    aligned = alignment is not None
     try:
         ones, sums, squares = _project(suspect, key, batches(), alignment)
     except NotReadable:
-        return Reading(**named, wsr=0.5, log10_p=0.0, readable=False)
+        return unreadable(kind, count, source, digest, aligned=aligned)
     # Algorithm 2:
     #   5  B'_ij ← 1[P_ij >= 0]                      ones: how many of each column
     #   6  WSR ← share of B'_ij that equal b_j
@@ -132,7 +142,11 @@ def read(
     margins = torch.where(rms > 0, signs * (sums / count) / rms, 0.0)
     tail = statistics.p_value(ones.numpy(), target.numpy(), count)
     return Reading(
-        **named,
+        kind=kind,
+        count=count,
+        source=source,
+        digest=digest,
+        aligned=aligned,
         wsr=int(matches.sum()) / (count * key.bits),
         log10_p=tail.log10_p,
         exact=tail.exact,

@@ -34,6 +34,18 @@ def test_floating_point_inputs_are_taken_as_they_are() -> None:
     assert torch.equal(torch.cat(list(Inputs(values).batches(range(300), 64))), values)
 
 
+def test_what_a_key_states_normalises_images_and_nothing_else() -> None:
+    images, other = pixels(), ((0.0,) * 3, (1.0,) * 3)
+    floats = torch.randn(300, *SHAPE)
+    assert Inputs(images).normalised(None, otherwise=MOMENTS).normalisation == MOMENTS
+    assert Inputs(images, normalisation=other).normalised(None, otherwise=MOMENTS).normalisation == MOMENTS
+    assert Inputs(images, normalisation=other).normalised(MOMENTS).normalisation == MOMENTS
+    # Floating-point inputs are as the model takes them: they would be normalised twice.
+    assert Inputs(floats).normalised(None, otherwise=MOMENTS).normalisation is None
+    same = Inputs(images).normalised(MOMENTS)
+    assert same.digest == Inputs(images).digest
+
+
 def test_every_way_to_give_the_same_inputs_has_the_same_digest(tmp_path: Path) -> None:
     images = pixels()
     np.save(tmp_path / "images.npy", images)
@@ -58,7 +70,7 @@ def test_a_folder_of_pictures_in_the_order_of_its_paths(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         Image.new("L", (9, 9), number).save(folder / f"{number:03}.png")
     inputs = open_inputs(tmp_path, shape=(1, 4, 4))
-    (batch,) = inputs.batches(range(3), 3, normalisation=((0.0,), (1 / 255,)))
+    (batch,) = inputs.normalised(((0.0,), (1 / 255,))).batches(range(3), 3)
     assert batch[:, 0, 0, 0].round().tolist() == [0, 3, 6]
 
 
@@ -76,7 +88,8 @@ def test_a_file_larger_than_the_memory_is_not_read_as_a_whole(tmp_path: Path) ->
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.truncate(file.tell() + 200_000 * 120_000)  # 24 GB of nothing
-    (batch,) = open_inputs(path).batches([0, 199_999], 2, normalisation=((0.0,) * 3, (1.0,) * 3))
+    inputs = open_inputs(path).normalised(((0.0,) * 3, (1.0,) * 3))
+    (batch,) = inputs.batches([0, 199_999], 2)
     assert batch.shape == (2, 3, 200, 200)
 
 

@@ -43,14 +43,17 @@ class Inputs:
     """An ordered set of inputs, (n, *shape), read from where it lies as far as it is asked for.
 
     8-bit images are divided by 255 and normalised; floating-point inputs are taken as they are unless a
-    normalisation is given.
+    normalisation is given. `is_data_set` says that it is the one of a known data set, which nobody gave.
     """
 
-    def __init__(self, values: Array | Tensor, *, normalisation: Normalisation | None = None) -> None:
+    def __init__(
+        self, values: Array | Tensor, *, normalisation: Normalisation | None = None, is_data_set: bool = False
+    ) -> None:
         array = values.detach().cpu().contiguous().numpy() if isinstance(values, Tensor) else values
         self._values = _checked(array)
         self.shape: tuple[int, ...] = tuple(int(size) for size in array.shape[1:])
         self.normalisation = normalisation
+        self.is_data_set = is_data_set
         if normalisation is not None:
             _check_normalisation(normalisation, self.shape)
         self._digest: str | None = None
@@ -75,19 +78,24 @@ class Inputs:
             self._digest = found.hexdigest()
         return self._digest
 
-    def batches(
-        self, chosen: Sequence[int], batch_size: int, *, normalisation: Normalisation | None = None
-    ) -> Iterator[Tensor]:
+    def normalised(self, given: Normalisation | None, *, otherwise: Normalisation | None = None) -> Inputs:
+        """The same inputs with a normalisation that was given.
+
+        If none was, 8-bit images get the one `otherwise` (a key's), or else keep their own.
+        """
+        chosen = given or (otherwise if self.is_image else None) or self.normalisation
+        same = Inputs(self._values, normalisation=chosen, is_data_set=self.is_data_set)
+        same._digest = self._digest
+        return same
+
+    def batches(self, chosen: Sequence[int], batch_size: int) -> Iterator[Tensor]:
         """The chosen inputs in their order, float32 and normalised, `batch_size` at a time."""
-        moments = self.normalisation or normalisation
+        moments = self.normalisation
         if self.is_image and moments is None:
             raise DataError(
                 "The inputs are 8-bit images and nobody says how the model's inputs were normalised: give "
-                "the "
-                "means and standard deviations, or make the key with them."
+                "the means and standard deviations (--normalisation), or make the key with them."
             )
-        if moments is not None:
-            _check_normalisation(moments, self.shape)
         for start in range(0, len(chosen), batch_size):
             # In ascending order a map is read once from front to back; the batch gets its own order back.
             wanted = np.asarray(chosen[start : start + batch_size], dtype=np.int64)
@@ -154,7 +162,9 @@ def _opened(
         raise DataError(f"A data set has the splits train and test, not {split!r}.")
     dataset = load(name, data_dir=data_dir)
     images = (dataset.train if split == "train" else dataset.test).images
-    return Inputs(images, normalisation=normalisation or (dataset.mean, dataset.std))
+    if normalisation is not None:
+        return Inputs(images, normalisation=normalisation)
+    return Inputs(images, normalisation=(dataset.mean, dataset.std), is_data_set=True)
 
 
 def _pictures(folder: Path, shape: Sequence[int] | None) -> npt.NDArray[np.uint8]:
