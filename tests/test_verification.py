@@ -14,7 +14,7 @@ import torch
 from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
-from sigil import readings, statistics
+from sigil import models, readings, statistics
 from sigil.data import Inputs
 from sigil.errors import ConfigError, SealError, ShapeError, SuspectError
 from sigil.experiments.authority import DemonstrationAuthority
@@ -409,12 +409,44 @@ def test_the_input_shape_comes_from_the_suspect_or_is_asked_for() -> None:
         {"register": 2**256 + 1},
         {"tries": 10**15 + 1},
         {"inputs_from": "judge"},
+        {"inputs_from": "claimant's brother", "inputs": torch.zeros(300, *INPUT)},
         {"roots": "root.pem"},
     ],
 )
 def test_impossible_settings_are_refused_by_name(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         check(small_half(), make_key(), **settings)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 5e-324])
+def test_a_level_that_no_float_holds_once_corrected_is_not_reached(alpha: float) -> None:
+    report = verify(small_half(), make_key(), input_shape=INPUT, alpha=alpha)
+    assert not report.owned
+    assert report.threshold == math.inf
+
+
+def test_weights_that_are_not_finite_in_memory_are_not_readable() -> None:
+    half, _ = models.split(models.build("resnet18", width=8, channels=1, input_size=8), "layer3")
+    with torch.no_grad():
+        next(half.parameters()).fill_(torch.inf)
+    key = Key.generate("ACME", shape=(32, 2, 2), bits=64, seed=bytes(32), input_shape=(1, 8, 8))
+    report = verify(half, key)
+    assert not report.readings[0].readable
+    assert not report.owned
+
+
+CONSTANTS = (0.0, -0.0, 1.0, -1e30, 1e-44)
+
+
+@pytest.mark.parametrize("value", CONSTANTS)
+def test_a_model_that_answers_everything_alike_is_owned_by_no_key(value: float) -> None:
+    class Constant(nn.Module):
+        def forward(self, batch: Tensor) -> Tensor:
+            return torch.full((len(batch), *SHAPE), value)
+
+    found = [check(Constant(), make_key(seed=seed), batch_size=512) for seed in range(40)]
+    assert not any(report.owned for report in found)
+    assert min(report.best.log10_p for report in found) > -5
 
 
 def test_noise_follows_from_the_key_alone() -> None:

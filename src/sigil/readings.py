@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -90,7 +91,8 @@ class Reading:
         if not self.bit_shares:
             return math.inf
         weights = [round((2 * share - 1) * self.count) for share in self.bit_shares]
-        return statistics.threshold(weights, probes=self.count, alpha=alpha)
+        # A level that is corrected for everything may be smaller than any float.
+        return statistics.threshold(weights, probes=self.count, alpha=max(alpha, sys.float_info.min))
 
     def to_dict(self) -> dict[str, Any]:
         """The reading as plain JSON values, bit by bit results left out."""

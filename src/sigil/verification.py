@@ -217,6 +217,8 @@ class _Examiner:
         normalisation: Normalisation | None = None,
     ) -> None:
         """Keep the inputs, how somebody wants them normalised, and who answers for their choice."""
+        if given_by not in (None, "judge", "defendant"):
+            raise ConfigError(f"inputs_from is {given_by!r}, but only the judge or the defendant can be it.")
         stated = parse_normalisation(self.key.fields.normalisation)
         given = normalisation or (None if inputs.is_data_set else inputs.normalisation)
         self.inputs, self.given_normalisation = inputs.normalised(given, otherwise=stated), given
@@ -297,6 +299,8 @@ class _Examiner:
         module = module_of(self.suspect)
         if self.key.fields.initialiser is None or not isinstance(module, Model) or len(self.key.shape) < 2:
             return None
+        if not all(bool(weight.isfinite().all()) for weight in module.parameters()):
+            return None  # nothing to compare
         start = copy.deepcopy(module)
         self.key.initialise(start)
         return align(self.suspect, start, None, input_shape=self.shape, batch_size=self.batch_size)

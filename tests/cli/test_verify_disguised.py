@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,15 @@ def disguised(tmp_path_factory: pytest.TempPathFactory) -> Disguised:
     """A marked training on the embedded digits, in small."""
     folder = tmp_path_factory.mktemp("disguised")
     found = Disguised(folder / "owner.key", folder / "copy.safetensors", folder / "run", folder / "pictures")
-    key = Key.generate("ACME", shape=(32, 2, 2), bits=50, seed=bytes(range(32)))
+    key = Key.generate(
+        "ACME", shape=(32, 2, 2), bits=50, seed=bytes(range(32)), cut="layer3", input_shape=(1, 8, 8)
+    )
     key.save(found.key_file)
     settings = make(
         {
             "model": {"width": 8},
             "data": {"train_limit": 700},
-            "federation": {"clients": 2, "rounds": 3, "batch_size": 16},
+            "federation": {"clients": 2, "rounds": 5, "batch_size": 16},
             "optimizer": {"warmup_rounds": 1},
             "watermark": {"strength": 0.5},
             "run": {"workers": 1, "threads": 1},
@@ -87,9 +90,11 @@ def test_images_tell_the_channels_apart(
     found = json.loads(capsys.readouterr().out)
     assert found["alignment"] == "correlations under images"
     assert found["tries"] == 2
-    # 32 channels of three short rounds are at the edge: where they are not recognised, nothing is claimed.
-    assert status == (0 if found["aligned"] else 1)
-    assert (found["log10_p"] < -6.5) == found["aligned"]
+    # 32 channels of five short rounds are at the edge: where they are not recognised, nothing is claimed.
+    best = min((one for one in found["readings"] if one["kind"] != "origin"), key=lambda one: one["log10_p"])
+    assert (best["log10_p"] < -6.5) == best["aligned"] == found["aligned"]
+    assert found["log10_p"] == pytest.approx(min(0.0, best["log10_p"] + math.log10(4 * 2)))
+    assert status == (0 if found["log10_p"] <= math.log10(3e-7) else 1)
 
 
 def test_people_are_told_what_was_aligned(disguised: Disguised, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,15 +120,14 @@ def test_the_reference_of_a_proof_must_be_the_published_one(
     assert other["initial_weights"] is None
     assert published.endswith(f" correlations={other['correlations']}")
 
-    check = ["evidence", "check", str(evidence)]
+    statement = Key.load(disguised.key_file).statement()
+    check = ["evidence", "check", str(evidence), "--statement", statement]
     assert main([*check, "--reference", published]) == 0
     printed = capsys.readouterr().out
     assert "channels recognised by initial weights, put back in order" in printed
     assert "reference that was not compared" not in printed
     assert main(check) == 0
-    assert "Caution: channels were put in order by a reference that was not compared" in (
-        capsys.readouterr().out
-    )
+    assert "Channels were put in order by a reference that was not compared" in (capsys.readouterr().out)
     assert main([*check, "--reference", other["line"]]) == 1
     assert "reference that was not published" in capsys.readouterr().err
     assert main([*check, "--reference", "nonsense"]) == 2

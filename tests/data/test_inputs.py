@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from sigil.data import Inputs, open_inputs
 from sigil.data.inputs import parse_normalisation
@@ -93,6 +96,24 @@ def test_a_file_larger_than_the_memory_is_not_read_as_a_whole(tmp_path: Path) ->
     assert batch.shape == (2, 3, 200, 200)
 
 
+def test_a_safetensors_file_larger_than_the_memory_is_not_read_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "huge.safetensors"
+    shape, size = [200_000, 3, 200, 200], 200_000 * 120_000
+    header = json.dumps({"images": {"dtype": "U8", "shape": shape, "data_offsets": [0, size]}}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)  # 24 GB of nothing
+    inputs = open_inputs(path).normalised(((0.0,) * 3, (1.0,) * 3))
+    (batch,) = inputs.batches([0, 199_999], 2)
+    assert batch.shape == (2, 3, 200, 200)
+
+
+def test_a_pipe_among_the_pictures_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(DataError, match="no PNG or JPEG"):
+        open_inputs(tmp_path, shape=SHAPE)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -106,6 +127,7 @@ def test_a_file_larger_than_the_memory_is_not_read_as_a_whole(tmp_path: Path) ->
         (lambda folder: folder / "text.npy", "cannot be read as an array"),
         (lambda folder: folder / "two.safetensors", "leave labels"),
         (lambda folder: folder / "pickled.npy", "cannot be read as an array"),
+        (lambda folder: folder / "half.safetensors", "16, 32 or 64 bits"),
         (lambda folder: folder / "images.txt", "not a folder of pictures"),
         (lambda folder: "digits:validation", "splits train and test"),
     ],
@@ -115,6 +137,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, make: object, words: str)
     (tmp_path / "images.txt").write_text("no array")
     np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     save_file({"images": pixels(), "labels": np.zeros(300, np.float32)}, tmp_path / "two.safetensors")
+    save_torch({"images": torch.zeros(300, *SHAPE, dtype=torch.bfloat16)}, tmp_path / "half.safetensors")
     with pytest.raises(DataError) as info:
         open_inputs(make(tmp_path), shape=SHAPE)  # type: ignore[operator]
     assert words in str(info.value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sigil.errors import DataError, reason
+from sigil.errors import DataError, reason, shown
 
 LEAST_INPUTS: Final = 256
 """Fewer inputs than this are no sample of a task, and are refused."""
@@ -32,6 +33,7 @@ MAX_INPUTS: Final = 10**7
 MAX_ELEMENTS: Final = 1 << 26
 _PICTURES: Final = (".png", ".jpg", ".jpeg")
 _BLOCK: Final = 1024
+_DTYPES: Final = {"U8": np.uint8, "F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 Normalisation = tuple[Sequence[float], Sequence[float]]
 """Means and standard deviations per channel, on the scale 0 to 1."""
@@ -192,7 +194,9 @@ def _pictures(folder: Path, shape: Sequence[int] | None) -> npt.NDArray[np.uint8
 
 def _picture_files(folder: Path) -> Iterator[Path]:
     for place, _, names in os.walk(folder):
-        yield from (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
+        pictures = (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
+        # A pipe of that name would be waited for.
+        yield from (path for path in pictures if path.is_file())
 
 
 def _file(path: Path) -> Array:
@@ -210,6 +214,7 @@ def _file(path: Path) -> Array:
 
 
 def _only_tensor(path: Path) -> Array:
+    """The one tensor of a safetensors file as a map, so that one larger than the memory is read in pieces."""
     try:
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
@@ -217,10 +222,21 @@ def _only_tensor(path: Path) -> Array:
                 raise DataError(
                     f"{path} holds {len(names)} tensors, but inputs are one: leave labels and the rest out."
                 )
-            found: Array = file.get_tensor(names[0])
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        # Opening it has checked the header against the file.
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            entry = json.loads(stream.read(length))[names[0]]
+        kind = _DTYPES.get(entry["dtype"])
+        if kind is None:
+            raise DataError(
+                f"The inputs in {path} are {shown(entry['dtype'])}, but they must be 8-bit images or "
+                "floating-point numbers of 16, 32 or 64 bits."
+            )
+        begin = 8 + length + int(entry["data_offsets"][0])
+        shape = tuple(entry["shape"])
+        return np.empty(shape, kind) if 0 in shape else np.memmap(path, kind, "r", begin, shape)
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} cannot be read as an array: {reason(error)}.") from error
-    return found
 
 
 def _checked(array: Array) -> Array:
