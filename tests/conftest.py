@@ -57,7 +57,7 @@ SLOW = (
     "cli/test_main.py::test_help*",
     "cli/test_serve.py::test_a_simulation*",
     "cli/test_train.py",
-    "cli/test_verify.py::*disguised*",
+    "cli/test_verify_disguised.py",
     "data/test_charts.py",
     "docs/test_commands.py::test_every_block_runs*",
     "experiments/*",

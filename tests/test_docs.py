@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import sigil
+from sigil.verification import read_mark
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -25,36 +27,44 @@ def run(source: str) -> dict[str, Any]:
     return names
 
 
-def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not() -> None:
+def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     source, _ = programs("own-server.md")
-    loop = source[source.index("def layer") : source.index("report =")]
+    loop = source[source.index("def layer") : source.index("print(sigil.check")]
     assert len([line for line in loop.splitlines() if line.strip()]) <= 20
 
-    fixed = source.replace("bits=64)", "bits=64, seed=bytes(32))")
+    fixed = source.replace("bits=128, ", "bits=128, seed=bytes(32), ")
     assert fixed != source
     marked = run(fixed)
-    assert marked["report"].owned
-    assert marked["report"].log10_p < -9
+    assert "The mark is provable on inputs" in capsys.readouterr().out
+    report = marked["report"]
+    assert report.owned
+    assert min(reading.log10_p for reading in report.readings) < -9
+    assert report.allowance_log2 == 80
     with torch.no_grad():
         logits = marked["server"].eval()(marked["client"].eval()(marked["images"]))
     assert float((logits.argmax(1) == marked["labels"]).float().mean()) > 0.95
 
     clean = run(fixed.replace("        injector.attach(activation)\n", ""))
     assert not clean["report"].owned
-    assert not sigil.verify(clean["client"], marked["key"], input_shape=(1, 8, 8)).owned
+    judged = sigil.verify(clean["client"], marked["key"], clean["images"], register=1)
+    assert not judged.owned
+    assert min(reading.log10_p for reading in judged.readings) > -6.5
 
     wrong = [
-        sigil.verify(
+        read_mark(
             marked["client"],
-            sigil.Key.generate("Mallory", shape=(64, 2, 2), bits=64, seed=number.to_bytes(32, "big")),
+            sigil.Key.generate("Mallory", shape=(64, 2, 2), bits=128, seed=number.to_bytes(32, "big")),
             input_shape=(1, 8, 8),
             probes=64,
-        )
+        )[0].log10_p
         for number in range(1000)
     ]
-    assert not any(report.owned for report in wrong)
+    # Even as a judge who counted one key would see it, no other key is proven.
+    assert min(wrong) > math.log10(3e-7 / 4)
     # Under the null a thousand p-values spread over (0, 1): about one in ten lies below 0.1.
-    assert 60 < sum(report.p_value < 0.1 for report in wrong) < 145
+    assert 60 < sum(log10_p < -1 for log10_p in wrong) < 145
 
 
 def test_an_own_loop_refuses_a_client_that_scales_its_gradients(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
-from sigil import readings, statistics
+from sigil import models, readings, statistics
 from sigil.data import Inputs
 from sigil.errors import ConfigError, SealError, ShapeError, SuspectError
 from sigil.experiments.authority import DemonstrationAuthority
@@ -406,13 +406,47 @@ def test_the_input_shape_comes_from_the_suspect_or_is_asked_for() -> None:
         {"alpha": 1.0},
         {"alpha": float("nan")},
         {"register": 0},
+        {"register": 2**256 + 1},
+        {"tries": 10**15 + 1},
         {"inputs_from": "judge"},
+        {"inputs_from": "claimant's brother", "inputs": torch.zeros(300, *INPUT)},
         {"roots": "root.pem"},
     ],
 )
 def test_impossible_settings_are_refused_by_name(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         check(small_half(), make_key(), **settings)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 5e-324])
+def test_a_level_that_no_float_holds_once_corrected_is_not_reached(alpha: float) -> None:
+    report = verify(small_half(), make_key(), input_shape=INPUT, alpha=alpha)
+    assert not report.owned
+    assert report.threshold == math.inf
+
+
+def test_weights_that_are_not_finite_in_memory_are_not_readable() -> None:
+    half, _ = models.split(models.build("resnet18", width=8, channels=1, input_size=8), "layer3")
+    with torch.no_grad():
+        next(half.parameters()).fill_(torch.inf)
+    key = Key.generate("ACME", shape=(32, 2, 2), bits=64, seed=bytes(32), input_shape=(1, 8, 8))
+    report = verify(half, key)
+    assert not report.readings[0].readable
+    assert not report.owned
+
+
+CONSTANTS = (0.0, -0.0, 1.0, -1e30, 1e-44)
+
+
+@pytest.mark.parametrize("value", CONSTANTS)
+def test_a_model_that_answers_everything_alike_is_owned_by_no_key(value: float) -> None:
+    class Constant(nn.Module):
+        def forward(self, batch: Tensor) -> Tensor:
+            return torch.full((len(batch), *SHAPE), value)
+
+    found = [check(Constant(), make_key(seed=seed), batch_size=512) for seed in range(40)]
+    assert not any(report.owned for report in found)
+    assert min(report.best.log10_p for report in found) > -5
 
 
 def test_noise_follows_from_the_key_alone() -> None:
@@ -486,13 +520,44 @@ def test_inputs_count_if_the_statement_names_them_or_somebody_else_chose_them() 
     assert Inputs(images.flip(0)).digest != digest
 
 
+def test_a_normalisation_is_not_to_be_chosen_either() -> None:
+    images = torch.randint(0, 256, (300, *INPUT), generator=torch.Generator().manual_seed(1)).byte()
+    moments, other = ((0.5,) * 3, (0.25,) * 3), ((0.4,) * 3, (0.25,) * 3)
+    digest = Inputs(images).digest
+    settings: dict[str, Any] = {"bits": 50, "seed": bytes(32), "input_shape": INPUT, "inputs_digest": digest}
+    stated = Key.generate("ACME", SHAPE, normalisation=moments, **settings)
+    open_key = Key.generate("ACME", SHAPE, **settings)
+    for key, given, giver, chosen in (
+        (stated, None, None, False),
+        (stated, moments, None, False),
+        (stated, other, None, True),
+        (stated, other, "judge", True),
+        (open_key, moments, None, True),
+        (open_key, moments, "judge", False),
+    ):
+        suspect = Marked(key, marked=50, strength=200.0)
+        report = check(suspect, key, inputs=images, inputs_from=giver, normalisation=given)
+        assert report.experiment == chosen
+        assert any("normalisation" in reason for reason in report.reasons) == chosen
+        assert report.owned != chosen
+        inside = Inputs(images, normalisation=given)
+        assert check(suspect, key, inputs=inside, inputs_from=giver).experiment == chosen
+
+
+def test_a_key_that_leaves_the_input_shape_open_pays_for_it() -> None:
+    stated = Key.generate("ACME", shape=SHAPE, bits=50, seed=bytes(32), input_shape=INPUT)
+    assert check(small_half(), make_key()).cuts == 64
+    assert check(small_half(), stated).cuts == 5  # the layers after which it could have been cut
+
+
 def test_the_key_draws_which_inputs_are_read() -> None:
     images = torch.rand(400, *INPUT, generator=torch.Generator().manual_seed(1))
     key, suspect = make_key(), small_half()
     asked = []
     suspect.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].clone()))
     check(suspect, key, inputs=images)
-    assert torch.equal(torch.cat(asked)[512:768], images[key.choose(256, 400)])
+    assert torch.equal(torch.cat(asked)[:256], images[key.choose(256, 400)])
+    assert torch.equal(torch.cat(asked)[256:], key.noise_probes(0, 512, INPUT))
 
 
 def test_the_best_reading_pays_for_all_four_tests() -> None:

@@ -181,4 +181,5 @@ def test_a_level_above_proof_is_only_compared_with() -> None:
 
 def test_everything_that_p_was_multiplied_by_is_said() -> None:
     said = wording.corrections(verdict(tries=7, cuts=5, allowance_log2=80))
-    assert said == "p was multiplied by 4 tests · 7 tries · 5 cuts · 2^80 keys that could have been chosen"
+    factors = "4 tests · 7 tries · 5 cuts and input shapes · 2^80 keys"
+    assert said == f"p was multiplied by {factors} that could have been chosen"

@@ -64,7 +64,7 @@ def activations(suspect: Suspect, batch: Tensor) -> Tensor:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise SuspectError(
             f"The suspect does not run on inputs of shape {tuple(batch.shape[1:])} ({reason(error)}): "
-            "give the input shape that it was trained with."
+            "give the input shape that it was trained with, and real inputs if it only fails on noise."
         ) from error
     if not isinstance(activation, Tensor):
         raise SuspectError(

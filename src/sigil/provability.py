@@ -7,19 +7,25 @@ kind of key (:mod:`sigil.key_length`). Better to learn that on the day of the tr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 from torch import Tensor
 
 from sigil import wording
+from sigil.choices import MOST_CUTS, count_cuts
 from sigil.data.inputs import Array, Inputs
 from sigil.key import Key
 from sigil.key_length import needed_rate, shortest_bits
-from sigil.probing import Suspect
-from sigil.readings import Reading
-from sigil.report import ALPHA, TESTS
+from sigil.models import default_cut
+from sigil.probing import Suspect, module_of
+from sigil.readings import Kind, Reading
+from sigil.report import TESTS
 from sigil.verification import read_mark
+
+# How a training's metrics call what was read; the name without a kind is that of noise, the paper's probe.
+_KINDS: Final[tuple[tuple[Kind, str], ...]] = (("noise", ""), ("inputs", "_inputs"))
 
 
 @dataclass(frozen=True)
@@ -49,18 +55,31 @@ def check(
     this very model, cut where the key says.
     """
     readings = read_mark(client_half, key, inputs, input_shape=input_shape)
-    return judge(readings, key)
+    return judge(readings, key, cuts=count_cuts(module_of(client_half), key))
 
 
-def judge(readings: Sequence[Reading], key: Key) -> Provability:
-    """The same for readings that were made already, such as those of a training's last round."""
-    price = math.log10(TESTS) + key.allowance_log2 * math.log10(2)
-    level = math.log10(min(ALPHA, float(key.fields.alpha)))
+def judge_metrics(
+    metrics: Mapping[str, Any], key: Key, architecture: str, cut: str | None = None
+) -> Provability:
+    """The same by the metrics of a training's round, in which both kinds of reading were made."""
+    readings = [
+        Reading(kind=kind, count=0, wsr=metrics[f"wsr{end}"], log10_p=metrics[f"log10_p{end}"])
+        for kind, end in _KINDS
+        if f"wsr{end}" in metrics
+    ]
+    named = key.fields.input_shape is not None and key.fields.cut == (cut or default_cut(architecture))
+    return judge(readings, key, cuts=1 if named else MOST_CUTS)
+
+
+def judge(readings: Sequence[Reading], key: Key, *, cuts: int = 1) -> Provability:
+    """The same for readings that were made already; `cuts` is the factor for what the key leaves open."""
+    price = math.log10(TESTS) + math.log10(cuts) + key.allowance_log2 * math.log10(2)
+    level = math.log10(float(key.fields.alpha))
     by = tuple(reading.kind for reading in readings if reading.log10_p + price <= level)
-    return Provability(bool(by), by, tuple(readings), _sentence(readings, by, key))
+    return Provability(bool(by), by, tuple(readings), _sentence(readings, by, key, cuts))
 
 
-def _sentence(readings: Sequence[Reading], by: tuple[str, ...], key: Key) -> str:
+def _sentence(readings: Sequence[Reading], by: tuple[str, ...], key: Key, cuts: int) -> str:
     found = ", ".join(
         f"{wording.percent(reading.wsr)} on {reading.kind}"
         if reading.readable
@@ -70,20 +89,20 @@ def _sentence(readings: Sequence[Reading], by: tuple[str, ...], key: Key) -> str
     if by:
         limits = "" if len(by) == len(readings) else f", and not on {_others(readings, by)}"
         return f"The mark is provable on {' and on '.join(by)}{limits} (WSR {found}; {key.kind} key)."
-    least = shortest_bits(key.allowance_log2)
+    tests, alpha = TESTS * cuts, float(key.fields.alpha)
+    least = shortest_bits(key.allowance_log2, tests=tests, alpha=alpha)
     if key.bits < least:
+        other = ", or a stamped key" if key.kind == "plain" else ""
         return (
             f"The mark is NOT provable: a {key.kind} key of {key.bits} bits proves nothing, however well it "
-            "is read; "
-            f"it takes at least {least} bits, or a stamped key (WSR {found})."
+            f"is read; it takes at least {least} bits{other} (WSR {found})."
         )
-    needed = wording.percent(needed_rate(key.bits, key.allowance_log2))
-    advice = "train longer, raise watermark.strength or cut deeper"
+    needed = wording.percent(needed_rate(key.bits, key.allowance_log2, tests=tests, alpha=alpha))
+    advice = "train longer, raise the strength or cut deeper"
     if all(reading.kind != "inputs" for reading in readings):
         advice = "try inputs of the task, on which it is read best"
     return (
-        f"The mark is NOT provable: it is read at {found}, and a {key.kind} key of {key.bits} bits needs "
-        "about "
+        f"The mark is NOT provable: WSR {found}, and a {key.kind} key of {key.bits} bits needs about "
         f"{needed}; {advice}."
     )
 

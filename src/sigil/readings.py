@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -90,13 +91,30 @@ class Reading:
         if not self.bit_shares:
             return math.inf
         weights = [round((2 * share - 1) * self.count) for share in self.bit_shares]
-        return statistics.threshold(weights, probes=self.count, alpha=alpha)
+        # A level that is corrected for everything may be smaller than any float.
+        return statistics.threshold(weights, probes=self.count, alpha=max(alpha, sys.float_info.min))
 
     def to_dict(self) -> dict[str, Any]:
         """The reading as plain JSON values, bit by bit results left out."""
         values = dataclasses.asdict(self) | {"counts": self.counts}
         del values["bit_shares"], values["margins"]
         return values
+
+
+def unreadable(
+    kind: Kind, count: int, source: Source = "key", digest: str | None = None, *, aligned: bool = False
+) -> Reading:
+    """The outcome that a suspect does not let itself be read on these inputs: it proves nothing."""
+    return Reading(
+        kind=kind,
+        count=count,
+        wsr=0.5,
+        log10_p=0.0,
+        readable=False,
+        source=source,
+        digest=digest,
+        aligned=aligned,
+    )
 
 
 def read(
@@ -111,17 +129,11 @@ def read(
     alignment: Callable[[Tensor], Tensor] | None = None,
 ) -> Reading:
     """Ask a suspect with ``count`` inputs that ``batches`` gives, and compare its bits with the key's."""
-    named: dict[str, Any] = {
-        "kind": kind,
-        "count": count,
-        "source": source,
-        "digest": digest,
-        "aligned": alignment is not None,
-    }
+    aligned = alignment is not None
     try:
         ones, sums, squares = _project(suspect, key, batches(), alignment)
     except NotReadable:
-        return Reading(**named, wsr=0.5, log10_p=0.0, readable=False)
+        return unreadable(kind, count, source, digest, aligned=aligned)
     # Algorithm 2:
     #   5  B'_ij ← 1[P_ij >= 0]                      ones: how many of each column
     #   6  WSR ← share of B'_ij that equal b_j
@@ -132,7 +144,11 @@ def read(
     margins = torch.where(rms > 0, signs * (sums / count) / rms, 0.0)
     tail = statistics.p_value(ones.numpy(), target.numpy(), count)
     return Reading(
-        **named,
+        kind=kind,
+        count=count,
+        source=source,
+        digest=digest,
+        aligned=aligned,
         wsr=int(matches.sum()) / (count * key.bits),
         log10_p=tail.log10_p,
         exact=tail.exact,

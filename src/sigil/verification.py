@@ -9,7 +9,8 @@ factor                  for
 ======================  ====================================================================================
 4                       the tests that the rules allow, made or not
 ``tries``               keys and suspects that were tried
-``cuts``                places where the suspect could be cut, if the key does not state one; at most 64
+``cuts``                places where, and shapes of input with which, the suspect could be read, if the key
+                        does not state them (:mod:`sigil.choices`); at most 64
 2^``allowance_log2``    keys that could have been drawn before this one: 80 for a plain key, 24 stamped
 ======================  ====================================================================================
 
@@ -31,19 +32,16 @@ import torch
 from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
-from sigil import origin
+from sigil import choices, origin
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
-from sigil.errors import ConfigError, ShapeError
+from sigil.errors import ConfigError, ShapeError, SuspectError
 from sigil.key import Key
-from sigil.key_length import PLAIN_ALLOWANCE_LOG2
-from sigil.models import Model, cut_points
+from sigil.models import Model
 from sigil.probing import Suspect, batch_size_for, input_shape_of, module_of, noise
-from sigil.readings import Reading, Source, read
+from sigil.readings import Reading, Source, read, unreadable
 from sigil.report import ALPHA, TESTS, Report, best_of
-from sigil.seal import Root, read_roots
 
-MOST_CUTS: Final = 64
 INPUTS_READ: Final = LEAST_INPUTS
 
 
@@ -63,11 +61,9 @@ def read_mark(
     shape = input_shape_of(suspect, input_shape or key.fields.input_shape)
     count = key.fields.probes if probes is None else probes
     examiner = _Examiner(suspect, key, shape, count, None, batch_size_for(shape, batch_size))
-    readings = [examiner.on_noise()]
     if inputs is not None:
         examiner.take(open_inputs(inputs, shape=shape), None)
-        readings.append(examiner.on_inputs())
-    return tuple(readings)
+    return examiner.readings()
 
 
 def verify(
@@ -130,49 +126,50 @@ def verify(
         # The key draws the weights that such a run began with; only correlations remain to be brought.
         reference = None if isinstance(module_of(suspect), Model) else reference
     level = float(key.fields.alpha) if alpha is None else alpha
-    _check_settings(
+    choices.check_settings(
         probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
     )
     shape = input_shape_of(suspect, input_shape or key.fields.input_shape)
     batch_size = batch_size_for(shape, batch_size)
-    reasons = _choices(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
+    reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
     examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)
-
-    readings = [examiner.on_noise()]
     if inputs is not None:
-        opened = open_inputs(inputs, shape=shape, normalisation=normalisation)
-        examiner.take(opened, inputs_from)
-        readings.append(examiner.on_inputs())
+        examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
+        reasons += choices.chosen_normalisation(
+            examiner.given_normalisation, key, fixed=examiner.source == "statement"
+        )
     elif inputs_from is not None or normalisation is not None:
         raise ConfigError(
             "inputs_from or a normalisation was given, but there are no inputs that it could be about."
         )
+    authority = choices.trusted_root(key, roots)
+
+    aligned: Reading | None = None
+    alignment: Alignment | None = None
+    if reference is not None:
+        # Before noise is asked, on which a suspect may be made to fail so that nothing can be asked any more.
+        alignment, brought = examiner.align(reference)
+        aligned = examiner.in_order(alignment)
+        # Correlations that were recorded in training are a further thing that could have been chosen.
+        tries *= 1 if brought else 2
+        if alignment.believed:
+            # Made from a public base model, either kind of reference puts all its descendants in an order
+            # that suits a key.
+            reasons += ("the reference for the order of channels was brought by the claimant",)
+    readings = [*examiner.readings()]
     started = examiner.origin()
     readings += [] if started is None else [started]
 
-    cuts = _cuts(suspect, key)
-    correlations = 0
+    cuts = choices.count_cuts(module_of(suspect), key)
     level_log10 = math.log10(level)
-    authority = _authority(key, roots)
-    allowance = math.log2(register) if register is not None else _allowance(key, authority)
+    allowance = choices.allowance_log2(key, authority, register)
     price = math.log10(TESTS) + math.log10(tries) + math.log10(cuts) + allowance * math.log10(2)
-    alignment = None
     # The third test is counted in any case, so that leaving it out where nothing is left to prove is no
     # choice.
-    if reference is not None or best_of(readings).log10_p + price > level_log10:
-        alignment, chosen = examiner.align(reference)
-        if alignment is not None:
-            correlations = int(not chosen and reference is not None)
-            if reference is not None and alignment.believed:
-                # Made from a public base model, either kind of reference puts all its descendants in an order
-                # that suits a key.
-                reasons += ("the reference for the order of channels was brought by the claimant",)
-            if alignment.believed:
-                readings.append(
-                    examiner.on_inputs(alignment) if inputs is not None else examiner.on_noise(alignment)
-                )
-    # Correlations that were recorded in training are a further thing that could have been chosen.
-    price += math.log10(1 + correlations)
+    if reference is None and best_of(readings).log10_p + price > level_log10:
+        alignment = examiner.align_by_key()
+        aligned = examiner.in_order(alignment)
+    readings += [] if aligned is None else [aligned]
 
     best = best_of(readings)
     corrected = min(0.0, best.log10_p + price)
@@ -185,7 +182,7 @@ def verify(
         log10_p=corrected if best.counts or reasons else 0.0,
         log10_p_origin=descent,
         alpha=level,
-        tries=tries * (1 + correlations),
+        tries=tries,
         cuts=cuts,
         allowance_log2=allowance,
         bits=key.bits,
@@ -215,17 +212,52 @@ class _Examiner:
     ) -> None:
         self.suspect, self.key, self.shape = suspect, key, shape
         self.probes, self.seed, self.batch_size = probes, seed, batch_size
-        self.moments = parse_normalisation(key.fields.normalisation)
         self.inputs: Inputs | None = None
+        self.given_normalisation: Normalisation | None = None
         self.source: Source = "claimant"
 
-    def take(self, inputs: Inputs, given_by: Literal["judge", "defendant"] | None) -> None:
-        """Keep the inputs, and who answers for their choice."""
-        self.inputs = inputs
+    def take(
+        self,
+        inputs: Inputs,
+        given_by: Literal["judge", "defendant"] | None,
+        normalisation: Normalisation | None = None,
+    ) -> None:
+        """Keep the inputs, how somebody wants them normalised, and who answers for their choice."""
+        if given_by not in (None, "judge", "defendant"):
+            raise ConfigError(f"inputs_from is {given_by!r}, but only the judge or the defendant can be it.")
+        stated = parse_normalisation(self.key.fields.normalisation)
+        given = normalisation or (None if inputs.is_data_set else inputs.normalisation)
+        self.inputs, self.given_normalisation = inputs.normalised(given, otherwise=stated), given
         if given_by is not None:
             self.source = given_by
         elif self.key.fields.inputs_digest == inputs.digest:
             self.source = "statement"
+
+    def readings(self) -> tuple[Reading, ...]:
+        """The mark on noise, and on inputs if there are any.
+
+        Inputs are asked first. A suspect may be made to fail on noise, or to end the process that it runs
+        in: that is an outcome if it answers the others. If it answers nothing, what was wrong is raised.
+        """
+        made: dict[str, Reading] = {}
+        failed: dict[str, SuspectError | ShapeError] = {}
+        asked = (
+            {"noise": self.on_noise}
+            if self.inputs is None
+            else {"inputs": self.on_inputs, "noise": self.on_noise}
+        )
+        for kind, ask in asked.items():
+            try:
+                made[kind] = ask()
+            except (SuspectError, ShapeError) as error:
+                failed[kind] = error
+        if not made:
+            raise failed["noise"]
+        if "noise" in failed:
+            made["noise"] = unreadable("noise", self.probes)
+        if "inputs" in failed and self.inputs is not None:
+            made["inputs"] = unreadable("inputs", INPUTS_READ, self.source, self.inputs.digest)
+        return tuple(made[kind] for kind in ("noise", "inputs") if kind in made)
 
     def on_noise(self, alignment: Alignment | None = None) -> Reading:
         """The paper's question: standard normal noise."""
@@ -235,11 +267,11 @@ class _Examiner:
         """Real inputs of the task, drawn by the key from those that were given."""
         inputs = self.inputs
         assert inputs is not None
-        chosen = self.key.choose(min(INPUTS_READ, len(inputs)), len(inputs)).tolist()
+        chosen = self.key.choose(INPUTS_READ, len(inputs)).tolist()
         return read(
             self.suspect,
             self.key,
-            lambda: inputs.batches(chosen, self.batch_size, normalisation=self.moments),
+            lambda: inputs.batches(chosen, self.batch_size),
             kind="inputs",
             count=len(chosen),
             source=self.source,
@@ -262,25 +294,30 @@ class _Examiner:
         found = origin.compare(module.state_dict(), drawn, self.key.initial)
         return Reading(kind="origin", count=found.tested, wsr=found.share, log10_p=found.log10_p)
 
-    def align(
-        self, reference: Reference | Model | str | os.PathLike[str] | None
-    ) -> tuple[Alignment | None, bool]:
-        """The order of the channels, and whether the claimant chose what they were compared with.
+    def in_order(self, alignment: Alignment | None) -> Reading | None:
+        """The mark once more with channels put back in order: on inputs if they count, else on noise."""
+        if alignment is None or not alignment.believed:
+            return None
+        return self.on_noise(alignment) if self.source == "claimant" else self.on_inputs(alignment)
 
-        Only initial weights that the key itself drew were chosen by nobody; correlations were recorded in
-        training, which counts as one more try.
+    def align_by_key(self) -> Alignment | None:
+        """The order of the channels by the initial weights that the key drew, which nobody chose."""
+        module = module_of(self.suspect)
+        if self.key.fields.initialiser is None or not isinstance(module, Model) or len(self.key.shape) < 2:
+            return None
+        if not all(bool(weight.isfinite().all()) for weight in module.parameters()):
+            return None  # nothing to compare
+        start = copy.deepcopy(module)
+        self.key.initialise(start)
+        return align(self.suspect, start, None, input_shape=self.shape, batch_size=self.batch_size)
+
+    def align(self, reference: Reference | Model | str | os.PathLike[str]) -> tuple[Alignment, bool]:
+        """The order of the channels by a reference, and whether it could have been made to fit.
+
+        Correlations were recorded in training, which counts as one more try; weights from a file could be
+        anybody's.
         """
         module = module_of(self.suspect)
-        if reference is None:
-            if (
-                self.key.fields.initialiser is None
-                or not isinstance(module, Model)
-                or len(self.key.shape) < 2
-            ):
-                return None, False
-            start = copy.deepcopy(module)
-            self.key.initialise(start)
-            return align(self.suspect, start, None, input_shape=self.shape, batch_size=self.batch_size), False
         check_channels(self.key.shape)
         known = reference
         if isinstance(known, str | os.PathLike):
@@ -302,7 +339,7 @@ class _Examiner:
         if self.inputs is None:
             return None
         chosen = self.key.choose(min(2_000, len(self.inputs)), len(self.inputs), "inputs/alignment").tolist()
-        return torch.cat(list(self.inputs.batches(chosen, self.batch_size, normalisation=self.moments)))
+        return torch.cat(list(self.inputs.batches(chosen, self.batch_size)))
 
     def _noise(self) -> Iterator[Tensor]:
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
@@ -312,77 +349,3 @@ class _Examiner:
                 yield noise(self.shape, stop - start, generator=generator)
             else:
                 yield self.key.noise_probes(start, stop, self.shape)
-
-
-def _authority(key: Key, roots: Sequence[Certificate] | str | os.PathLike[str] | None) -> Root | None:
-    """The trusted root under which the key was stamped; None if nobody named one or the key is plain."""
-    if roots is None:
-        return None
-    if key.stamp is None:
-        raise ConfigError("roots were given, but the key is plain: it has no time stamp to check.")
-    return key.stamp.check(read_roots(Path(roots)) if isinstance(roots, str | os.PathLike) else roots)
-
-
-def _allowance(key: Key, authority: Root | None) -> float:
-    """A stamp counts under a root that the examiner trusts: anybody can run an authority of their own."""
-    return key.allowance_log2 if authority is not None else max(key.allowance_log2, PLAIN_ALLOWANCE_LOG2)
-
-
-def _check_settings(
-    *, probes: int | None, seed: int | None, alpha: float, tries: int, register: int | None, batch_size: int
-) -> None:
-    for name, value in (
-        ("probes", probes),
-        ("tries", tries),
-        ("register", register),
-        ("batch_size", batch_size),
-    ):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}, but it must be at least 1.")
-    if seed is not None and not 0 <= seed < 1 << 63:
-        raise ConfigError(f"seed is {seed}, but it must lie between 0 and 2**63 - 1.")
-    if not 0 < alpha < 1:
-        raise ConfigError(f"alpha is {alpha}, but it must lie between 0 and 1, such as {ALPHA:g}.")
-
-
-def _choices(
-    suspect: Suspect, key: Key, *, shape: tuple[int, ...], probes: int | None, seed: int | None, alpha: float
-) -> tuple[str, ...]:
-    """What was chosen that nobody may choose, in words."""
-    stated = key.fields
-    spec = getattr(module_of(suspect), "spec", None)
-    found = [
-        (seed is not None, "the seed of the noise was chosen"),
-        (probes not in (None, stated.probes), f"the key asks for {stated.probes} probes and not {probes}"),
-        (alpha > ALPHA, f"the level of {alpha:g} is not one of proof, which begins at {ALPHA:g}"),
-        (
-            stated.input_shape is not None and stated.input_shape != shape,
-            f"the key states inputs of shape {stated.input_shape} and not {shape}",
-        ),
-        (
-            stated.cut is not None and spec is not None and spec.cut not in (None, stated.cut),
-            f"the key states the cut {stated.cut}, not the one that was used",
-        ),
-        (
-            stated.model is not None and spec is not None and spec.name != stated.model,
-            f"the key states the model {stated.model}, not the one that was opened",
-        ),
-        (
-            not isinstance(suspect, nn.Module) and not hasattr(suspect, "sha256"),
-            "the suspect is a function, of which nobody knows what it does",
-        ),
-        (key.awaits_seal, "the key is not sealed yet"),
-    ]
-    return tuple(words for chosen, words in found if chosen)
-
-
-def _cuts(suspect: Suspect, key: Key) -> int:
-    """At how many places the suspect could have been cut, if the key does not settle it."""
-    module = module_of(suspect)
-    spec = getattr(module, "spec", None)
-    if spec is not None:
-        return 1 if key.fields.cut == spec.cut else min(MOST_CUTS, len(cut_points(spec.name)))
-    if module is not None:
-        leaves = sum(1 for part in module.modules() if not any(part.children()))
-        return max(1, min(MOST_CUTS, leaves))
-    return MOST_CUTS

@@ -211,7 +211,7 @@ def corrections(verdict: Verdict) -> str:
     if verdict.tries > 1:
         parts.append(f"{verdict.tries:,} tries")
     if verdict.cuts > 1:
-        parts.append(f"{verdict.cuts} cuts")
+        parts.append(f"{verdict.cuts} cuts and input shapes")
     parts.append(f"2^{verdict.allowance_log2:g} keys")
     return f"p was multiplied by {' · '.join(parts)} that could have been chosen"
 
@@ -219,7 +219,7 @@ def corrections(verdict: Verdict) -> str:
 def reading(found: OneReading) -> str:
     """One reading as a line: what agreed, how likely by chance, and whether it counts."""
     if not found.readable:
-        return f"does not let itself be read on {found.kind}: its activations are not finite"
+        return f"does not let itself be read on {found.kind}: it gives no finite activations there"
     what = "weights have the sign of their start" if found.kind == "origin" else "of the answers agree"
     order = ", channels put back in order" if found.aligned else ""
     choice = "" if found.kind != "inputs" else f", chosen by the {found.source}"
@@ -250,7 +250,7 @@ def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) 
     if verdict.tries > 1:
         parts.append(f"{verdict.tries:,} for the tries declared")
     if verdict.cuts > 1:
-        parts.append(f"{verdict.cuts} for the cuts that the key leaves open")
+        parts.append(f"{verdict.cuts} for the cuts and input shapes that the key leaves open")
     if register is None:
         parts.append(f"2^{verdict.allowance_log2:g} for {kind} keys that could have been drawn beforehand")
     else:

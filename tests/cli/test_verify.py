@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -18,13 +18,11 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
-from PIL import Image
 
-from sigil import attacks, data, models
+from sigil import models
 from sigil.cli.main import main
+from sigil.evidence.facts import Facts
 from sigil.evidence.signed import check
-from sigil.federation import train
-from sigil.federation.settings import make
 from sigil.key import Key
 
 PROMISED = {
@@ -38,11 +36,15 @@ PROMISED = {
     "probes",
     "commitment",
     "aligned",
+    "readings",
+    "allowance_log2",
+    "experiment",
 }
 
 
 def verify(case: Any, model: Path, *options: str) -> int:
-    return main(["verify", str(model), "--key", str(case.key_file), "--probes", "128", *options])
+    """Verify as a judge who counted the keys: what a plain key of 50 bits costs has tests of its own."""
+    return main(["verify", str(model), "--key", str(case.key_file), "--register", "1", *options])
 
 
 def test_a_marked_model_is_owned(case: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +70,7 @@ def test_another_key_is_not_proven(case: Any, tmp_path: Path) -> None:
 
     other = tmp_path / "other.key"
     Key.generate("Mallory", shape=case.key.shape, bits=50, seed=bytes(32)).save(other)
-    assert main(["verify", str(case.marked), "--key", str(other), "--probes", "128"]) == 1
+    assert main(["verify", str(case.marked), "--key", str(other), "--register", "1"]) == 1
 
 
 def test_json_is_one_object_with_the_promised_names(case: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +79,8 @@ def test_json_is_one_object_with_the_promised_names(case: Any, capsys: pytest.Ca
     result = json.loads(printed.out)
     assert result.keys() >= PROMISED
     assert result["owned"] is True
-    assert result["probes"] == 128
+    assert result["probes"] == 512
+    assert [reading["kind"] for reading in result["readings"]] == ["noise", "origin"]
     assert result["commitment"] == case.key.commitment
     assert result["statement"] == case.key.statement()
     assert result["suspect"]["input_shape"] == [3, 8, 8]
@@ -250,145 +253,118 @@ def test_a_missing_suspect_is_bad_input(case: Any, tmp_path: Path) -> None:
     assert verify(case, tmp_path / "nothing.safetensors") == 2
 
 
-# A copy whose channels were reordered and rescaled.
+def test_a_plain_key_of_fifty_bits_proves_nothing(case: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(case.marked), "--key", str(case.key_file), "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    noise = result["readings"][0]
+    assert noise["kind"] == "noise"
+    assert noise["log10_p"] < -9
+    assert (result["owned"], result["threshold"], result["allowance_log2"]) == (False, None, 80)
 
 
-@dataclass(frozen=True)
-class Disguised:
-    """A training's files, the disguised copy of its client half, and a folder of pictures."""
-
-    key_file: Path
-    copy: Path
-    run: Path
-    pictures: Path
-
-    def verify(self, *options: str) -> int:
-        return main(
-            ["verify", str(self.copy), "--key", str(self.key_file), "--probes", "64", "--json", *options]
-        )
+# Nobody chooses.
 
 
-@pytest.fixture(scope="module")
-def disguised(tmp_path_factory: pytest.TempPathFactory) -> Disguised:
-    """A marked training on the embedded digits, in small."""
-    folder = tmp_path_factory.mktemp("disguised")
-    found = Disguised(folder / "owner.key", folder / "copy.safetensors", folder / "run", folder / "pictures")
-    key = Key.generate("ACME", shape=(32, 2, 2), bits=50, seed=bytes(range(32)))
-    key.save(found.key_file)
-    settings = make(
-        {
-            "model": {"width": 8},
-            "data": {"train_limit": 700},
-            "federation": {"clients": 2, "rounds": 3, "batch_size": 16},
-            "optimizer": {"warmup_rounds": 1},
-            "watermark": {"strength": 0.5},
-            "run": {"workers": 1, "threads": 1},
-        }
-    )
-    run = train(settings, found.run, key=key)
-    models.save(found.copy, attacks.permute(run.halves(), seed=3)[0])
-    found.pictures.mkdir()
-    for index, image in enumerate(data.load("digits").test.images[:300]):
-        Image.fromarray(image[0]).save(found.pictures / f"{index}.png")
-    return found
-
-
-def test_a_run_directory_puts_a_disguised_copy_back(
-    disguised: Disguised, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert disguised.verify() == 1
-    plain = json.loads(capsys.readouterr().out)
-    assert plain["p_value"] > 0.01
-    assert (plain["aligned"], plain["alignment"]) == (False, None)
-    assert disguised.verify("--reference", str(disguised.run)) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["owned"] is found["aligned"] is True
-    assert found["alignment"] == "initial weights"
-    assert len(found["reference"]) == 64
-    assert found["sure_channels"] >= 24
-
-
-@pytest.mark.parametrize("images", ["folder", "digits"])
-def test_images_tell_the_channels_apart(
-    disguised: Disguised, images: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recorded = str(disguised.run / "reference.safetensors")
-    place = str(disguised.pictures) if images == "folder" else images
-    status = disguised.verify("--reference", recorded, "--probes", place)
-    found = json.loads(capsys.readouterr().out)
-    assert found["alignment"] == "correlations under images"
-    assert found["probes"] == 64
-    # 32 channels of three short rounds are at the edge: where they are not recognised, nothing is claimed.
-    assert status == (0 if found["aligned"] else 1)
-    assert (found["log10_p"] < -6.5) == found["aligned"]
-
-
-def test_people_are_told_what_was_aligned(disguised: Disguised, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["verify", str(disguised.copy), "--key", str(disguised.key_file), "--reference"]
-    assert main([*command, str(disguised.run)]) == 0
-    out = capsys.readouterr().out
-    assert "channels recognised by initial weights, put back in order" in out
-    assert "fingerprint " in out
-
-
-def test_the_reference_of_a_proof_must_be_the_published_one(
-    disguised: Disguised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    evidence = tmp_path / "case.json"
-    assert disguised.verify("--reference", str(disguised.run), "--evidence", str(evidence)) == 0
-    assert main(["key", "reference", str(disguised.key_file), str(disguised.run)]) == 0
-    published = capsys.readouterr().out.splitlines()[-1]
-    recorded = disguised.run / "reference.safetensors"
-    assert main(["key", "reference", str(disguised.key_file), str(recorded), "--json"]) == 0
-    other = json.loads(capsys.readouterr().out)
-    assert other["initial_weights"] is None
-    assert published.endswith(f" correlations={other['correlations']}")
-
-    check = ["evidence", "check", str(evidence)]
-    assert main([*check, "--reference", published]) == 0
-    printed = capsys.readouterr().out
-    assert "channels recognised by initial weights, put back in order" in printed
-    assert "reference that was not compared" not in printed
-    assert main(check) == 0
-    assert "Caution: channels were put in order by a reference that was not compared" in (
-        capsys.readouterr().out
-    )
-    assert main([*check, "--reference", other["line"]]) == 1
-    assert "reference that was not published" in capsys.readouterr().err
-    assert main([*check, "--reference", "nonsense"]) == 2
-    assert "not a line of references" in capsys.readouterr().err
-
-
-def test_a_reference_of_a_stranger_is_not_used(
+def test_an_untrained_model_is_not_owned_by_what_was_chosen_afterwards(
     case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stranger = tmp_path / "stranger.safetensors"
-    models.save(stranger, models.build("resnet18", classes=4, width=8, input_size=8, seed=5))
-    assert verify(case, case.marked, "--reference", str(stranger)) == 0
-    assert "alignment     not used: only 0 channels recognised" in capsys.readouterr().out
+    page, evidence = tmp_path / "page.html", tmp_path / "case.json"
+    chosen = ["--cut", "conv1", "--probes", "1", "--seed", "12077000"]
+    assert verify(case, case.clean, *chosen, "--report", str(page), "--evidence", str(evidence)) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("EXPERIMENT: nothing is proven by it")
+    assert "the seed of the noise was chosen" in out
+    assert "the key asks for 512 probes and not 1" in out
+    assert "experiment" in page.read_text().lower()
+    facts = check(evidence.read_bytes()).facts
+    assert isinstance(facts, Facts)
+    assert (facts.verdict.experiment, facts.verdict.owned) == (True, False)
 
 
-def test_bad_references_and_images_are_one_sentence(
-    disguised: Disguised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_level_above_that_of_proof_never_says_proven(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorded = str(disguised.run / "reference.safetensors")
-    (tmp_path / "empty").mkdir()
-    few = tmp_path / "few"
-    few.mkdir()
-    (few / "one.png").write_bytes((disguised.pictures / "0.png").read_bytes())
-    (tmp_path / "broken.safetensors").write_bytes(b"\x80\x04.")
-    cases = [
-        (["--probes", str(few)], "give --reference too"),
-        (["--reference", str(tmp_path / "none.safetensors")], "cannot be read as a reference"),
-        (["--reference", str(tmp_path / "broken.safetensors")], "cannot be read as a reference"),
-        (["--reference", str(tmp_path / "empty")], "empty"),
-        (["--reference", recorded, "--probes", str(tmp_path / "empty")], "no PNG or JPEG pictures"),
-        (["--reference", recorded, "--probes", str(few)], "1 probe images are too few"),
-        (["--reference", recorded, "--probes", "digitz"], "digits"),
-    ]
-    for options, words in cases:
-        assert disguised.verify(*options) == 2, options
-        printed = capsys.readouterr()
-        assert printed.out == ""
-        assert printed.err.count("\n") == 1
-        assert words in printed.err
+    page = tmp_path / "page.html"
+    for suspect in (case.clean, case.marked):
+        assert verify(case, suspect, "--alpha", "0.99", "--report", str(page), "--force") == 1
+        out = capsys.readouterr().out
+        assert "OWNED" not in out
+        assert "compared with 0.99" in out
+        assert ">Proven<" not in page.read_text()
+        assert "Ownership proven" not in page.read_text()
+
+
+def test_a_stated_cut_and_input_shape_cost_nothing_and_open_ones_count(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stated = Key.generate(
+        "ACME", shape=case.key.shape, bits=50, seed=bytes(32), cut="layer1", input_shape=(3, 8, 8)
+    )
+    stated.save(tmp_path / "stated.key")
+    found = {}
+    for name, file in (("open", case.key_file), ("stated", tmp_path / "stated.key")):
+        main(["verify", str(case.clean), "--key", str(file), "--register", "1", "--json"])
+        found[name] = json.loads(capsys.readouterr().out)["cuts"]
+    assert found == {"open": 64, "stated": 1}
+
+
+# Real inputs.
+
+
+def test_both_readings_are_shown_and_inputs_of_the_claimant_prove_nothing(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = tmp_path / "images.npy"
+    np.save(images, np.random.default_rng(0).normal(size=(300, 3, 8, 8)).astype(np.float32))
+    assert verify(case, case.marked, "--inputs", str(images), "--json") == 0
+    noise, inputs = json.loads(capsys.readouterr().out)["readings"][:2]
+    assert (noise["kind"], inputs["kind"], inputs["count"]) == ("noise", "inputs", 256)
+    assert (noise["counts"], inputs["counts"], inputs["source"]) == (True, False, "claimant")
+    options = ["--inputs", str(images), "--inputs-from", "judge"]
+    assert verify(case, case.marked, *options) == 0
+    out = capsys.readouterr().out
+    assert "on noise" in out
+    assert "on inputs" in out
+    assert "chosen by the judge" in out
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (None, [], "no PNG or JPEG pictures"),
+        (np.zeros((255, 3, 8, 8), np.float32), [], "at least 256 are needed"),
+        (np.zeros((300, 1, 8, 8), np.float32), [], "the model takes (3, 8, 8)"),
+        (np.full((300, 3, 8, 8), np.nan, np.float32), [], "not finite"),
+        (np.zeros((300, 3, 8, 8), np.int64), [], "labels do not belong to them"),
+        (np.zeros(300, np.float32), [], "(number, *shape of one input)"),
+        (np.zeros((300, 3, 8, 8), np.uint8), [], "nobody says how the model's inputs were normalised"),
+        (np.zeros((300, 3, 8, 8), np.uint8), ["--normalisation", "0.5/0.5"], "one of each per channel"),
+        (np.zeros((300, 3, 8, 8), np.uint8), ["--normalisation", "half"], "--normalisation must be"),
+        (np.zeros((300, 3, 8, 8), np.uint8), ["--normalisation", "0,0,0/1,nan,1"], "above 0"),
+    ],
+)
+def test_bad_inputs_are_one_sentence_and_status_2(
+    case: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    make: np.ndarray | None,
+    options: list[str],
+    words: str,
+) -> None:
+    place = tmp_path / "images"
+    if make is None:
+        place.mkdir()
+    else:
+        place = place.with_suffix(".npy")
+        np.save(place, make)
+    assert verify(case, case.marked, "--inputs", str(place), *options) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+
+
+def test_what_belongs_to_inputs_needs_inputs(case: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in (["--inputs-from", "judge"], ["--normalisation", "0,0,0/1,1,1"]):
+        assert verify(case, case.marked, *options) == 2
+        assert "there are no inputs" in capsys.readouterr().err

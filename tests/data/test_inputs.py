@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from sigil.data import Inputs, open_inputs
 from sigil.data.inputs import parse_normalisation
@@ -32,6 +35,18 @@ def test_images_are_scaled_and_normalised() -> None:
 def test_floating_point_inputs_are_taken_as_they_are() -> None:
     values = torch.randn(300, *SHAPE)
     assert torch.equal(torch.cat(list(Inputs(values).batches(range(300), 64))), values)
+
+
+def test_what_a_key_states_normalises_images_and_nothing_else() -> None:
+    images, other = pixels(), ((0.0,) * 3, (1.0,) * 3)
+    floats = torch.randn(300, *SHAPE)
+    assert Inputs(images).normalised(None, otherwise=MOMENTS).normalisation == MOMENTS
+    assert Inputs(images, normalisation=other).normalised(None, otherwise=MOMENTS).normalisation == MOMENTS
+    assert Inputs(images, normalisation=other).normalised(MOMENTS).normalisation == MOMENTS
+    # Floating-point inputs are as the model takes them: they would be normalised twice.
+    assert Inputs(floats).normalised(None, otherwise=MOMENTS).normalisation is None
+    same = Inputs(images).normalised(MOMENTS)
+    assert same.digest == Inputs(images).digest
 
 
 def test_every_way_to_give_the_same_inputs_has_the_same_digest(tmp_path: Path) -> None:
@@ -58,7 +73,7 @@ def test_a_folder_of_pictures_in_the_order_of_its_paths(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         Image.new("L", (9, 9), number).save(folder / f"{number:03}.png")
     inputs = open_inputs(tmp_path, shape=(1, 4, 4))
-    (batch,) = inputs.batches(range(3), 3, normalisation=((0.0,), (1 / 255,)))
+    (batch,) = inputs.normalised(((0.0,), (1 / 255,))).batches(range(3), 3)
     assert batch[:, 0, 0, 0].round().tolist() == [0, 3, 6]
 
 
@@ -76,8 +91,27 @@ def test_a_file_larger_than_the_memory_is_not_read_as_a_whole(tmp_path: Path) ->
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         file.truncate(file.tell() + 200_000 * 120_000)  # 24 GB of nothing
-    (batch,) = open_inputs(path).batches([0, 199_999], 2, normalisation=((0.0,) * 3, (1.0,) * 3))
+    inputs = open_inputs(path).normalised(((0.0,) * 3, (1.0,) * 3))
+    (batch,) = inputs.batches([0, 199_999], 2)
     assert batch.shape == (2, 3, 200, 200)
+
+
+def test_a_safetensors_file_larger_than_the_memory_is_not_read_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "huge.safetensors"
+    shape, size = [200_000, 3, 200, 200], 200_000 * 120_000
+    header = json.dumps({"images": {"dtype": "U8", "shape": shape, "data_offsets": [0, size]}}).encode()
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)  # 24 GB of nothing
+    inputs = open_inputs(path).normalised(((0.0,) * 3, (1.0,) * 3))
+    (batch,) = inputs.batches([0, 199_999], 2)
+    assert batch.shape == (2, 3, 200, 200)
+
+
+def test_a_pipe_among_the_pictures_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(DataError, match="no PNG or JPEG"):
+        open_inputs(tmp_path, shape=SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +127,7 @@ def test_a_file_larger_than_the_memory_is_not_read_as_a_whole(tmp_path: Path) ->
         (lambda folder: folder / "text.npy", "cannot be read as an array"),
         (lambda folder: folder / "two.safetensors", "leave labels"),
         (lambda folder: folder / "pickled.npy", "cannot be read as an array"),
+        (lambda folder: folder / "half.safetensors", "16, 32 or 64 bits"),
         (lambda folder: folder / "images.txt", "not a folder of pictures"),
         (lambda folder: "digits:validation", "splits train and test"),
     ],
@@ -102,6 +137,7 @@ def test_what_is_wrong_is_one_sentence(tmp_path: Path, make: object, words: str)
     (tmp_path / "images.txt").write_text("no array")
     np.save(tmp_path / "pickled.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     save_file({"images": pixels(), "labels": np.zeros(300, np.float32)}, tmp_path / "two.safetensors")
+    save_torch({"images": torch.zeros(300, *SHAPE, dtype=torch.bfloat16)}, tmp_path / "half.safetensors")
     with pytest.raises(DataError) as info:
         open_inputs(make(tmp_path), shape=SHAPE)  # type: ignore[operator]
     assert words in str(info.value)

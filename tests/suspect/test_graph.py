@@ -13,7 +13,8 @@ import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from sigil import models
-from sigil.errors import ShapeError, SuspectError
+from sigil.errors import NotReadable, ShapeError, SuspectError
+from sigil.probing import check_finite
 from sigil.suspect import graph as suspect_graph
 from sigil.suspect import open_suspect
 from sigil.suspect.graph import open_graph
@@ -221,11 +222,21 @@ def test_a_graph_that_asks_for_all_memory_fails_instead(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path, value: float) -> None:
-    weight = numpy_helper.from_array(np.array([1.0, value, 0.0], np.float32).reshape(3, 1, 1), "w")
-    path = stored(made([helper.make_node("Mul", ["x", "w"], ["y"])], [weight]), tmp_path)
-    with pytest.raises(SuspectError, match="'w' that are not finite"):
-        open_suspect(path)
+def test_a_constant_that_is_not_finite_keeps_no_graph_from_being_read(tmp_path: Path, value: float) -> None:
+    weights = [
+        numpy_helper.from_array(np.array(number, np.float32), name)
+        for number, name in ((value, "w"), (1e6, "far"))
+    ]
+    nodes = [
+        helper.make_node("Greater", ["x", "far"], ["beyond"]),
+        helper.make_node("Where", ["beyond", "w", "x"], ["y"]),
+    ]
+    suspect = open_suspect(stored(made(nodes, weights), tmp_path))
+    images = torch.randn(2, 3, 4, 4)
+    assert torch.equal(suspect(images), images)
+    images[1, 0, 0, 0] = 1e7
+    with pytest.raises(NotReadable):
+        check_finite(suspect(images))
 
 
 def test_weights_with_fewer_values_than_their_shape_are_refused(tmp_path: Path) -> None:

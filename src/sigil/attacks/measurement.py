@@ -65,7 +65,7 @@ def _inputs(data: Dataset | None) -> Inputs | None:
     """The test images to read the mark on, if there are enough of them."""
     if data is None or len(data.test) < LEAST_INPUTS:
         return None
-    return Inputs(data.test.images, normalisation=(data.mean, data.std))
+    return Inputs(data.test.images, normalisation=(data.mean, data.std), is_data_set=True)
 
 
 def client_part(model: Model, cut: str) -> nn.Module:

@@ -157,7 +157,7 @@ def serve(
     else:
         deployment.serve(owner_run, ready=lambda: None if quiet else _invite(deployment))
     if not quiet:
-        print_result(runs.open_run(out), key, key_file)
+        print_result(runs.open_run(out), key, key_file, data_dir)
 
 
 def _check_network(network: Path) -> None:

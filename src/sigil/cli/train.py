@@ -82,7 +82,7 @@ def train(
         progress=progress.choose(quiet),
     )
     if not quiet:
-        print_result(finished, key, key_file)
+        print_result(finished, key, key_file, data_dir)
 
 
 def check_run(out: Path, *more: outputs.Folder, inputs: dict[str, Path | None]) -> None:
@@ -93,15 +93,21 @@ def check_run(out: Path, *more: outputs.Folder, inputs: dict[str, Path | None]) 
     runs.check_folder(out)
 
 
-def print_result(run: Run, key: Key | None, key_file: Path | None) -> None:
-    """Say what a finished run came to, and how to verify it."""
+def print_result(run: Run, key: Key | None, key_file: Path | None, data_dir: Path | None = None) -> None:
+    """Say what a finished run came to, whether its mark is provable, and how to verify it."""
+    from sigil.provability import judge_metrics
+
     final = run.final
     typer.echo(f"accuracy {100 * final['accuracy']:.1f} %", nl=key is None)
     if key is not None:
         typer.echo(f", WSR {100 * final['wsr']:.1f} %, p = 10^{final['log10_p']:.1f}")
+        typer.echo(str(judge_metrics(final, key, run.settings.model.name, run.settings.model.cut)))
         command = (
             f"sigil verify {run.folder / 'client.safetensors'} --key {key_file or key_beside(run.folder)}"
         )
+        if "wsr_inputs" in final:
+            command += f" --inputs {run.settings.data.name}"
+            command += "" if data_dir is None else f" --data-dir {data_dir}"
         typer.echo(f"Verify with: {printable(command)}")
 
 
@@ -116,7 +122,7 @@ def training_key(
     quiet: bool,
 ) -> Key | None:
     """The key to embed: the one given, or one beside the run's directory, made at the first start."""
-    from sigil.federation.from_settings import cut_shape
+    from sigil.federation.from_settings import what_a_key_states
     from sigil.federation.scheme import resolve
     from sigil.key import Key
 
@@ -128,11 +134,10 @@ def training_key(
         if not quiet:
             warn_if_useless(given)
         return given
-    shape = cut_shape(settings, data_dir)
     mark = resolve(settings, None).watermark
     key = Key.generate(
         owner,
-        shape=shape,
+        **what_a_key_states(settings, data_dir),
         bits=mark.bits,
         scheme="shares" if mark.scheme == "shares" else "paper",
         carriers_per_bit=mark.carriers_per_bit,

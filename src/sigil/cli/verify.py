@@ -291,10 +291,9 @@ def verify(
     outcome = run(
         opened,
         owner_key,
-        None
-        if inputs is None
-        else open_inputs(inputs, shape=shape, normalisation=moments, data_dir=data_dir),
+        None if inputs is None else open_inputs(inputs, shape=shape, data_dir=data_dir),
         inputs_from=None if inputs_from is None else inputs_from.value,
+        normalisation=moments,
         input_shape=shape,
         probes=probes,
         seed=seed,

@@ -4,10 +4,11 @@ from sigil.data.batches import Batches, evaluate_batches
 from sigil.data.charts import draw_partition
 from sigil.data.datasets import Dataset, Split, load, names
 from sigil.data.downloads import fetch
-from sigil.data.inputs import Inputs, open_inputs
+from sigil.data.inputs import LEAST_INPUTS, Inputs, open_inputs
 from sigil.data.partitions import partition
 
 __all__ = [
+    "LEAST_INPUTS",
     "Batches",
     "Dataset",
     "Inputs",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sigil.errors import DataError, reason
+from sigil.errors import DataError, reason, shown
 
 LEAST_INPUTS: Final = 256
 """Fewer inputs than this are no sample of a task, and are refused."""
@@ -32,6 +33,7 @@ MAX_INPUTS: Final = 10**7
 MAX_ELEMENTS: Final = 1 << 26
 _PICTURES: Final = (".png", ".jpg", ".jpeg")
 _BLOCK: Final = 1024
+_DTYPES: Final = {"U8": np.uint8, "F16": np.float16, "F32": np.float32, "F64": np.float64}
 
 Normalisation = tuple[Sequence[float], Sequence[float]]
 """Means and standard deviations per channel, on the scale 0 to 1."""
@@ -43,14 +45,17 @@ class Inputs:
     """An ordered set of inputs, (n, *shape), read from where it lies as far as it is asked for.
 
     8-bit images are divided by 255 and normalised; floating-point inputs are taken as they are unless a
-    normalisation is given.
+    normalisation is given. `is_data_set` says that it is the one of a known data set, which nobody gave.
     """
 
-    def __init__(self, values: Array | Tensor, *, normalisation: Normalisation | None = None) -> None:
+    def __init__(
+        self, values: Array | Tensor, *, normalisation: Normalisation | None = None, is_data_set: bool = False
+    ) -> None:
         array = values.detach().cpu().contiguous().numpy() if isinstance(values, Tensor) else values
         self._values = _checked(array)
         self.shape: tuple[int, ...] = tuple(int(size) for size in array.shape[1:])
         self.normalisation = normalisation
+        self.is_data_set = is_data_set
         if normalisation is not None:
             _check_normalisation(normalisation, self.shape)
         self._digest: str | None = None
@@ -75,19 +80,24 @@ class Inputs:
             self._digest = found.hexdigest()
         return self._digest
 
-    def batches(
-        self, chosen: Sequence[int], batch_size: int, *, normalisation: Normalisation | None = None
-    ) -> Iterator[Tensor]:
+    def normalised(self, given: Normalisation | None, *, otherwise: Normalisation | None = None) -> Inputs:
+        """The same inputs with a normalisation that was given.
+
+        If none was, 8-bit images get the one `otherwise` (a key's), or else keep their own.
+        """
+        chosen = given or (otherwise if self.is_image else None) or self.normalisation
+        same = Inputs(self._values, normalisation=chosen, is_data_set=self.is_data_set)
+        same._digest = self._digest
+        return same
+
+    def batches(self, chosen: Sequence[int], batch_size: int) -> Iterator[Tensor]:
         """The chosen inputs in their order, float32 and normalised, `batch_size` at a time."""
-        moments = self.normalisation or normalisation
+        moments = self.normalisation
         if self.is_image and moments is None:
             raise DataError(
                 "The inputs are 8-bit images and nobody says how the model's inputs were normalised: give "
-                "the "
-                "means and standard deviations, or make the key with them."
+                "the means and standard deviations (--normalisation), or make the key with them."
             )
-        if moments is not None:
-            _check_normalisation(moments, self.shape)
         for start in range(0, len(chosen), batch_size):
             # In ascending order a map is read once from front to back; the batch gets its own order back.
             wanted = np.asarray(chosen[start : start + batch_size], dtype=np.int64)
@@ -154,7 +164,9 @@ def _opened(
         raise DataError(f"A data set has the splits train and test, not {split!r}.")
     dataset = load(name, data_dir=data_dir)
     images = (dataset.train if split == "train" else dataset.test).images
-    return Inputs(images, normalisation=normalisation or (dataset.mean, dataset.std))
+    if normalisation is not None:
+        return Inputs(images, normalisation=normalisation)
+    return Inputs(images, normalisation=(dataset.mean, dataset.std), is_data_set=True)
 
 
 def _pictures(folder: Path, shape: Sequence[int] | None) -> npt.NDArray[np.uint8]:
@@ -182,7 +194,9 @@ def _pictures(folder: Path, shape: Sequence[int] | None) -> npt.NDArray[np.uint8
 
 def _picture_files(folder: Path) -> Iterator[Path]:
     for place, _, names in os.walk(folder):
-        yield from (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
+        pictures = (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
+        # A pipe of that name would be waited for.
+        yield from (path for path in pictures if path.is_file())
 
 
 def _file(path: Path) -> Array:
@@ -200,6 +214,7 @@ def _file(path: Path) -> Array:
 
 
 def _only_tensor(path: Path) -> Array:
+    """The one tensor of a safetensors file as a map, so that one larger than the memory is read in pieces."""
     try:
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
@@ -207,10 +222,21 @@ def _only_tensor(path: Path) -> Array:
                 raise DataError(
                     f"{path} holds {len(names)} tensors, but inputs are one: leave labels and the rest out."
                 )
-            found: Array = file.get_tensor(names[0])
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        # Opening it has checked the header against the file.
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            entry = json.loads(stream.read(length))[names[0]]
+        kind = _DTYPES.get(entry["dtype"])
+        if kind is None:
+            raise DataError(
+                f"The inputs in {path} are {shown(entry['dtype'])}, but they must be 8-bit images or "
+                "floating-point numbers of 16, 32 or 64 bits."
+            )
+        begin = 8 + length + int(entry["data_offsets"][0])
+        shape = tuple(entry["shape"])
+        return np.empty(shape, kind) if 0 in shape else np.memmap(path, kind, "r", begin, shape)
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path} cannot be read as an array: {reason(error)}.") from error
-    return found
 
 
 def _checked(array: Array) -> Array:

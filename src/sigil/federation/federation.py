@@ -135,7 +135,7 @@ class Federation:
         return read_mark(
             client_half,
             key,
-            Inputs(test, normalisation=moments) if len(test) >= LEAST_INPUTS else None,
+            Inputs(test, normalisation=moments, is_data_set=True) if len(test) >= LEAST_INPUTS else None,
             input_shape=self.dataset.shape,
             probes=probes,
         )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from sigil.federation.settings import Settings
 from sigil.injector import Injector, Secret
 from sigil.key import Key
 from sigil.logit_gradients import Loss
+from sigil.models.spec import architecture
 
 log = logging.getLogger("sigil.federation")
 
@@ -118,6 +119,27 @@ def cut_shape(settings: Settings, data_dir: Path | None = None) -> tuple[int, ..
     """Shape of one sample's activation at the cut of a training with these settings."""
     dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
     return build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+
+
+def what_a_key_states(settings: Settings, data_dir: Path | None = None) -> dict[str, Any]:
+    """What a key for a training with these settings can state: arguments of :meth:`sigil.key.Key.generate`.
+
+    All that is stated is nobody's choice afterwards: the model and its cut, the shape and normalisation of
+    its inputs, and the test images to read the mark on, if there are enough of them.
+    """
+    dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
+    halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape)
+    enough = len(dataset.test) >= data.LEAST_INPUTS
+    return {
+        "shape": halves.shape,
+        "model": settings.model.name,
+        "width": settings.model.width or architecture(settings.model.name).standard_width,
+        "classes": dataset.classes,
+        "cut": halves.cut,
+        "input_shape": dataset.shape,
+        "normalisation": (dataset.mean, dataset.std),
+        "inputs_digest": data.Inputs(dataset.test.images).digest if enough else None,
+    }
 
 
 def agreed_loss(settings: Settings) -> Loss:

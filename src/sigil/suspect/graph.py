@@ -264,16 +264,14 @@ def _check_internal(tensor: TensorProto, source: Path) -> None:
 def _checked_weights(tensor: TensorProto, source: Path) -> TensorProto:
     _check_internal(tensor, source)
     try:
-        values = onnx.numpy_helper.to_array(tensor)
-        finite = values.dtype.kind != "f" or bool(np.isfinite(values).all())
+        onnx.numpy_helper.to_array(tensor)
     except MemoryError:
         raise
     except Exception as error:
         raise SuspectError(
             f"{source} is damaged: the values of {shown(tensor.name)} do not have its shape."
         ) from error
-    if not finite:
-        raise SuspectError(f"{source} holds values in {shown(tensor.name)} that are not finite.")
+    # Infinity is a fair constant, of a mask for one; what counts is whether activations are finite.
     return tensor
 
 

@@ -1,0 +1,192 @@
+"""Clean models' p-values on noise and on real inputs, and what verification costs beyond its forward passes.
+
+    python benchmarks/readings.py --json results/benchmarks/readings.json
+
+*Null*: models that never saw a key are trained on digits, and with ``--data-dir`` on CIFAR-10. Keys are
+drawn, and each model is read with each of them as `sigil.verify` does it: on noise, and on 256 test images
+that the key draws. A short key has few possible p-values, so two things are tested: that P(p ≤ x) ≤ x for
+every x within sampling error, and that the randomised p, which is uniform if the null holds, is uniform
+(Kolmogorov-Smirnov). Keys are shared between models, so each model is tested by itself.
+
+*Cost*: 512 probes and 256 inputs through `sigil.verify`, against the same inputs through the model alone.
+Both are timed in turns by the processor's clock, and the ratio of the medians counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.stats
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from sigil import data, models, statistics
+from sigil.data import Dataset, Inputs
+from sigil.key import Key
+from sigil.verification import INPUTS_READ, verify
+
+BITS = 32
+PROBES = 256
+COST_CLAIM = 1.2
+
+
+def clean_model(dataset: Dataset, *, cut: str, seed: int, epochs: int) -> nn.Module:
+    """The client half of a ResNet-18 that was trained without any key."""
+    whole = models.build(
+        "resnet18", classes=10, width=8, channels=dataset.shape[0], input_size=dataset.shape[1:], seed=seed
+    )
+    optimizer = torch.optim.SGD(whole.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    generator = torch.Generator().manual_seed(seed)
+    batches = data.Batches(
+        dataset.train.images, dataset.train.labels, batch_size=32, mean=dataset.mean, std=dataset.std
+    )
+    whole.train()
+    for images, labels in (batch for _ in range(epochs) for batch in batches.epoch(generator)):
+        optimizer.zero_grad()
+        cross_entropy(whole(images), labels).backward()
+        optimizer.step()
+    client, _ = models.split(whole, cut)
+    return client.eval()
+
+
+@torch.no_grad()
+def answers(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Activations of all inputs, flattened."""
+    return torch.cat([model(batch).flatten(1) for batch in inputs.split(256)])
+
+
+def draws(model: nn.Module, dataset: Dataset, shape: tuple[int, ...], keys: int) -> Iterator[dict[str, Any]]:
+    """The p-values of one clean model under many keys, on noise and on the images that each key draws."""
+    test = Inputs(dataset.test.images, normalisation=(dataset.mean, dataset.std))
+    everything = answers(model, torch.cat(list(test.batches(range(len(test)), 256))))
+    # The noise of a key does not depend on its bits, so that one sample serves all keys.
+    noise = answers(model, torch.randn(PROBES, *dataset.shape, generator=torch.Generator().manual_seed(1)))
+    chance = np.random.default_rng(0)
+    for number in range(keys):
+        key = Key.generate("Nobody", shape=shape, bits=BITS, seed=number.to_bytes(32, "big"))
+        chosen = everything[key.choose(INPUTS_READ, len(everything))]
+        for kind, asked in (("noise", noise), ("inputs", chosen)):
+            ones = (asked @ key.matrix >= 0).sum(0).numpy()
+            yield {"kind": kind} | p_values(ones, key.target.numpy(), len(asked), chance)
+
+
+def p_values(
+    ones: np.ndarray, target: np.ndarray, count: int, chance: np.random.Generator
+) -> dict[str, float]:
+    """p, and the randomised p: P(T' > T) + U·P(T' = T), which is uniform under the null."""
+    weights = 2 * ones.astype(np.int64) - count
+    signs = 2 * target.astype(np.int64) - 1
+    found = int((signs * weights).sum())
+    at_least = 10 ** statistics.tail(np.abs(weights).tolist(), found).log10_p
+    reachable = found < int(np.abs(weights).sum())
+    more = 10 ** statistics.tail(np.abs(weights).tolist(), found + 1).log10_p if reachable else 0.0
+    return {"p": at_least, "randomised": more + chance.random() * (at_least - more)}
+
+
+def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether the p-values of one model and one kind of reading are those of the null."""
+    p = np.sort([row["p"] for row in rows])
+    # P(p <= x) <= x: how far the empirical distribution lies above the diagonal, at most.
+    above = float((np.arange(1, len(p) + 1) / len(p) - p).max())
+    one_sided = float(scipy.stats.ksone.sf(max(0.0, above), len(p)))
+    uniform = scipy.stats.kstest([row["randomised"] for row in rows], "uniform")
+    return {
+        "draws": len(p),
+        "below_0.05": float((p <= 0.05).mean()),
+        "below_0.001": float((p <= 0.001).mean()),
+        "smallest": float(p[0]),
+        "above_diagonal": above,
+        "valid_pvalue": one_sided,
+        "uniform_pvalue": float(uniform.pvalue),
+    }
+
+
+def null(datasets: dict[str, Dataset], *, each: int, keys: int) -> list[dict[str, Any]]:
+    """Every clean model under every key, on noise and on inputs."""
+    rows = []
+    for name, dataset in datasets.items():
+        for seed in range(each):
+            cut = ("layer3", "layer2")[seed % 2]
+            model = clean_model(dataset, cut=cut, seed=seed, epochs=3)
+            shape = models.activation_shape(model, dataset.shape)
+            found = list(draws(model, dataset, shape, keys))
+            for kind in ("noise", "inputs"):
+                row = {"data": name, "seed": seed, "cut": cut, "kind": kind}
+                row |= judge([one for one in found if one["kind"] == kind])
+                rows.append(row)
+                print(
+                    f"{name:8} {seed} {cut} {kind:6} {row['draws']:5} draws, {row['below_0.05']:.3f} at "
+                    f"p <= 0.05; valid {row['valid_pvalue']:.2f}, uniform {row['uniform_pvalue']:.2f}"
+                )
+    return rows
+
+
+def cost(*, width: int, repeats: int) -> dict[str, Any]:
+    """Time of a verification over that of its forward passes, medians of runs in turns."""
+    whole = models.build("resnet18", classes=10, width=width, channels=3, input_size=32, seed=0)
+    client, _ = models.split(whole, "layer3")
+    client.eval()
+    shape = models.activation_shape(client, (3, 32, 32))
+    key = Key.generate("Nobody", shape=shape, seed=bytes(32), input_shape=(3, 32, 32), initialiser=None)
+    images = torch.randn(1000, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    asked = torch.cat([images[:INPUTS_READ], key.noise_probes(0, key.fields.probes)])
+    _ = key.matrix
+
+    def plain() -> None:
+        answers(client, asked)
+
+    def verification() -> None:
+        verify(client, key, images, inputs_from="judge")
+
+    seconds: dict[str, list[float]] = {"plain": [], "verification": []}
+    for _ in range(repeats + 1):
+        for what, run in (("plain", plain), ("verification", verification)):
+            began = time.process_time()
+            run()
+            seconds[what].append(time.process_time() - began)
+    medians = {what: float(np.median(times[1:])) for what, times in seconds.items()}
+    ratio = medians["verification"] / medians["plain"]
+    print(f"width {width}, {key.bits} bits: {ratio:.3f} of the plain forward passes (claim: {COST_CLAIM})")
+    return {"width": width, "bits": key.bits, "repeats": repeats, "ratio": ratio, "claim": COST_CLAIM} | {
+        f"{what}_seconds": value for what, value in medians.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser.add_argument("--data-dir", type=Path, help="where CIFAR-10 is; without it digits only")
+    parser.add_argument("--models", type=int, default=5, help="clean models per data set")
+    parser.add_argument("--keys", type=int, default=1000, help="keys per model")
+    parser.add_argument("--repeats", type=int, default=7, help="repetitions of each timing")
+    parser.add_argument("--width", type=int, default=16, help="width of the network that is timed")
+    arguments = parser.parse_args()
+    datasets = {"digits": data.load("digits")}
+    if arguments.data_dir is not None:
+        datasets["cifar10"] = data.load("cifar10", data_dir=arguments.data_dir, train_limit=1000)
+    rows = null(datasets, each=arguments.models, keys=arguments.keys)
+    timing = cost(width=arguments.width, repeats=arguments.repeats)
+    total = sum(row["draws"] for row in rows if row["kind"] == "inputs")
+    worst = min(row["valid_pvalue"] for row in rows)
+    print(f"{total} draws on inputs; worst of {len(rows)} tests of P(p <= x) <= x: {worst:.3f}")
+    if arguments.json:
+        versions = {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "scipy": scipy.__version__,
+            "machine": platform.machine(),
+        }
+        document = {"versions": versions, "bits": BITS, "null": rows, "cost": timing}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
