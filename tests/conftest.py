@@ -28,7 +28,7 @@ settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=2
 settings.load_profile("sigil")
 
 SESSION = "SIGIL_TEST_SESSION"  # inherited by everything that a test starts, also by children's children
-GRACE = 30.0  # seconds for what is ending to be gone, however busy the machine is
+GRACE = 120.0  # seconds for what is ending to be gone, however busy the machine is
 
 
 HERE = Path(__file__).parent
@@ -80,6 +80,25 @@ SLOW = (
 """What starts processes or trains for longer than seconds, as patterns; `make quick` leaves it out."""
 
 
+FIRST = (
+    "experiments/test_demo.py",
+    "transport/test_faults.py",
+    "experiments/test_reproduce.py",
+    "docs/test_commands.py",
+    "federation/test_run.py",
+    "transport/flower/test_deployment.py",
+    "test_portability.py",
+    "cli/test_serve.py",
+    "experiments/*",
+    "attacks/*",
+    "transport/*",
+    "alignment/*",
+    "suspect/*",
+    "cli/*",
+)
+"""What takes longest, longest first, as patterns: begun last, it would keep one worker busy alone."""
+
+
 @pytest.fixture(autouse=True)
 def _no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests must not depend on the user's own data or passphrase."""
@@ -89,8 +108,8 @@ def _no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def patterns() -> tuple[str, ...]:
-    """By which tests are marked."""
-    return *FORMATS, *SLOW
+    """By which tests are marked and put in order."""
+    return *FORMATS, *SLOW, *FIRST
 
 
 @pytest.fixture(scope="session")
@@ -124,13 +143,22 @@ def _every_process_is_ended(leftovers: Callable[[], list[str]]) -> Iterator[None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by the patterns above."""
+    """Mark the tests by the patterns above, and put the files that take longest first."""
+    items.sort(key=lambda item: _place(_file(item)))
     for item in items:
         _, _, test = item.nodeid.partition("::")
-        file = item.path.relative_to(HERE).as_posix()
+        file = _file(item)
         for marker, patterns in (("formats", FORMATS), ("slow", SLOW)):
             if any(_matches(file, test, pattern) for pattern in patterns):
                 item.add_marker(marker)
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).as_posix()
+
+
+def _place(file: str) -> int:
+    return next((place for place, pattern in enumerate(FIRST) if fnmatchcase(file, pattern)), len(FIRST))
 
 
 def _matches(file: str, test: str, pattern: str) -> bool:

@@ -27,11 +27,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from sigil import files, models
 from sigil.errors import TrainingError
@@ -48,6 +47,9 @@ from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 NAMES = (
     "metrics.jsonl",
@@ -185,6 +187,9 @@ def _train(
         metrics = _resume(folder, federation, reference)
         _describe(folder, settings, key, federation.precision, finished=False)
         _write_metrics(folder, metrics)
+        # Here, so that processes that only compute for a training do not wait for it.
+        from torch.utils.tensorboard import SummaryWriter
+
         writer = SummaryWriter(str(folder), purge_step=federation.round + 1)
         rounds = settings.federation.rounds
         progress.start(
