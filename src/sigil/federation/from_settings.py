@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from sigil.federation.repetition import Repetitions, projection
 from sigil.federation.scheme import resolve
 from sigil.federation.seeds import derive, generator
 from sigil.federation.server import LabelServer, Server
-from sigil.federation.settings import Settings
+from sigil.federation.settings import ModelSettings, Settings
 from sigil.injector import Injector, Secret
 from sigil.key import Key
 from sigil.logit_gradients import Loss
@@ -85,7 +86,7 @@ def build_halves(
         input_size=input_shape[1:],
         seed=derive(settings.run.seed, "weights"),
     )
-    client_half, server_half = models.split(whole, cut)
+    client_half, server_half = models.split(whole, cut, copy=False)
     shape = models.activation_shape(client_half, input_shape)
     if precision is not None:
         for half in (client_half, server_half):
@@ -96,7 +97,13 @@ def build_halves(
 def cut_shape(settings: Settings, data_dir: Path | None = None) -> tuple[int, ...]:
     """Shape of one sample's activation at the cut of a training with these settings."""
     dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
-    return build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+    return _cut_shape(settings.model, dataset.classes, dataset.shape)
+
+
+@cache
+def _cut_shape(model: ModelSettings, classes: int, input_shape: tuple[int, int, int]) -> tuple[int, ...]:
+    """Kept, as one process asks for the same few models again and again, and each must be built to know."""
+    return build_halves(Settings(model=model), classes=classes, input_shape=input_shape).shape
 
 
 def agreed_loss(settings: Settings) -> Loss:
