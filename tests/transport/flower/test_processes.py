@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from sigil.errors import NetworkError
-from sigil.transport.flower import processes
-from sigil.transport.flower.superlink import SuperLink
+from sigil.transport.flower import processes, superlink
 
 PARENT = """
 import sys, time
@@ -48,12 +48,9 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "error"),
+    ("fails", "error"),
     [
-        (
-            "sigil.transport.flower.superlink.ControlHttpClient.from_server_address",
-            OSError("no sockets left"),
-        ),
+        ("ControlHttpClient", OSError("no sockets left")),
         ("SuperLink._wait", KeyboardInterrupt()),
         ("SuperLink._wait", NetworkError("did not start")),
     ],
@@ -63,7 +60,7 @@ def test_a_superlink_that_is_started_half_way_is_ended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     leftovers: Callable[[], list[str]],
-    where: str,
+    fails: str,
     error: BaseException,
 ) -> None:
     running: list[str] = []
@@ -73,11 +70,16 @@ def test_a_superlink_that_is_started_half_way_is_ended(
         raise error
 
     monkeypatch.setitem(processes.COMMANDS, "flower-superlink", ("signal", "pause"))
-    monkeypatch.setattr(f"sigil.transport.flower.superlink.{where}", fail)
+    connections = Mock()
+    monkeypatch.setattr(superlink, "ControlHttpClient", connections)
+    if fails == "ControlHttpClient":
+        connections.from_server_address = fail
+    else:
+        monkeypatch.setattr(superlink.SuperLink, "_wait", fail)
     ca = tmp_path / "ca.pem"
     ca.write_bytes(b"")
     with pytest.raises(type(error)):
-        SuperLink(tmp_path, ca=ca, certificate=ca, key=ca)
+        superlink.SuperLink(tmp_path, ca=ca, certificate=ca, key=ca)
     assert len(running) == 1
     assert leftovers() == []
 
