@@ -154,6 +154,22 @@ def _every_process_is_ended(leftovers: Callable[[], list[str]]) -> Iterator[None
     assert not found, [line for _, line in found]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out whole files and folders that the marker leaves out, as importing them takes long."""
+    wanted = config.option.markexpr
+    if wanted not in ("not slow", "formats") or not collection_path.is_relative_to(HERE):
+        return None
+    place = collection_path.relative_to(HERE).as_posix()
+    if place == "." or not (collection_path.is_dir() or fnmatchcase(collection_path.name, "test_*.py")):
+        return None
+    if wanted == "not slow":
+        inside = f"{place}/*" if collection_path.is_dir() else place
+        return any("::" not in pattern and fnmatchcase(inside, pattern) for pattern in SLOW) or None
+    if collection_path.is_dir():
+        return not any(pattern.startswith(f"{place}/") for pattern in FORMATS) or None
+    return not any(fnmatchcase(place, pattern.partition("::")[0]) for pattern in FORMATS) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests by the patterns above, and put the files that take longest first."""
     items.sort(key=lambda item: _place(_file(item)))

@@ -162,18 +162,6 @@ def test_more_clients_than_bits_leave_some_without_any(few_digits: data.Dataset)
     assert all(float(torch.cat(added).abs().max()) == 0 for added in (marks.added[empty[0]],))
 
 
-def test_workers_deal_out_the_same_shares(few_digits: data.Dataset) -> None:
-    states = []
-    for workers in (1, 2):
-        chosen = settings(run={"workers": workers, "threads": 2})
-        federation = Federation(chosen, few_digits, key=key(scheme="shares"))
-        federation.run_round()
-        federation.close()
-        states.append(federation.client_state)
-    for name, value in states[0].items():
-        torch.testing.assert_close(states[1][name], value, rtol=1e-3, atol=1e-4)
-
-
 def test_a_run_from_before_there_were_schemes_has_the_papers(tmp_path: Path) -> None:
     chosen = settings(
         data={"train_limit": 80}, federation={"rounds": 1}, watermark={"scheme": "paper", "strength": 0.1}

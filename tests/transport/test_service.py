@@ -359,11 +359,13 @@ def test_a_client_that_does_not_take_its_answer_is_not_waited_for_and_stays_the_
     monkeypatch.setattr(
         Server, "backward", lambda self, message: CutGradient(torch.zeros(samples, *net.shape))
     )
-    with net.service(limits=Limits(step_seconds=5.0, streams_per_client=1)) as service:
+    # Made before, so that the time of the step goes into nothing but sending.
+    activation, gradient = net.activation(samples), net.gradient(samples)
+    with net.service(limits=Limits(step_seconds=10.0, streams_per_client=1)) as service:
         tickets = net.open(service, service.initial_state, clients=1)
-        stream = net.raw(service).send(net.hello(tickets[0]), *net.activation(samples))
+        stream = net.raw(service).send(net.hello(tickets[0]), *activation)
         stream.receive(), stream.receive()
-        stream.send(*net.gradient(samples))  # and 8 MiB come back, of which nothing is read
+        stream.send(*gradient)  # and 8 MiB come back, of which nothing is read
         _until(lambda: service.metrics.rejections()[Reason.DEADLINE] == 1)
         _until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
         # gRPC cannot close a stream whose data is not taken, so it still counts.
