@@ -28,10 +28,10 @@ check: setup  ## lint, format and types
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Two cores and three workers, as some tests wait for processes that they started. A worker that has nothing
-# left takes tests from the others.
+# Two cores and three workers, as some tests wait for processes that they started. A file's tests stay on one
+# worker, so that what they share is made once, and the files that take longest come first (tests/conftest.py).
 WORKERS ?= 3
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: check  ## checks, then every test
 	$(PYTEST)

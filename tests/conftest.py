@@ -28,7 +28,7 @@ settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=2
 settings.load_profile("sigil")
 
 SESSION = "SIGIL_TEST_SESSION"  # inherited by everything that a test starts, also by children's children
-GRACE = 30.0  # seconds for what is ending to be gone, however busy the machine is
+GRACE = 120.0  # seconds for what is ending to be gone, however busy the machine is
 
 
 HERE = Path(__file__).parent
@@ -49,35 +49,66 @@ FORMATS = (
 """What depends on the number format, as patterns of test names; `make formats` runs it."""
 
 SLOW = (
+    "alignment/test_aligning.py",
+    "alignment/test_correlations.py",
+    "alignment/test_initial_weights.py::*densenet121*",
+    "alignment/test_initial_weights.py::*mobilenetv2*",
     "attacks/*",
     "baselines/test_capability.py::test_cooperating*",
     "cli/test_attack.py",
     "cli/test_detect.py",
+    "cli/test_evidence.py",
+    "cli/test_key.py::test_commands_load_torch*",
     "cli/test_main.py::test_a_reader*",
     "cli/test_main.py::test_help*",
+    "cli/test_outputs.py",
+    "cli/test_report.py",
     "cli/test_serve.py::test_a_simulation*",
     "cli/test_train.py",
-    "cli/test_verify_disguised.py",
+    "cli/test_verify*.py",
     "data/test_charts.py",
     "docs/test_commands.py::test_every_block_runs*",
     "experiments/*",
     "federation/test_federation.py::test_every_mode*",
     "federation/test_run.py",
+    "federation/test_scheme.py",
+    "federation/test_workers.py",
+    "frozen/*",
     "models/test_*.py::*densenet121*",
     "models/test_splitting.py::test_a_client_half_exports_to_onnx",
     "models/test_splitting.py::test_a_client_half_is_one_graph*",
-    "suspect/test_opening.py::test_mutations*",
-    "alignment/test_aligning.py",
+    "seal/*",
+    "suspect/*",
     "test_docs.py",
-    "alignment/test_initial_weights.py::*densenet121*",
-    "alignment/test_initial_weights.py::*mobilenetv2*",
+    "test_hardware.py::test_a_worker*",
     "test_local_ray.py",
-    "alignment/test_correlations.py",
+    "test_portability.py::test_demo",
+    "test_portability.py::test_the_stand_in*",
+    "test_portability.py::test_train*",
     "test_statistics.py::test_p_is_*",
     "test_suite.py::test_a_childs_child*",
     "transport/*",
 )
 """What starts processes or trains for longer than seconds, as patterns; `make quick` leaves it out."""
+
+
+FIRST = (
+    "experiments/test_demo.py",
+    "transport/test_faults.py",
+    "experiments/test_reproduce.py",
+    "docs/test_commands.py",
+    "federation/test_run.py",
+    "transport/flower/test_deployment.py",
+    "test_portability.py",
+    "cli/test_serve.py",
+    "experiments/*",
+    "attacks/*",
+    "transport/*",
+    "alignment/*",
+    "suspect/*",
+    "cli/*",
+)
+"""What takes longest, longest first, as patterns: begun last, it would keep one worker busy alone."""
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +120,8 @@ def _no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def patterns() -> tuple[str, ...]:
-    """By which tests are marked."""
-    return *FORMATS, *SLOW
+    """By which tests are marked and put in order."""
+    return *FORMATS, *SLOW, *FIRST
 
 
 @pytest.fixture(scope="session")
@@ -123,14 +154,39 @@ def _every_process_is_ended(leftovers: Callable[[], list[str]]) -> Iterator[None
     assert not found, [line for _, line in found]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out whole files and folders that the marker leaves out, as importing them takes long."""
+    wanted = config.option.markexpr
+    if wanted not in ("not slow", "formats") or not collection_path.is_relative_to(HERE):
+        return None
+    place = collection_path.relative_to(HERE).as_posix()
+    if place == "." or not (collection_path.is_dir() or fnmatchcase(collection_path.name, "test_*.py")):
+        return None
+    if wanted == "not slow":
+        inside = f"{place}/*" if collection_path.is_dir() else place
+        return any("::" not in pattern and fnmatchcase(inside, pattern) for pattern in SLOW) or None
+    if collection_path.is_dir():
+        return not any(pattern.startswith(f"{place}/") for pattern in FORMATS) or None
+    return not any(fnmatchcase(place, pattern.partition("::")[0]) for pattern in FORMATS) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests by the patterns above."""
+    """Mark the tests by the patterns above, and put the files that take longest first."""
+    items.sort(key=lambda item: _place(_file(item)))
     for item in items:
         _, _, test = item.nodeid.partition("::")
-        file = item.path.relative_to(HERE).as_posix()
+        file = _file(item)
         for marker, patterns in (("formats", FORMATS), ("slow", SLOW)):
             if any(_matches(file, test, pattern) for pattern in patterns):
                 item.add_marker(marker)
+
+
+def _file(item: pytest.Item) -> str:
+    return item.path.relative_to(HERE).as_posix()
+
+
+def _place(file: str) -> int:
+    return next((place for place, pattern in enumerate(FIRST) if fnmatchcase(file, pattern)), len(FIRST))
 
 
 def _matches(file: str, test: str, pattern: str) -> bool:

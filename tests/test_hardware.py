@@ -105,13 +105,18 @@ def test_the_environment_overrides_auto_and_nothing_else(
 
 
 def test_a_worker_process_inherits_the_choice() -> None:
-    program = "from sigil.federation.precision import choose; print(choose('cpu').number_format)"
-    for wanted in ("float32", "bfloat16"):
-        environment = os.environ | {"SIGIL_PRECISION": wanted}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-        )
-        assert done.stdout.strip() == wanted
+    # Whatever this processor would choose, the worker is told the other one.
+    native = hardware.native_bfloat16(torch.device("cpu"))
+    wanted = "float32" if native else "bfloat16"
+    program = "import torch, sigil.hardware as h; print(h.prefers_bfloat16(torch.device('cpu')))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"SIGIL_PRECISION": wanted},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(not native)
 
 
 @pytest.mark.parametrize("wanted", ["float16", "BFLOAT16", "auto", " ", "x" * 10_000])

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,14 +62,29 @@ SMALL = [
     "model.width=4",
     "run.workers=2",
 ]
-DEMO = """
-import sys
+# All in one process, as every one takes seconds to begin.
+PROGRAM = """
+import contextlib, io, json, os, sys
 from pathlib import Path
 from sigil.cli.main import main
-from sigil.experiments import demo
-from sigil.federation.settings import make
+from sigil.federation import lock
+
+def run(*words):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        status = main([*map(str, words)])
+    return {"status": status, "printed": printed.getvalue()}
 
 if __name__ == "__main__":
+    folder, options = Path(sys.argv[1]), sys.argv[2:]
+    lacks = {"sched_getaffinity": not hasattr(os, "sched_getaffinity"), "fcntl": lock.fcntl is None}
+    train = run("train", "--quiet", "--out", folder / "run", *options)
+    suspect, key = folder / "run/client.safetensors", folder / "run.key"
+    verify = run("verify", suspect, "--key", key, "--json")
+
+    from sigil.experiments import demo
+    from sigil.federation.settings import make
+
     real = demo.settings
 
     def small(strength):
@@ -80,50 +96,52 @@ if __name__ == "__main__":
         return make(values)
 
     demo.settings = small
-    sys.exit(main(["demo", "--quiet", "--out", sys.argv[1]]))
+    told = run("demo", "--quiet", "--out", folder / "demo")
+    (folder / "done.json").write_text(
+        json.dumps({"lacks": lacks, "train": train, "verify": verify, "demo": told})
+    )
 """
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> dict[str, str]:
-    """The environment of a Python that lacks what other systems lack."""
-    site = tmp_path / "site"
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a Python that lacks what other systems lack has trained, verified and told the demonstration."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    site = folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(SITE)
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
     paths = [str(site), str(Path(sigil.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-
-
-def run(environment: dict[str, str], *command: str) -> str:
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
-    assert done.returncode in (0, 1), done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
-
-
-def test_the_stand_in_lacks_what_it_should(elsewhere: dict[str, str]) -> None:
-    program = (
-        "import os; from sigil.federation import lock; print(hasattr(os, 'sched_getaffinity'), lock.fcntl)"
-    )
-    assert run(elsewhere, "-c", program).split() == ["False", "None"]
-
-
-def test_train_and_verify(elsewhere: dict[str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     options = [part for change in SMALL for part in ("--set", change)]
-    command = ["-m", "sigil.cli.main", "train", "--quiet", "--out", str(folder), *options]
-    run(elsewhere, *command)
-    assert json.loads((folder / "run.json").read_text())["finished"] is True
-    suspect = str(folder / "client.safetensors")
-    said = run(elsewhere, "-m", "sigil.cli.main", "verify", suspect, "--key", f"{folder}.key", "--json")
-    assert json.loads(said)["owned"] is False  # two short rounds prove nothing
+    command = [sys.executable, str(program), str(folder), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return folder
 
 
-def test_demo(elsewhere: dict[str, str], tmp_path: Path) -> None:
-    program = tmp_path / "small_demo.py"
-    program.write_text(DEMO)
-    run(elsewhere, str(program), str(tmp_path / "demo"))
-    assert (tmp_path / "demo" / "report.html").exists()
+def told(folder: Path, command: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "done.json").read_text())[command]
+    return found
+
+
+def test_the_stand_in_lacks_what_it_should(elsewhere: Path) -> None:
+    assert told(elsewhere, "lacks") == {"sched_getaffinity": True, "fcntl": True}
+
+
+def test_train_and_verify(elsewhere: Path) -> None:
+    assert told(elsewhere, "train")["status"] == 0
+    assert json.loads((elsewhere / "run" / "run.json").read_text())["finished"] is True
+    verdict = told(elsewhere, "verify")
+    assert verdict["status"] == 1
+    assert json.loads(verdict["printed"])["owned"] is False  # two short rounds prove nothing
+
+
+def test_demo(elsewhere: Path) -> None:
+    assert told(elsewhere, "demo")["status"] in (0, 1)
+    assert (elsewhere / "demo" / "report.html").exists()
 
 
 def asks(node: ast.AST) -> bool:

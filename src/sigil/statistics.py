@@ -43,9 +43,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+import scipy  # loads scipy.fft and scipy.optimize, which take a second, only where they are used
 from numpy.typing import ArrayLike, NDArray
-from scipy import fft
-from scipy.optimize import brentq
 from scipy.special import erfcx, expit
 
 from sigil.errors import ShapeError, SigilError
@@ -261,7 +260,7 @@ def _length(sizes: Integers) -> int:
     """
     squares = float(np.sum(sizes.astype(np.float64) ** 2))
     window = 2.0 * math.sqrt(squares * math.log(2.0 / _LEFT_OUT) / 2.0)
-    return int(fft.next_fast_len(min(int(window) + 3, int(sizes.sum()) + 1), real=True))
+    return int(scipy.fft.next_fast_len(min(int(window) + 3, int(sizes.sum()) + 1), real=True))
 
 
 def _blocks(sizes: Integers) -> int:
@@ -303,8 +302,8 @@ def _tilted(sizes: Integers, tilt: float, highest: int, blocks: int) -> tuple[in
         if len(table) > length:
             rows = -(-len(table) // length)
             table = np.pad(table, (0, rows * length - len(table))).reshape(rows, length).sum(axis=0)
-        spectrum *= fft.rfft(table, length)
-    law = np.maximum(fft.irfft(spectrum, length), 0.0)
+        spectrum *= scipy.fft.rfft(table, length)
+    law = np.maximum(scipy.fft.irfft(spectrum, length), 0.0)
     # The convolution is circular: the window around the mean says which turn each place is on.
     mean = _mean(sizes, tilt)
     start = min(max(0, int(mean) - length // 2), max(0, int(sizes.sum()) + 1 - length))
@@ -330,7 +329,7 @@ def _tilt(sizes: Integers, deficit: int) -> float:
         return 0.0
     # sum a / (1 + e^(t a)) <= A e^-t, so that the upper end is past the root.
     return float(
-        brentq(
+        scipy.optimize.brentq(
             lambda tilt: _mean(sizes, tilt) - wanted,
             0.0,
             math.log(total / wanted),

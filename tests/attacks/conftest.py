@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -38,19 +40,32 @@ def more_digits() -> data.Dataset:
 
 
 @pytest.fixture(scope="session")
-def marked(digits: data.Dataset) -> Marked:
-    return _train(digits, epochs=100)
+def marked(digits: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Marked:
+    return _trained_once("marked", digits, epochs=100, places=tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def accurate(more_digits: data.Dataset) -> Marked:
+def accurate(more_digits: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Marked:
     """The same, where the accuracy matters: from any seed it is well above what the tests ask for."""
-    return _train(more_digits, epochs=25)
+    return _trained_once("accurate", more_digits, epochs=25, places=tmp_path_factory)
 
 
-def _train(digits: data.Dataset, *, epochs: int) -> Marked:
-    model = models.build("vgg11", classes=10, width=8, channels=1, input_size=8, seed=0)
+def _trained_once(name: str, digits: data.Dataset, *, epochs: int, places: pytest.TempPathFactory) -> Marked:
+    """Trained by the first worker of the tests that needs it; the others wait for its file."""
+    base = places.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    file = folder / f"{name}.safetensors"
     key = Key.generate("ACME", shape=(16, 2, 2), bits=16, seed=bytes(32))
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            models.save(file, _train(digits, key, epochs=epochs))
+    model = models.load(file)
+    return Marked(model, models.split(model, "pool2"), key)
+
+
+def _train(digits: data.Dataset, key: Key, *, epochs: int) -> models.Model:
+    model = models.build("vgg11", classes=10, width=8, channels=1, input_size=8, seed=0)
     rows = list(model.children())
     front, back = torch.nn.Sequential(*rows[:4]), torch.nn.Sequential(*rows[4:])
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -66,5 +81,4 @@ def _train(digits: data.Dataset, *, epochs: int) -> Marked:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    optimizer.zero_grad()
-    return Marked(model, models.split(model, "pool2"), key)
+    return model

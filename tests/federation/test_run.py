@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -94,45 +97,66 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(finished: Pa
     assert weights(tmp_path / "other") != weights(finished)
 
 
+# Trains, and stops for good as soon as a file of the checkpoint named last is there.
 PROGRAM = """
-import sys
+import json, sys
 from pathlib import Path
 import torch
+from sigil import files
+from sigil.federation import checkpoint
 from sigil.federation.run import train
 from sigil.federation.settings import make
 from sigil.key import Key
-import json
+
+folder, values, after = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+
+def stopping(real):
+    def call(*arguments):
+        real(*arguments)
+        if (folder / "checkpoint" / after).exists():
+            print("there", flush=True)
+            sys.stdin.read()
+    return call
+
+checkpoint.save_file = stopping(checkpoint.save_file)
+files.flush = stopping(files.flush)
 torch.set_num_threads(1)
 key = Key.generate("ACME", shape=(16, 2, 2), bits=8, seed=bytes(range(32)))
-train(make(json.loads(sys.argv[2])), Path(sys.argv[1]), key=key)
+train(make(values), folder, key=key)
 """
 
 
-def start(folder: Path, values: dict[str, Any]) -> subprocess.Popen[bytes]:
+@contextmanager
+def training_elsewhere(folder: Path, after: str) -> Iterator[None]:
+    """A process that trains the run until this part of a checkpoint is written, killed at the end."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(values)]
-    return subprocess.Popen(command, env=environment)
+    command = [sys.executable, "-c", PROGRAM, str(folder), json.dumps(SMALL), after]
+    with subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "there\n"
+            yield
+        finally:
+            process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("after", ["round-00001", ".round-00002.partial"])
 def test_killed_at_any_instant_it_ends_bit_identical(finished: Path, tmp_path: Path, after: str) -> None:
-    """Kill -9 as soon as a file of the first or second checkpoint is seen, then start again, here."""
+    """Kill -9 at the first checkpoint or in the middle of the second one, then start again, here."""
     folder = tmp_path / "killed"
-    process = start(folder, SMALL)
-    while not (folder / "checkpoint" / after).exists() and process.poll() is None:
-        time.sleep(0.0005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    interrupted = json.loads((folder / "run.json").read_text())["finished"] is False
+    with training_elsewhere(folder, after), pytest.raises(TrainingError, match="Another process"):
+        train(settings(), folder, key=small_key())
+    with pytest.raises(TrainingError, match="not finished"):
+        open_run(folder)
+    assert (folder / "checkpoint" / after).exists()
     train(settings(), folder, key=small_key())
     assert weights(folder) == weights(finished)
     assert comparable(folder) == comparable(finished)
-    assert interrupted or after != "round-00001", "the kill came before the run was over"
 
 
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
-    train(settings(), folder, key=small_key())
+    shutil.copytree(finished, folder)
     described = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(described | {"finished": False}))
     for file in (folder / "checkpoint" / "round-00003").iterdir():
@@ -191,32 +215,19 @@ def test_another_setting_or_key_is_refused(finished: Path) -> None:
         train(settings(), finished, key=Key.generate("ACME", shape=(16, 2, 2), bits=8))
 
 
-def test_two_processes_cannot_train_one_run(tmp_path: Path) -> None:
-    folder = tmp_path / "busy"
-    process = start(folder, SMALL)
-    try:
-        while not (folder / "run.json").exists():
-            assert process.poll() is None
-            time.sleep(0.005)
-        with pytest.raises(TrainingError, match="Another process"):
-            train(settings(), folder, key=small_key())
-    finally:
-        process.kill()
-        process.wait()
-    with pytest.raises(TrainingError, match="not finished"):
-        open_run(folder)
-
-
-def test_workers_train_the_same_clients_as_one_process(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "workers"
-    train(settings(run={"workers": 2, "threads": 2}), folder, key=small_key())
-    ours, theirs = (models.load(path / "client.safetensors").state_dict() for path in (folder, finished))
+def test_workers_train_the_same_clients_as_one_process(tmp_path: Path) -> None:
+    """Each client with its share of the bits; that all carry all of them is the simpler case."""
+    key = Key.generate("ACME", shape=(16, 2, 2), bits=8, seed=SEED, scheme="shares")
+    for name, workers in (("alone", 1), ("workers", 2), ("again", 2)):
+        chosen = settings(run={"workers": workers, "threads": workers}, watermark={"strength": 0.5})
+        assert train(chosen, tmp_path / name, key=key).settings.watermark.scheme == "shares"
+    ours, theirs = (
+        models.load(tmp_path / name / "client.safetensors").state_dict() for name in ("workers", "alone")
+    )
     for name, value in theirs.items():
         # Only the order in which the average adds up differs, and that in float64.
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
-    again = tmp_path / "again"
-    train(settings(run={"workers": 2, "threads": 2}), again, key=small_key())
-    assert weights(again) == weights(folder)
+    assert weights(tmp_path / "again") == weights(tmp_path / "workers")
 
 
 def test_a_key_for_another_cut_is_refused(tmp_path: Path) -> None:

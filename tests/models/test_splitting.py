@@ -62,6 +62,16 @@ def test_halves_equal_the_whole_at_every_cut(wholes: dict[str, models.Model], na
     assert len(set.union(*places)) == sum(map(len, places))
 
 
+def test_without_copies_the_halves_are_the_models_own_rows() -> None:
+    model = models.build("resnet18", width=4, seed=1)
+    copied = models.split(model, "layer2")
+    client, server = models.split(model, "layer2", copy=False)
+    assert [*client, *server] == [*model]
+    assert memory(client) | memory(server) == memory(model)
+    assert (client.spec, server.spec) == tuple(half.spec for half in copied)
+    assert list(client.state_dict()) == list(copied[0].state_dict())
+
+
 @pytest.mark.parametrize("name", models.names())
 def test_training_through_the_halves_is_training_the_whole(name: str) -> None:
     """Gradients and batch-norm statistics agree bit for bit, with the cut carried by hand."""

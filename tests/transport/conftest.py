@@ -160,7 +160,7 @@ class Net:
                 for client, ticket in tickets.items()
             }
             updates = {client: job.result() for client, job in jobs.items()}
-        outcome = service.wait_round(timeout=30)
+        outcome = service.wait_round(timeout=120)
         average = WeightedAverage()
         for client in outcome.finished:
             average.add(updates[client].client_state, weight=outcome.clients[client].weight)

@@ -147,7 +147,7 @@ def test_a_network_that_loses_everything_for_longer_than_a_step_changes_no_weigh
             finally:
                 client.kill()
                 client.wait()
-            outcome = service.wait_round(timeout=30)
+            outcome = service.wait_round(timeout=120)
     finally:
         network.close()
     assert service.metrics.registry.get_sample_value("sigil_reconnects_total") >= 1

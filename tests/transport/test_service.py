@@ -132,7 +132,7 @@ def test_an_offence_ends_the_clients_round_with_its_reason(net: Any, service: An
     assert service.metrics.rejections()[reason] == 1
     assert net.raw(service).send(net.hello(tickets[0])).refusal() is Reason.CLOSED
     with pytest.raises(NetworkError, match="Only 0 of 1 clients"):
-        service.wait_round(timeout=5)
+        service.wait_round(timeout=120)
 
 
 def test_an_offender_does_not_disturb_the_others(net: Any, service: Any) -> None:
@@ -140,7 +140,7 @@ def test_an_offender_does_not_disturb_the_others(net: Any, service: Any) -> None
     tickets = net.open(service, federation.server_state, clients=2)
     assert net.raw(service).send(net.hello(tickets[0]), *net.activation(step=7)).refusal() is Reason.ORDER
     net.train(net.task(service, tickets[1], federation.client_state), 1)
-    outcome = service.wait_round(timeout=30)
+    outcome = service.wait_round(timeout=120)
     assert outcome.finished == [1]
     assert outcome.clients[0].status is Status.EXPELLED
     assert outcome.clients[0].reason is Reason.ORDER
@@ -268,7 +268,7 @@ def test_coming_back_too_often_ends_the_round(net: Any) -> None:
             assert stream.hang_up().refusal() is Reason.TRUNCATED
         assert net.raw(service).send(net.hello(tickets[0])).refusal() is Reason.RECONNECTS
         with pytest.raises(NetworkError, match="Only 0 of 1"):
-            service.wait_round(timeout=5)
+            service.wait_round(timeout=120)
 
 
 def test_a_newer_stream_of_the_same_client_ends_the_older(net: Any, service: Any) -> None:
@@ -302,7 +302,7 @@ def test_a_lost_answer_is_sent_again_and_not_computed_again(net: Any, service: A
     assert again.receive() == Header(Kind.WELCOME, 1, 0, 2)
     assert [next(again.call), next(again.call)] == first
     assert again.send(control(Kind.FINISH, 1)).receive() == Header(Kind.FINISHED, 1, 0, 1)
-    assert service.wait_round(timeout=5).clients[0].images == 4
+    assert service.wait_round(timeout=120).clients[0].images == 4
 
 
 # --- deadlines -----------------------------------------------------------------------------------------
@@ -359,11 +359,13 @@ def test_a_client_that_does_not_take_its_answer_is_not_waited_for_and_stays_the_
     monkeypatch.setattr(
         Server, "backward", lambda self, message: CutGradient(torch.zeros(samples, *net.shape))
     )
-    with net.service(limits=Limits(step_seconds=5.0, streams_per_client=1)) as service:
+    # Made before, so that the time of the step goes into nothing but sending.
+    activation, gradient = net.activation(samples), net.gradient(samples)
+    with net.service(limits=Limits(step_seconds=10.0, streams_per_client=1)) as service:
         tickets = net.open(service, service.initial_state, clients=1)
-        stream = net.raw(service).send(net.hello(tickets[0]), *net.activation(samples))
+        stream = net.raw(service).send(net.hello(tickets[0]), *activation)
         stream.receive(), stream.receive()
-        stream.send(*net.gradient(samples))  # and 8 MiB come back, of which nothing is read
+        stream.send(*gradient)  # and 8 MiB come back, of which nothing is read
         _until(lambda: service.metrics.rejections()[Reason.DEADLINE] == 1)
         _until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
         # gRPC cannot close a stream whose data is not taken, so it still counts.
@@ -449,7 +451,7 @@ def test_a_step_waits_while_others_fill_the_budget(net: Any) -> None:
         threading.Thread(target=lambda: (second.receive(), answered.set()), daemon=True).start()
         assert not answered.wait(0.5)
         first.send(*net.gradient(samples)).receive()
-        assert answered.wait(20)
+        assert answered.wait(120)
         assert service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == room
 
 

@@ -68,7 +68,7 @@ def test_a_client_that_scales_its_gradients_is_out_and_told_why(
             step(remote, batch(net, 1), factor)
     assert refused.value.reason is Reason.LOSS
     assert service.metrics.rejections()[Reason.LOSS] == 1
-    outcome = service.wait_round(timeout=10, minimum=0)
+    outcome = service.wait_round(timeout=120, minimum=0)
     assert (outcome.clients[0].status, outcome.clients[0].reason) == (Status.EXPELLED, Reason.LOSS)
 
 
@@ -76,7 +76,8 @@ def test_a_client_that_scales_its_gradients_is_out_and_told_why(
 def test_where_the_loss_cannot_be_judged_scaling_changes_nothing(
     make_net: Callable[..., Any], factor: float
 ) -> None:
-    net = make_net(federation={"loss": "any"})
+    # bfloat16 rounds a factor's multiple of a gradient otherwise than the gradient.
+    net = make_net(federation={"loss": "any"}, run={"precision": "float32"})
     answers = []
     for scale in (1.0, factor):
         with net.service() as service, connected(net, service) as remote:
@@ -91,7 +92,7 @@ def test_one_sample_with_every_label_is_refused_or_counted(make_net: Callable[..
     with counting.service() as service, connected(counting, service) as remote:
         step(remote, copies)
         remote.finish()
-        outcome = service.wait_round(timeout=10)
+        outcome = service.wait_round(timeout=120)
         assert outcome.clients[0].repeated == 9
         assert "sigil_repeated_activations_total 9.0" in service.metrics.text()
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
-from scipy.stats import binom
+import scipy  # loads scipy.optimize, which takes a second, only where it is used
+from scipy.special import betainc
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -140,7 +140,7 @@ def _judge(reference: Floats, suspect: Floats, order: Order) -> Match:
     scale = np.sqrt((reference**2).sum() * (outer**2).sum())
     agreement = float((inner * outer).sum() / scale) if scale > 0 else 0.0
     found = int(sure.sum())
-    believed = len(own) >= FEWEST * len(order) and binom.sf(found - 1, len(own), STRANGERS) <= CHANCE
+    believed = len(own) >= FEWEST * len(order) and _by_chance(found, len(own)) <= CHANCE
     return Match(np.where(order < len(suspect), order, -1), agreement, found, bool(believed))
 
 
@@ -207,8 +207,13 @@ def _doubly_stochastic(logarithms: Singles) -> Singles:
     return values
 
 
+def _by_chance(found: int, channels: int) -> float:
+    """P(Bin(channels, STRANGERS) >= found)."""
+    return float(betainc(found, channels - found + 1, STRANGERS)) if found else 1.0
+
+
 def _assign(gain: Singles) -> Order:
-    return np.asarray(linear_sum_assignment(gain, maximize=True)[1], np.int64)
+    return np.asarray(scipy.optimize.linear_sum_assignment(gain, maximize=True)[1], np.int64)
 
 
 def _agreement(reference: Singles, suspect: Singles, order: Order) -> float:

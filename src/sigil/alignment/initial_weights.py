@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
+import scipy  # loads scipy.optimize, which takes a second, only where it is used
 
 from sigil import models
 from sigil.alignment.correlations import FEWEST, Floats, Match, Order
@@ -72,7 +72,7 @@ class _Search:
 
     def match(self, space: str) -> None:
         likeness = self.likeness(space)
-        order = np.asarray(linear_sum_assignment(np.abs(likeness), maximize=True)[1], np.int64)
+        order = np.asarray(scipy.optimize.linear_sum_assignment(np.abs(likeness), maximize=True)[1], np.int64)
         self.orders[space] = order
         self.signs[space] = np.where(likeness[np.arange(len(order)), order] < 0, -1, 1)
 

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from sigil.federation.repetition import Repetitions, projection
 from sigil.federation.scheme import resolve
 from sigil.federation.seeds import derive, generator
 from sigil.federation.server import LabelServer, Server
-from sigil.federation.settings import Settings
+from sigil.federation.settings import ModelSettings, Settings
 from sigil.injector import Injector, Secret
 from sigil.key import Key
 from sigil.logit_gradients import Loss
@@ -90,7 +91,7 @@ def build_halves(
         input_size=input_shape[1:],
         seed=derive(settings.run.seed, "weights"),
     )
-    client_half, server_half = models.split(whole, cut)
+    client_half, server_half = models.split(whole, cut, copy=False)
     shape = models.activation_shape(client_half, input_shape)
     if precision is not None:
         for half in (client_half, server_half):
@@ -118,7 +119,13 @@ def draw_initial_weights(settings: Settings, key: Key | None, halves: Halves) ->
 def cut_shape(settings: Settings, data_dir: Path | None = None) -> tuple[int, ...]:
     """Shape of one sample's activation at the cut of a training with these settings."""
     dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
-    return build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+    return _cut_shape(settings.model, dataset.classes, dataset.shape)
+
+
+@cache
+def _cut_shape(model: ModelSettings, classes: int, input_shape: tuple[int, int, int]) -> tuple[int, ...]:
+    """Kept, as one process asks for the same few models again and again, and each must be built to know."""
+    return build_halves(Settings(model=model), classes=classes, input_shape=input_shape).shape
 
 
 def what_a_key_states(settings: Settings, data_dir: Path | None = None) -> dict[str, Any]:

@@ -28,11 +28,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from sigil import files, models
 from sigil.errors import TrainingError
@@ -49,6 +48,9 @@ from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 NAMES = (
     "metrics.jsonl",
@@ -187,6 +189,9 @@ def _train(
         initial = _initial_weights(folder, federation)
         _describe(folder, settings, key, federation.precision, initial=initial, finished=False)
         _write_metrics(folder, metrics)
+        # Here, so that processes that only compute for a training do not wait for it.
+        from torch.utils.tensorboard import SummaryWriter
+
         writer = SummaryWriter(str(folder), purge_step=federation.round + 1)
         rounds = settings.federation.rounds
         progress.start(

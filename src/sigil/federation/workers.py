@@ -83,14 +83,19 @@ class WorkerTrainer:
         self._observers = training.server_observers
         self._pipes: list[Connection] = []
         self._processes = []
-        for _ in range(count):
-            here, there = context.Pipe()
-            process = context.Process(target=_work, args=(there, threads), daemon=True)
-            process.start()
-            here.send(_recipe(training))
-            there.close()
-            self._pipes.append(here)
-            self._processes.append(process)
+        try:
+            for _ in range(count):
+                here, there = context.Pipe()
+                self._pipes.append(here)
+                process = context.Process(target=_work, args=(there, threads), daemon=True)
+                process.start()
+                self._processes.append(process)
+                there.close()
+                here.send(_recipe(training))
+        except BaseException:
+            # Those that were started before would wait for work for as long as this process lives.
+            self.close()
+            raise
 
     def train(self, start: RoundStart, *, tick: Tick | None = None) -> RoundSums:
         """Train all clients, every n-th in each worker, and merge what they come to."""
@@ -124,6 +129,7 @@ class WorkerTrainer:
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
+                process.join()
 
     def _receive(self, position: int) -> tuple[str, Any]:
         try:

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -257,8 +258,9 @@ def _checked(name: str, tensor: Tensor, source: str) -> Tensor:
     return copy
 
 
-def _whole_names(spec: ModelSpec) -> set[str]:
-    return set(assemble(dataclasses.replace(spec, part="whole", cut=None)).state_dict())
+@lru_cache(maxsize=64)
+def _whole_names(spec: ModelSpec) -> frozenset[str]:
+    return frozenset(assemble(dataclasses.replace(spec, part="whole", cut=None)).state_dict())
 
 
 def _some(names: Sequence[str]) -> str:

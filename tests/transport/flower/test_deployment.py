@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +81,7 @@ def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:
             closing.callback(process.wait)
             closing.callback(process.terminate)
             if command is superlink:
+                listening(int(port))
                 again(register, tmp_path, environment)
         again(run, tmp_path, environment)
         deadline = time.monotonic() + 600
@@ -92,6 +94,15 @@ def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], value) for name, value in alone.client_state.items())
     for path in (*home.rglob("*"), log):
         assert not path.is_file() or SEED.hex() not in path.read_text(errors="replace")
+
+
+def listening(port: int) -> None:
+    """Wait until somebody listens: each of Flower's commands takes seconds to find out that nobody does."""
+    for _ in range(6000):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"nobody listens on port {port}")
 
 
 def again(command: list[str], folder: Path, environment: dict[str, str]) -> None:

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from sigil.transport.flower import processes
+from sigil.errors import NetworkError
+from sigil.transport.flower import processes, superlink
 
 PARENT = """
 import sys, time
@@ -38,10 +41,47 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         child = int(parent.stdout.readline())
         assert alive(child)
         parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while alive(child):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("fails", "error"),
+    [
+        ("ControlHttpClient", OSError("no sockets left")),
+        ("SuperLink._wait", KeyboardInterrupt()),
+        ("SuperLink._wait", NetworkError("did not start")),
+    ],
+    ids=["no connection", "interrupted", "too slow"],
+)
+def test_a_superlink_that_is_started_half_way_is_ended(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    leftovers: Callable[[], list[str]],
+    fails: str,
+    error: BaseException,
+) -> None:
+    running: list[str] = []
+
+    def fail(*arguments: object, **options: object) -> None:
+        running.extend(leftovers())
+        raise error
+
+    monkeypatch.setitem(processes.COMMANDS, "flower-superlink", ("signal", "pause"))
+    connections = Mock()
+    monkeypatch.setattr(superlink, "ControlHttpClient", connections)
+    if fails == "ControlHttpClient":
+        connections.from_server_address = fail
+    else:
+        monkeypatch.setattr(superlink.SuperLink, "_wait", fail)
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(b"")
+    with pytest.raises(type(error)):
+        superlink.SuperLink(tmp_path, ca=ca, certificate=ca, key=ca)
+    assert len(running) == 1
+    assert leftovers() == []
 
 
 def test_flower_is_kept_to_its_folder_and_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

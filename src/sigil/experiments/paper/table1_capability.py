@@ -11,7 +11,7 @@ from typing import Any
 
 from sigil.baselines import ParameterMark
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured
-from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages.tables import MISSING, NOT_RUN, Answer, Entry, Page, Table, Words
 from sigil.experiments.paper.table1_server_trials import NO, NONE, PARTLY, YES, Outcome, Trial
@@ -27,6 +27,7 @@ PAPER: dict[str, tuple[str, ...]] = {
     "backdoor watermark": (PARTLY, PARTLY, NO),
 }
 SIGIL = "Sigil"
+SIZES = PerScale((160, 6), smoke=(32, 1))  # images and rounds of a trial
 ACCESS = {
     "client model access": "parameters",
     "client labels access": "labels",
@@ -35,7 +36,7 @@ ACCESS = {
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """Six rows, three frameworks; the same small trials at every scale."""
+    """Six rows, three frameworks; the same small trials at every scale but `smoke`."""
     return [
         Cell(
             experiment="capability",
@@ -53,7 +54,8 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Try it, and say what happened."""
     row, mode = cell.options["row"], FRAMEWORKS[cell.options["framework"]]
-    trial = Trial(mode or "usfl", cell.seed)
+    images, rounds = SIZES.at(store.scale)
+    trial = Trial(mode or "usfl", cell.seed, images=images, rounds=rounds)
     tries: dict[str, tuple[Callable[[], Outcome], Callable[[], Outcome]]] = {
         "parameter watermark": (
             trial.parameter_mark_in_fl,

@@ -100,12 +100,18 @@ def tensors(values: Iterable[Any]) -> list[Tensor]:
 class Trial:
     """A small federation on embedded digits, to try one cell of the table on."""
 
-    def __init__(self, mode: str, seed: int) -> None:
+    def __init__(self, mode: str, seed: int, *, images: int = 160, rounds: int = 6) -> None:
         self.settings: Settings = make(
             {
                 "model": {"name": "resnet18", "width": 8, "cut": "layer2"},
-                "data": {"name": "digits", "train_limit": 160, "test_limit": 200},
-                "federation": {"mode": mode, "clients": 2, "rounds": 6, "local_epochs": 1, "batch_size": 16},
+                "data": {"name": "digits", "train_limit": images, "test_limit": 200},
+                "federation": {
+                    "mode": mode,
+                    "clients": 2,
+                    "rounds": rounds,
+                    "local_epochs": 1,
+                    "batch_size": 16,
+                },
                 "optimizer": {"warmup_rounds": 0, "lr": 0.05},
                 "watermark": {"strength": 0.0, "bits": PAPER_BITS},
                 "run": {"seed": seed, "workers": 1, "threads": 1, "device": "cpu"},

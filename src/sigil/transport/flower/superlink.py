@@ -73,13 +73,18 @@ class SuperLink:
             ],
             log=self._log,
         )
-        self._control = ControlHttpClient.from_server_address(
-            self.address,
-            insecure=False,
-            root_certificates=self._certificates,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-        )
-        self._wait()
+        try:
+            self._control = ControlHttpClient.from_server_address(
+                self.address,
+                insecure=False,
+                root_certificates=self._certificates,
+                interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            )
+            self._wait()
+        except BaseException:
+            # Nobody has this object yet, so nobody else could end what was started.
+            stop(self._process)
+            raise
 
     def register(self, public_key: bytes) -> int:
         """The number by which Flower knows the node with this public key (PEM), registered if it is new."""
@@ -146,6 +151,5 @@ class SuperLink:
                 return
             except httpx.TransportError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    stop(self._process)
                     raise NetworkError(f"The SuperLink did not start; {self._log} says why.") from None
                 time.sleep(0.1)
