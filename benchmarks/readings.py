@@ -60,7 +60,7 @@ def clean_model(dataset: Dataset, *, cut: str, seed: int, epochs: int) -> nn.Mod
 @torch.no_grad()
 def answers(model: nn.Module, inputs: Tensor) -> Tensor:
     """Activations of all inputs, flattened."""
-    return torch.cat([model(batch).flatten(1) for batch in inputs.split(256)])
+    return torch.cat([model(batch).flatten(1) for batch in inputs.split(64)])
 
 
 def draws(model: nn.Module, dataset: Dataset, shape: tuple[int, ...], keys: int) -> Iterator[dict[str, Any]]:

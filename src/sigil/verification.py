@@ -147,9 +147,9 @@ def verify(
     aligned: Reading | None = None
     alignment: Alignment | None = None
     if reference is not None:
-        # Before noise is asked, on which a suspect may be made to fail so that nothing can be asked any more.
         alignment, brought = examiner.align(reference)
-        aligned = examiner.in_order(alignment)
+        # Inputs are asked before noise, on which a suspect may be made to fail for good.
+        aligned = examiner.in_order(alignment) if examiner.source != "claimant" else None
         # Correlations that were recorded in training are a further thing that could have been chosen.
         tries *= 1 if brought else 2
         if alignment.believed:
@@ -157,6 +157,8 @@ def verify(
             # that suits a key.
             reasons += ("the reference for the order of channels was brought by the claimant",)
     readings = [*examiner.readings()]
+    if reference is not None and examiner.source == "claimant":
+        aligned = examiner.in_order(alignment)
     started = examiner.origin()
     readings += [] if started is None else [started]
 
@@ -298,7 +300,10 @@ class _Examiner:
         """The mark once more with channels put back in order: on inputs if they count, else on noise."""
         if alignment is None or not alignment.believed:
             return None
-        return self.on_noise(alignment) if self.source == "claimant" else self.on_inputs(alignment)
+        try:
+            return self.on_noise(alignment) if self.source == "claimant" else self.on_inputs(alignment)
+        except (SuspectError, ShapeError):
+            return None
 
     def align_by_key(self) -> Alignment | None:
         """The order of the channels by the initial weights that the key drew, which nobody chose."""

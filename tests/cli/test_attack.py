@@ -70,7 +70,8 @@ def test_a_client_half_alone_with_its_key(
     assert sigil("prune", case.marked, "--out", out, "--ratio", 0.2, "--key", case.key_file) == 0
     before, after, wrote = capsys.readouterr().out.splitlines()
     assert before.startswith("before  WSR 9") or before.startswith("before  WSR 100 %")
-    assert before.endswith("owned")
+    # A plain key of 50 bits proves nothing, however well it is read.
+    assert before.endswith("  not proven")
     assert "accuracy" not in before
     assert after.startswith("after   WSR ")
     assert wrote == f"Wrote {out}."
@@ -90,8 +91,9 @@ def test_halves_as_files_become_a_directory_and_lose_the_mark(
     options = ("--server", server, "--key", case.key_file)
     assert sigil("permute", case.marked, "--out", out, *options) == 0
     before, after, _ = capsys.readouterr().out.splitlines()
-    assert before.endswith("  owned")
-    assert after.endswith("  not proven")
+    marked, permuted = (float(line.split("WSR ")[1].split()[0]) for line in (before, after))
+    assert marked > 90
+    assert permuted < 75
     assert sorted(file.name for file in out.iterdir()) == ["client.safetensors", "server.safetensors"]
     # The directory can be attacked in its turn; a second order at the same place leaves no mark either.
     assert sigil("permute", out, "--out", tmp_path / "again", "--seed", 1) == 0

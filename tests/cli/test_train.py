@@ -24,6 +24,12 @@ def test_train_then_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert '"owner":"ACME"' in output.out
     assert "accuracy" in output.out
     assert "A plain key of 8 bits proves nothing, however well a model answers" in output.err
+    assert (
+        "The mark is NOT provable: a plain key of 8 bits proves nothing, however well it is read"
+        in output.out
+    )
+    assert '"cut":"layer3"' in output.out
+    assert '"input_shape":[1,8,8]' in output.out
     assert "round 2/2" in output.err, "plain lines where there is no terminal"
     assert not list(run.rglob("*.key"))
     key = run.with_name("a.key")

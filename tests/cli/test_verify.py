@@ -23,7 +23,9 @@ from sigil import models
 from sigil.cli.main import main
 from sigil.evidence.facts import Facts
 from sigil.evidence.signed import check
+from sigil.experiments.authority import DemonstrationAuthority
 from sigil.key import Key
+from sigil.stamping import make_query
 
 PROMISED = {
     "owned",
@@ -368,3 +370,30 @@ def test_what_belongs_to_inputs_needs_inputs(case: Any, capsys: pytest.CaptureFi
     for options in (["--inputs-from", "judge"], ["--normalisation", "0,0,0/1,1,1"]):
         assert verify(case, case.marked, *options) == 2
         assert "there are no inputs" in capsys.readouterr().err
+
+
+def test_a_register_is_called_what_it_is(case: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify(case, case.marked) == 0
+    assert "1 statements in a closed register, if a judge counted them" in capsys.readouterr().out
+    assert main(["verify", str(case.marked), "--key", str(case.key_file)]) == 1
+    assert "closed register" not in capsys.readouterr().out
+
+
+def test_a_demonstration_seal_is_called_one_and_counts_under_its_root_only(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority = DemonstrationAuthority()
+    key = Key.generate("ACME", shape=case.key.shape, bits=64, seed=bytes(32), seal="rfc3161")
+    key.seal(authority.answer(make_query(key.statement()))).save(tmp_path / "stamped.key")
+    (tmp_path / "root.pem").write_bytes(authority.root_pem())
+    command = ["verify", str(case.clean), "--key", str(tmp_path / "stamped.key")]
+    assert main(command) == 1
+    out = capsys.readouterr().out
+    assert "not checked, so the key counts as plain" in out
+    assert "2^80 keys" in out
+    assert "demonstration seal: worth nothing outside" in out
+    assert main([*command, "--tsa-root", str(tmp_path / "root.pem")]) == 1
+    out = capsys.readouterr().out
+    assert "which the examiner trusts" in out
+    assert "2^24 keys" in out
+    assert "demonstration seal: worth nothing outside" in out

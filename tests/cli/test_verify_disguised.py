@@ -127,7 +127,7 @@ def test_the_reference_of_a_proof_must_be_the_published_one(
     assert "channels recognised by initial weights, put back in order" in printed
     assert "reference that was not compared" not in printed
     assert main(check) == 0
-    assert "Channels were put in order by a reference that was not compared" in (capsys.readouterr().out)
+    assert "the reference for the order of channels was brought by the claimant" in capsys.readouterr().out
     assert main([*check, "--reference", other["line"]]) == 1
     assert "reference that was not published" in capsys.readouterr().err
     assert main([*check, "--reference", "nonsense"]) == 2

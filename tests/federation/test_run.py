@@ -18,13 +18,16 @@ import pytest
 import torch
 
 from sigil import models
+from sigil.data import Inputs
 from sigil.errors import ConfigError, TrainingError
 from sigil.federation import checkpoint as checkpoints
-from sigil.federation.from_settings import scheduled_rate
+from sigil.federation.from_settings import load_data, scheduled_rate
 from sigil.federation.precision import choose
 from sigil.federation.run import open_run, train
 from sigil.federation.settings import Settings, make
 from sigil.key import Key
+from sigil.provability import judge_metrics
+from sigil.verification import read_mark
 
 SMALL: dict[str, Any] = {
     "model": {"name": "resnet18", "width": 4, "cut": "layer3"},
@@ -230,6 +233,26 @@ def test_workers_train_the_same_clients_as_one_process(tmp_path: Path) -> None:
         # Only the order in which the average adds up differs, and that in float64.
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
     assert weights(tmp_path / "again") == weights(tmp_path / "workers")
+
+
+def test_the_mark_is_read_on_noise_and_on_test_images(tmp_path: Path) -> None:
+    changed = settings(data={"test_limit": 300}, federation={"rounds": 1}, run={"workers": 2, "threads": 2})
+    run = train(changed, tmp_path / "both", key=small_key())
+    digits = load_data(changed)
+    noise, inputs = read_mark(
+        run.halves()[0],
+        small_key(),
+        Inputs(digits.test.images, normalisation=(digits.mean, digits.std)),
+        input_shape=digits.shape,
+        probes=changed.watermark.probes,
+    )
+    # Another memory layout may round an answer next to zero to the other side.
+    for end, reading in (("", noise), ("_inputs", inputs)):
+        assert run.final[f"wsr{end}"] == pytest.approx(reading.wsr, abs=0.02)
+        assert run.final[f"log10_p{end}"] == pytest.approx(reading.log10_p, abs=0.3)
+    assert noise.wsr != inputs.wsr
+    found = judge_metrics(run.final, small_key(), "resnet18")
+    assert [reading.kind for reading in found.readings] == ["noise", "inputs"]
 
 
 def test_a_key_for_another_cut_is_refused(tmp_path: Path) -> None:

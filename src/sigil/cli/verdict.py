@@ -52,6 +52,7 @@ def _rows(report: Report, facts: Facts) -> list[tuple[str, str]]:
         ("success rate", wording.rate_and_proof(report)),
         ("by chance", wording.by_chance(report)),
         ("corrected", wording.corrections(report)),
+        *_trusted(report, facts),
         *((f"on {reading.kind}", wording.reading(reading)) for reading in report.readings),
         ("paper's rule", wording.paper_rule(report)),
         ("suspect", printable(suspect.file)),
@@ -60,3 +61,23 @@ def _rows(report: Report, facts: Facts) -> list[tuple[str, str]]:
         ("commitment", f"{facts.key.commitment} ({report.kind} key)"),
         *wording.channel_order(facts.alignment),
     ]
+
+
+def _trusted(report: Report, facts: Facts) -> list[tuple[str, str]]:
+    """Whose word the correction rests on: a judge's count, or an authority's stamp."""
+    from sigil import wording
+
+    rows = []
+    if report.register is not None:
+        counted = f"{report.register:,} statements in a closed register, if a judge counted them"
+        rows.append(("register", f"{counted}; otherwise 2^80 keys, or 2^24 stamped ones, are allowed for"))
+    elif report.kind == "stamped" and report.authority is None:
+        rows.append(
+            ("time stamp", "not checked, so the key counts as plain: name a root you trust (--tsa-root)")
+        )
+    elif report.authority is not None:
+        root = f"{printable(report.authority.name)}, fingerprint {report.authority.fingerprint}"
+        rows.append(("time stamp", f"under the root {root}, which the examiner trusts"))
+    if wording.is_demonstration(facts.key):
+        rows.append(("seal", wording.DEMONSTRATION))
+    return rows
