@@ -31,9 +31,9 @@ import torch
 from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
-from sigil import origin
-from sigil.alignment import Alignment, Reference, align, check_channels, open_reference
+from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
+from sigil.descent import origin_of
 from sigil.errors import ConfigError, ShapeError
 from sigil.key import Key
 from sigil.key_length import PLAIN_ALLOWANCE_LOG2
@@ -244,19 +244,20 @@ class _Examiner:
         )
 
     def origin(self) -> Reading | None:
-        """How many weights have the sign of their initial value, if the key draws initial weights."""
+        """Which weights have the sign of their initial value, if the key draws initial weights."""
         module = module_of(self.suspect)
-        if module is None or self.key.fields.initialiser is None:
+        found = None if module is None else origin_of(module, self.key)
+        if found is None:
             return None
-        drawn = {
-            f"{name}.weight": tuple(layer.weight.shape)
-            for name, layer in module.named_modules()
-            if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
-        }
-        if not drawn:
-            return None
-        found = origin.compare(module.state_dict(), drawn, self.key.initial)
-        return Reading(kind="origin", count=found.tested, wsr=found.share, log10_p=found.log10_p)
+        return Reading(
+            kind="origin",
+            count=found.count,
+            wsr=found.share,
+            log10_p=found.log10_p,
+            aligned=found.restored,
+            agreeing=found.agreeing,
+            tested=found.tested,
+        )
 
     def align(
         self, reference: Reference | Model | str | os.PathLike[str] | None
@@ -267,6 +268,14 @@ class _Examiner:
         training, which counts as one more try.
         """
         module = module_of(self.suspect)
+        weights = self.inputs is None and isinstance(module, Model)
+        if (
+            isinstance(reference, str | os.PathLike)
+            and weights
+            and Path(reference).is_dir()
+            and began_with_key(reference)
+        ):
+            reference = None  # the key draws what this run began with, and nobody has to be believed
         if reference is None:
             if (
                 self.key.fields.initialiser is None
@@ -282,7 +291,6 @@ class _Examiner:
         if isinstance(known, str | os.PathLike):
             # Only weights of a known architecture can be compared with initial ones, and images only serve to
             # compare activations.
-            weights = self.inputs is None and isinstance(module, Model)
             known = open_reference(known, kind="initial weights" if weights else "correlations")
         if isinstance(known, Reference) and known.shape != self.key.shape:
             raise ShapeError(

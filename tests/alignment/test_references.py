@@ -41,6 +41,26 @@ def test_it_is_what_the_federation_began_with(tmp_path: Path) -> None:
     assert found.order.tolist() == list(range(16))
 
 
+def test_a_key_draws_what_its_training_begins_with(tmp_path: Path) -> None:
+    settings = make(SETTINGS | {"watermark": {"strength": 0.1, "bits": 8}})
+    key = sigil.Key.generate(owner="ACME", shape=(16, 2, 2), bits=8, seed=bytes(32))
+    began = Federation(settings, load_data(settings), key=key).client_state
+    torch.testing.assert_close(began["conv1.weight"], key.initial("conv1.weight", (4, 1, 3, 3)))
+    half = train(settings, tmp_path / "run", key=key).halves()[0]
+    again = initial_half(tmp_path / "run", key)
+    for name, value in again.state_dict().items():
+        torch.testing.assert_close(value, began[name], rtol=0, atol=0)
+    other = sigil.Key.generate(owner="ACME", shape=(16, 2, 2), bits=8, seed=bytes([1]) * 32)
+    for wrong in (None, other):
+        with pytest.raises(AlignmentError, match="weights that its key drew; give that key"):
+            initial_half(tmp_path / "run", wrong)
+    # The run's directory says nothing that the key does not say itself, so that nothing was chosen.
+    report = sigil.verify(half, key, reference=tmp_path / "run")
+    assert report.descends
+    assert report.reasons == ()
+    assert not sigil.verify(half, other).descends
+
+
 def test_a_folder_without_a_run_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SigilError, match=str(tmp_path)):
         initial_half(tmp_path)

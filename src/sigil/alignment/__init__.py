@@ -13,9 +13,11 @@ has a model that computes the same and whose mark cannot be read. Both can be un
 from __future__ import annotations
 
 from sigil.alignment.aligning import Alignment, Probes, align
+from sigil.alignment.initial_weights import restored_filters
 from sigil.alignment.references import (
     Reference,
     ReferenceKind,
+    began_with_key,
     check_channels,
     fingerprint,
     initial_half,
@@ -29,9 +31,11 @@ __all__ = [
     "Reference",
     "ReferenceKind",
     "align",
+    "began_with_key",
     "check_channels",
     "fingerprint",
     "initial_half",
     "open_reference",
+    "restored_filters",
     "save_sums",
 ]

@@ -1,7 +1,8 @@
 """References: what an owner knows of a training by which the channels of a copy can be told apart.
 
 Either what the server recorded of its clients' activations (:class:`Reference`), or the weights with which
-the training began, which follow from its seed. A finished run's directory holds what both are made from.
+the training began, which follow from its key or its seed. A finished run's directory holds what both are made
+from, but for the key.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from sigil import files, models
 from sigil.alignment.correlations import Floats, correlation_matrix
 from sigil.errors import AlignmentError, reason
+from sigil.key import Key
 from sigil.models import Model
 from sigil.seeds import derive
 
@@ -142,18 +144,19 @@ def save_sums(path: str | os.PathLike[str], shape: Sequence[int], sums: Mapping[
 
 
 def open_reference(
-    path: str | os.PathLike[str], *, kind: ReferenceKind = "initial weights"
+    path: str | os.PathLike[str], *, kind: ReferenceKind = "initial weights", key: Key | None = None
 ) -> Reference | Model:
     """Open a recorded reference, a model file with initial weights, or the directory of a finished run.
 
     A run has both kinds of reference, and ``kind`` says which one is meant: the weights that it began with,
-    or the correlations that its server recorded. A file is what it is.
+    or the correlations that its server recorded. A file is what it is. ``key`` is needed for the weights of a
+    run that began with those that its key drew.
     """
     path = Path(path)
     if path.is_dir():
         if kind == "correlations":
             return Reference.load(path / "reference.safetensors")
-        return initial_half(path)
+        return initial_half(path, key)
     try:
         with safe_open(path, framework="pt") as file:
             note = (file.metadata() or {}).get("sigil", "")
@@ -162,10 +165,18 @@ def open_reference(
     return models.load(path) if '"spec"' in note else Reference.load(path)
 
 
-def initial_half(folder: str | os.PathLike[str]) -> Model:
-    """The client half with which the finished run in ``folder`` began: its weights follow from the seed."""
+def initial_half(folder: str | os.PathLike[str], key: Key | None = None) -> Model:
+    """The client half with which the finished run in ``folder`` began.
+
+    Its weights follow from the run's ``key``, or from the seed if the key draws none.
+    """
     folder = Path(folder)
-    seed = _seed_of(folder)
+    seed, commitment = _start_of(folder)
+    if commitment is not None and (key is None or key.commitment != commitment):
+        raise AlignmentError(
+            f"The run in {folder} began with weights that its key drew; give that key, of which the run says "
+            f"that its commitment begins with {commitment[:12]}."
+        )
     described = models.read_description(folder / "client.safetensors")
     spec, shape = described.spec, described.input_shape
     if spec.cut is None or shape is None:
@@ -178,7 +189,16 @@ def initial_half(folder: str | os.PathLike[str]) -> Model:
         input_size=shape[1:],
         seed=derive(seed, "weights"),
     )
-    return models.split(whole, spec.cut)[0]
+    half = models.split(whole, spec.cut)[0]
+    if commitment is not None:
+        assert key is not None
+        key.initialise(half)
+    return half
+
+
+def began_with_key(folder: str | os.PathLike[str]) -> bool:
+    """Whether the weights with which the finished run in ``folder`` began were drawn by its key."""
+    return _start_of(Path(folder))[1] is not None
 
 
 def check_channels(shape: Sequence[int]) -> None:
@@ -208,8 +228,8 @@ def _recorded_shape(path: Path, note: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def _seed_of(folder: Path) -> int:
-    """The seed of a finished run, which its description holds."""
+def _start_of(folder: Path) -> tuple[int, str | None]:
+    """The seed of a finished run, and the commitment of its key if that drew the initial weights."""
     path = folder / "run.json"
     try:
         with path.open("rb") as file:
@@ -225,9 +245,12 @@ def _seed_of(folder: Path) -> int:
         ) from error
     try:
         finished, seed = description["finished"], description["settings"]["run"]["seed"]
-    except (KeyError, TypeError):
-        finished, seed = None, None
-    if type(finished) is not bool or type(seed) is not int:
+        # Runs from before there was a choice began with the seed's.
+        drawn = description.get("initial_weights", "seed") == "key"
+        commitment = description["commitment"] if drawn else None
+    except (KeyError, TypeError, AttributeError):
+        finished, seed, commitment = None, None, None
+    if type(finished) is not bool or type(seed) is not int or not isinstance(commitment, str | None):
         raise AlignmentError(
             f"{path} is not the description of a run that Sigil wrote: give a run's directory."
         )
@@ -235,4 +258,4 @@ def _seed_of(folder: Path) -> int:
         raise AlignmentError(
             f"The run in {folder} is not finished; give the same `sigil train` command again to go on."
         )
-    return seed
+    return seed, commitment

@@ -240,7 +240,7 @@ def reference(
     key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
     if run.is_dir():
         correlations = fingerprint(Reference.load(run / "reference.safetensors"))
-        references = References(key.commitment, fingerprint(initial_half(run)), correlations)
+        references = References(key.commitment, fingerprint(initial_half(run, key)), correlations)
     else:
         shown = open_reference(run)
         recorded = isinstance(shown, Reference)

@@ -292,6 +292,11 @@ class ServerMaker:
         return self._injectors[carrier]
 
 
+def draws_start(key: Key | None) -> bool:
+    """Whether a training with this key begins with weights that the key draws."""
+    return key is not None and key.fields.initialiser is not None
+
+
 @dataclass
 class Training:
     """All that a training is made of before its first round.
@@ -319,11 +324,18 @@ class Training:
         key: Key | None = None,
         server_kind: Callable[..., Server] | None = None,
     ) -> Training:
-        """Make everything from the settings, the data and the key."""
+        """Make everything from the settings, the data and the key.
+
+        The clients' half begins with the weights that the key draws, if it draws any, so that descent from
+        them can be shown later.
+        """
         precision = choose(settings.run.device, settings.run.precision)
         halves = build_halves(
             settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision
         )
+        if draws_start(key):
+            assert key is not None
+            key.initialise(halves.client)
         return cls(
             settings=settings,
             dataset=dataset,

@@ -37,7 +37,7 @@ from sigil import files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
-from sigil.federation.from_settings import Training, load_data
+from sigil.federation.from_settings import Training, draws_start, load_data
 from sigil.federation.lock import locked
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.precision import Precision
@@ -319,6 +319,7 @@ def _describe(
         "seed": settings.run.seed,
         "commitment": None if key is None else key.commitment,
         "owner": None if key is None else key.owner,
+        "initial_weights": "key" if draws_start(key) else "seed",
         "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
         "machine": precision.describe(),
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
