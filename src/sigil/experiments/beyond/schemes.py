@@ -26,7 +26,7 @@ from sigil.experiments.lab.attacked import attackers_share, marks
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
 from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import NOT_RUN, Answer, Entry, Number, Page, Table
+from sigil.experiments.pages.tables import NOT_RUN, Answer, Entry, Number, Page, Table, Words
 from sigil.experiments.paper import table5_adaptive as adaptive
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
@@ -218,12 +218,11 @@ def _row(measured: Measured, name: str) -> list[Entry | list[Entry]]:
     readings: list[Entry | list[Entry]] = []
     for end in READINGS.values():
         exponents = measured.values(name, f"log10_p{end}")
-        readings.append(
-            [
-                measured.number(name, f"wsr{end}"),
-                Number(max(exponents), "log10 p") if exponents else NOT_RUN,
-            ]
-        )
+        if rows and not exponents:
+            readings.append(Words("too few images"))
+        else:
+            largest = Number(max(exponents), "log10 p") if exponents else NOT_RUN
+            readings.append([measured.number(name, f"wsr{end}"), largest])
     return [
         measured.number(name, "accuracy"),
         *readings,
@@ -253,7 +252,7 @@ def verdict(measured: Measured) -> list[Finding]:
     stamped = KEYS["stamped"]
     return [
         judge(
-            f"Under {scheme} {attack} leaves a stamped key's mark proven (largest log10 p)",
+            f"Under the scheme {scheme} a stamped key's mark is proven after {attack} (largest log10 p)",
             {attack: worst(scheme, attack)},
             lambda x: proven(x, stamped),
         )
