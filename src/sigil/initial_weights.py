@@ -41,6 +41,12 @@ def draw(stream: Stream, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(out)
 
 
+def held_out(stream: Stream, shape: Sequence[int]) -> Tensor:
+    """Which entries of one weight tensor are held out, bool: each with the probability one in eight."""
+    octets = np.frombuffer(stream.octets(0, math.prod(shape)), dtype=np.uint8)
+    return torch.from_numpy(octets % 8 == 7).reshape(tuple(shape))
+
+
 def initialise(module: nn.Module, stream: Callable[[str], Stream]) -> tuple[str, ...]:
     """Set a module's weights in place, each from the stream of its name; return the names drawn.
 

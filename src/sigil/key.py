@@ -271,6 +271,10 @@ class Key:
         """
         return initial_weights.draw(self._initial_stream(name), shape)
 
+    def held_out(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """Which initial weights of a tensor, bool, never help to find an order of channels: one in eight."""
+        return initial_weights.held_out(self._stream(f"held-out/{name}"), shape)
+
     def initialise(self, module: nn.Module) -> tuple[str, ...]:
         """Give a module the owner's initial weights, in place, before it is trained; return their names.
 

@@ -51,6 +51,9 @@ class Reading:
     Per bit ``j``, in the key's order: ``bit_shares`` is the share of answers that equal the target;
     ``margins`` is ``s_j * mean_i(P_ij) / sqrt(mean_i(P_ij ** 2))`` with ``s_j`` the sign that the target
     asks for, so +1 is a constant projection on the right side of zero and -1 one on the wrong side.
+
+    Of an origin there are, for each octile of the weights' sizes (:mod:`sigil.origin`), how many were
+    ``tested`` and how many of them are ``agreeing``; ``wsr`` is the share that agrees, counted by octile.
     """
 
     kind: Kind
@@ -64,6 +67,8 @@ class Reading:
     digest: str | None = None
     bit_shares: tuple[float, ...] = ()
     margins: tuple[float, ...] = ()
+    agreeing: tuple[int, ...] = ()
+    tested: tuple[int, ...] = ()
 
     @property
     def counts(self) -> bool:
@@ -97,7 +102,8 @@ class Reading:
     def to_dict(self) -> dict[str, Any]:
         """The reading as plain JSON values, bit by bit results left out."""
         values = dataclasses.asdict(self) | {"counts": self.counts}
-        del values["bit_shares"], values["margins"]
+        for name in ("bit_shares", "margins", "agreeing", "tested"):
+            del values[name]
         return values
 
 

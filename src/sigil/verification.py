@@ -30,11 +30,12 @@ from typing import Final, Literal
 
 import torch
 from cryptography.x509 import Certificate
-from torch import Tensor, nn
+from torch import Tensor
 
-from sigil import choices, origin
+from sigil import choices
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
+from sigil.descent import origin_of
 from sigil.errors import ConfigError, ShapeError, SuspectError
 from sigil.key import Key
 from sigil.models import Model
@@ -282,19 +283,20 @@ class _Examiner:
         )
 
     def origin(self) -> Reading | None:
-        """How many weights have the sign of their initial value, if the key draws initial weights."""
+        """Which weights have the sign of their initial value, if the key draws initial weights."""
         module = module_of(self.suspect)
-        if module is None or self.key.fields.initialiser is None:
+        found = None if module is None else origin_of(module, self.key)
+        if found is None:
             return None
-        drawn = {
-            f"{name}.weight": tuple(layer.weight.shape)
-            for name, layer in module.named_modules()
-            if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
-        }
-        if not drawn:
-            return None
-        found = origin.compare(module.state_dict(), drawn, self.key.initial)
-        return Reading(kind="origin", count=found.tested, wsr=found.share, log10_p=found.log10_p)
+        return Reading(
+            kind="origin",
+            count=found.count,
+            wsr=found.share,
+            log10_p=found.log10_p,
+            aligned=found.restored,
+            agreeing=found.agreeing,
+            tested=found.tested,
+        )
 
     def in_order(self, alignment: Alignment | None) -> Reading | None:
         """The mark once more with channels put back in order: on inputs if they count, else on noise."""

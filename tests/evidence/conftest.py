@@ -14,10 +14,10 @@ import pytest
 
 from sigil import statistics
 from sigil.alignment import Alignment
-from sigil.binomial import log10_tail
 from sigil.evidence.facts import Facts, gather
 from sigil.experiments.authority import DemonstrationAuthority
 from sigil.key import Key
+from sigil.origin import OCTILES, Origin
 from sigil.readings import Kind, Reading, Source
 from sigil.report import ALPHA, TESTS, Report, best_of
 from sigil.stamping import make_query
@@ -84,9 +84,15 @@ def _make(
     if aligned:
         readings.append(_reading(key, 1.0, probes, kind="noise", aligned=True))
     if origin is not None:
-        agreeing = round(origin * 10_000)
+        tested = (1_250,) * OCTILES
+        counted = Origin((round(origin * 1_250),) * OCTILES, tested, (), ())
         found = Reading(
-            kind="origin", count=10_000, wsr=agreeing / 10_000, log10_p=log10_tail(agreeing, 10_000)
+            kind="origin",
+            count=counted.count,
+            wsr=counted.share,
+            log10_p=counted.log10_p,
+            agreeing=counted.agreeing,
+            tested=counted.tested,
         )
         readings.append(found)
     report = _report(

@@ -13,6 +13,7 @@ has a model that computes the same and whose mark cannot be read. Both can be un
 from __future__ import annotations
 
 from sigil.alignment.aligning import Alignment, Probes, align
+from sigil.alignment.initial_weights import restored_filters
 from sigil.alignment.references import (
     Reference,
     ReferenceKind,
@@ -35,5 +36,6 @@ __all__ = [
     "fingerprint",
     "initial_half",
     "open_reference",
+    "restored_filters",
     "save_sums",
 ]

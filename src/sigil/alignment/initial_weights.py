@@ -23,6 +23,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 import scipy  # loads scipy.optimize, which takes a second, only where it is used
+import torch
+from torch import Tensor
 
 from sigil import models
 from sigil.alignment.correlations import FEWEST, Floats, Match, Order
@@ -46,6 +48,29 @@ def match_by_initial_weights(half: Model, initial: Model) -> Match:
     not depend on it). A channel has none (−1) if what is left for it resembles another one more: copies of
     channels in the suspect find no place.
     """
+    return _search(half, initial).result()
+
+
+def restored_filters(half: Model, initial: Model) -> dict[str, Tensor]:
+    """The filters of ``half`` in the order and with the signs of ``initial``, by the names of their weights.
+
+    ``half`` and ``initial`` are as for :func:`match_by_initial_weights`. Each filter has the sign with which
+    it leans to its initial value. Entries of ``initial`` that are zero decide nothing, so that they can be
+    held out. Layers without positions are left out.
+    """
+    search = _search(half, initial)
+    restored = {}
+    for link in search.topology.links:
+        ours = search.ours[link.layer]
+        if ours.ndim == 4:
+            theirs = search.read(search.theirs[link.layer], link.reads)[search.orders[link.writes]]
+            leaning = (ours * theirs).sum((1, 2, 3), keepdims=True)
+            restored[f"{link.layer}.weight"] = torch.from_numpy(np.where(leaning < 0, -theirs, theirs))
+    return restored
+
+
+def _search(half: Model, initial: Model) -> _Search:
+    """All orders and signs, after going through the spaces several times."""
     initial = _fitting(half, initial)
     assert half.spec.cut is not None
     rows = {name for name, _ in half.named_children()}
@@ -54,7 +79,7 @@ def match_by_initial_weights(half: Model, initial: Model) -> Match:
     for _ in range(PASSES):
         for space in dict.fromkeys(link.writes for link in topology.links):
             search.match(space)
-    return search.result()
+    return search
 
 
 class _Search:
@@ -96,7 +121,7 @@ class _Search:
         ours, theirs = self.ours[link.layer], self.theirs[link.layer]
         found = []
         if link.writes == space and all(name in self.orders for name in link.reads):
-            found.append((ours, self._read(theirs, link.reads)))
+            found.append((ours, self.read(theirs, link.reads)))
         if space in link.reads and link.writes in self.orders and link.writes != space:
             start = sum(self.sizes[name] for name in link.reads[: link.reads.index(space)])
             part = slice(start, start + self.sizes[space])
@@ -104,7 +129,7 @@ class _Search:
             found.append((ours[:, part].swapaxes(0, 1), written[:, part].swapaxes(0, 1)))
         return found
 
-    def _read(self, filters: Floats, spaces: tuple[str, ...]) -> Floats:
+    def read(self, filters: Floats, spaces: tuple[str, ...]) -> Floats:
         """Filters with their inputs in our order and with our signs."""
         if not spaces:
             return filters

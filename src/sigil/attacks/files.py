@@ -9,6 +9,7 @@ from sigil import files, models
 from sigil.alignment import open_reference
 from sigil.attacks.halves import Halves
 from sigil.errors import AttackError
+from sigil.key import Key
 from sigil.models import Model
 
 CLIENT, SERVER = "client.safetensors", "server.safetensors"
@@ -35,9 +36,12 @@ def open_model(path: Path, *, server: Path | None = None) -> Model | Halves:
     return _fitting(model, _half(server, "server"))
 
 
-def open_initial(path: Path) -> Model:
-    """The weights that a training began with: a model file, or the directory of the finished run."""
-    found = open_reference(path)
+def open_initial(path: Path, key: Key | None = None) -> Model:
+    """The weights that a training began with: a model file, or the directory of the finished run.
+
+    A client was sent them; from a run's directory they follow by the run's ``key``, if that drew them.
+    """
+    found = open_reference(path, key=key)
     if not isinstance(found, Model):
         raise AttackError(f"{path} holds no weights; give a model file or the directory of a finished run.")
     return found

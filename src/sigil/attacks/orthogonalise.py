@@ -1,8 +1,9 @@
 """Orthogonalising: train a model away from the weights that its training began with.
 
-The origin test (:mod:`sigil.origin`) asks whether weights still have the signs of their initial values. Every
-client was given those, so every client can work against it: take the component along the initial weights out
-of each filter and fine-tune what is left, or go more gently.
+The origin test (:mod:`sigil.origin`) asks whether weights still have the signs of their initial values, large
+ones counting more. Every client was given those, so every client can work against it: take the component
+along the initial weights out of each filter and fine-tune what is left, turn the signs that cost least, or go
+more gently.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,8 +23,9 @@ from sigil.attacks.training import TUNING, Tuning
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.models import Model
+from sigil.origin import WEIGHTS, count_signs
 
-Way = Literal["project", "rotate", "penalty", "flip"]
+Way = Literal["project", "rotate", "penalty", "flip", "turn"]
 
 # What is left of a weight whose sign is turned: enough to have a sign, too little to matter.
 TURNED = 0.01
@@ -52,16 +55,23 @@ def orthogonalise(
       is a weight of any size.
     - ``flip``: of the weights that have their initial sign the smallest change it and become a hundredth of
       their size, as many as it takes, at a strength of 1, until half of each tensor's signs agree. That is
-      done before the fine-tuning and again after it, with ``keep`` also during it.
+      done before the fine-tuning and again after it, with ``keep`` also during it. It defeats a plain count
+      of signs, not the weighted one of the origin test.
+    - ``turn``: the same until the origin test's own sum is zero in each tensor, for which larger weights must
+      go too.
     """
-    check_choice("way of orthogonalising", way, ("project", "rotate", "penalty", "flip"))
+    check_choice("way of orthogonalising", way, ("project", "rotate", "penalty", "flip", "turn"))
     (check_not_negative if way == "penalty" else check_share)("strength", strength)
     attacked = open_at_cut(model, data, cut)
     layers = _layers(attacked, initial)
 
     def change(share: float) -> None:
         for layer in layers:
-            (layer.turn if way == "flip" else layer.hold)(1 - share * strength)
+            left = 1 - share * strength
+            if way in ("flip", "turn"):
+                layer.turn(left, weighted=way == "turn")
+            else:
+                layer.hold(left)
 
     def before_step(done: int, total: int) -> None:
         if way == "rotate":
@@ -80,7 +90,7 @@ def orthogonalise(
         identity=f"orthogonalise {way} {strength} {keep} {digest(initial)}",
         before_step=None if way == "penalty" else before_step,
     )
-    if way in ("rotate", "flip") or (way == "project" and keep):
+    if way in ("rotate", "flip", "turn") or (way == "project" and keep):
         change(1.0)
     return same_kind(attacked.whole, model)
 
@@ -90,20 +100,23 @@ class _Layer:
     """A weight under attack, and what its filters have of their initial values.
 
     ``unit`` (filters, n) holds normalised initial filters as rows, ``component`` (filters,) how long the
-    filters were along them when the attack began, ``excess`` by how many more than half of the signs agreed.
+    filters were along them when the attack began, ``excess`` by how many more than half of the signs agreed,
+    ``evidence`` the origin test's sum of signs.
     """
 
     weight: nn.Parameter
     unit: Tensor
     component: Tensor
     excess: float
+    evidence: float
 
     @classmethod
     def of(cls, weight: nn.Parameter, initial: Tensor) -> _Layer:
         unit = nn.functional.normalize(initial.detach().float().flatten(1), dim=1)
         product = weight.detach().cpu().float().flatten(1) * unit
         agreeing, tested = int((product > 0).sum()), int((product != 0).sum())
-        return cls(weight, unit, product.sum(1), max(0.0, agreeing - tested / 2))
+        evidence = _evidence(weight.detach().cpu().flatten(1), unit)
+        return cls(weight, unit, product.sum(1), max(0.0, agreeing - tested / 2), max(0.0, evidence))
 
     @torch.no_grad()
     def hold(self, share: float) -> None:
@@ -114,19 +127,35 @@ class _Layer:
         self.weight.add_((change[:, None] * unit).view(self.weight.shape))
 
     @torch.no_grad()
-    def turn(self, share: float) -> None:
-        """Turn the smallest weights with their initial sign, until what is left above half is this share."""
-        rows = self.weight.flatten(1)
-        product = rows.sign() * self._here(self.unit).sign()
+    def turn(self, share: float, *, weighted: bool) -> None:
+        """Turn the smallest weights with their initial sign, until what speaks for it is this share.
+
+        That is what agrees above half of the signs or, ``weighted``, the origin test's sum.
+        """
+        rows, unit = self.weight.flatten(1), self._here(self.unit)
+        product = rows.sign() * unit.sign()
         agreeing, tested = int((product > 0).sum()), int((product != 0).sum())
-        count = round(max(0.0, agreeing - tested / 2 - share * self.excess))
         # Batch norm takes the size of a filter out again, so that a weight is small beside its own filter.
         size = (rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-30)).abs()
         size[product <= 0] = torch.inf
-        smallest = size.flatten().topk(count, largest=False).indices
-        factor = torch.ones_like(size).flatten()
-        factor[smallest] = -TURNED
-        self.weight.mul_(factor.view(self.weight.shape))
+        order = size.flatten().argsort()
+
+        def turned(count: int) -> Tensor:
+            factor = torch.ones_like(size).flatten()
+            factor[order[:count]] = -TURNED
+            return rows * factor.view(rows.shape)
+
+        if not weighted:
+            count = round(max(0.0, agreeing - tested / 2 - share * self.excess))
+        elif _evidence(rows.cpu(), self.unit) <= share * self.evidence:
+            count = 0
+        else:
+            within, count = 0, agreeing
+            while count - within > 1:
+                middle = (within + count) // 2
+                above = _evidence(turned(middle).cpu(), self.unit) > share * self.evidence
+                within, count = (middle, count) if above else (within, middle)
+        self.weight.copy_(turned(count).view(self.weight.shape))
 
     def cosines(self) -> Tensor:
         """The cosine of each filter with its initial value."""
@@ -134,6 +163,12 @@ class _Layer:
 
     def _here(self, values: Tensor) -> Tensor:
         return values.to(self.weight.device)
+
+
+def _evidence(rows: Tensor, unit: Tensor) -> float:
+    """The origin test's sum of signs for the filters in ``rows``, in favour of the initial ones."""
+    agreeing, tested = count_signs(unit, rows)
+    return float(((2 * agreeing - tested) * np.array(WEIGHTS)).sum())
 
 
 def _layers(attacked: OpenedAtCut, initial: Model) -> list[_Layer]:

@@ -209,7 +209,9 @@ def orthogonalise(
     initial: Annotated[
         Path, typer.Option(metavar="F", help="The initial weights: a model file, or the run's directory.")
     ],
-    way: Annotated[str, typer.Option(metavar="WAY", help="project, rotate, penalty or flip.")] = "project",
+    way: Annotated[
+        str, typer.Option(metavar="WAY", help="project, rotate, penalty, flip or turn.")
+    ] = "project",
     strength: Annotated[
         float, typer.Option(metavar="S", help="Share to take away, 0 to 1; the weight of a penalty.")
     ] = 1.0,
@@ -232,7 +234,7 @@ def orthogonalise(
         attacked = attacks.orthogonalise(
             call.target.model,
             called.images,
-            open_initial(initial),
+            open_initial(initial, call.target.key),
             way=way,  # type: ignore[arg-type]
             strength=strength,
             keep=keep,

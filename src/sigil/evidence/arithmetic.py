@@ -11,7 +11,6 @@ import binascii
 import math
 
 from sigil import seal, statistics
-from sigil.binomial import log10_tail
 from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import EvidenceError, SealError
 from sigil.evidence import statement as statements
@@ -19,9 +18,12 @@ from sigil.evidence.contradictions import contradiction
 from sigil.evidence.facts import Facts, KeyFacts, ReadingFacts, Verdict, moment_text
 from sigil.evidence.statement import Statement
 from sigil.key_length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
+from sigil.origin import OCTILES, weighted_share
+from sigil.origin import log10_p as origin_log10_p
 from sigil.report import ALPHA
 from sigil.seal import Seal
 from sigil.statement import PROBES
+from sigil.weighted_coins import log10_tail
 
 # Sums of logarithms may differ in their last digits between machines; verdicts may not.
 _TOLERANCE = 1e-6
@@ -32,7 +34,8 @@ def recompute(facts: Facts) -> Seal | None:
     own = statements.parse(facts.key.statement)
     stamp = _check_key(facts.key, own, facts.verdict.bits)
     kinds = [(reading.kind, reading.aligned) for reading in facts.verdict.readings]
-    if len(set(kinds)) != len(kinds) or ("noise", False) not in kinds:
+    origins = sum(kind == "origin" for kind, _ in kinds)
+    if len(set(kinds)) != len(kinds) or origins > 1 or ("noise", False) not in kinds:
         raise contradiction("it does not hold each kind of reading once, noise among them")
     for reading in facts.verdict.readings:
         _check_reading(reading, facts.verdict.bits, own)
@@ -62,8 +65,11 @@ def _read_token(token: str, own: Statement) -> Seal:
 
 
 def _check_reading(reading: ReadingFacts, bits: int, own: Statement) -> None:
+    if reading.kind == "origin":
+        _check_origin(reading)
+        return _check_source(reading, own)
     agreements = reading.agreements
-    expected = (1 if reading.kind == "origin" else bits) if reading.readable else 0
+    expected = bits if reading.readable else 0
     if len(agreements) != expected or not all(0 <= count <= reading.count for count in agreements):
         raise contradiction("its agreements do not fit its numbers of bits and answers")
     if list(agreements) != sorted(agreements, reverse=True):
@@ -73,9 +79,7 @@ def _check_reading(reading: ReadingFacts, bits: int, own: Statement) -> None:
     if not math.isclose(reading.wsr, wsr, abs_tol=1e-12):
         raise contradiction("a success rate does not follow from its agreements")
     _check_source(reading, own)
-    if reading.kind == "origin":
-        log10_p, exact = log10_tail(agreements[0], reading.count), True
-    elif not reading.readable:
+    if not reading.readable:
         log10_p, exact = 0.0, True
     else:
         tail = statistics.tail(reading.weights, reading.statistic)
@@ -83,6 +87,29 @@ def _check_reading(reading: ReadingFacts, bits: int, own: Statement) -> None:
     # A bound stays true when a later version computes the exact value below it.
     safe_bound = exact and not reading.exact and reading.log10_p >= log10_p
     if not (_close(reading.log10_p, log10_p) and exact == reading.exact) and not safe_bound:
+        raise contradiction("a p-value does not follow from its agreements")
+
+
+def _check_origin(reading: ReadingFacts) -> None:
+    """The counts per octile, and what follows from them."""
+    agreeing, tested = reading.octiles
+    # A record from before there were octiles counts all weights alike, in one order only.
+    plain = len(reading.agreements) == 1
+    numbers = (reading.count,) if plain else tested
+    if (
+        len(reading.agreements) not in (1, 2 * OCTILES)
+        or sum(numbers) != reading.count
+        or not all(0 <= agreed <= count for agreed, count in zip(agreeing, numbers, strict=True))
+    ):
+        raise contradiction("its agreements do not fit its numbers of weights")
+    if plain:
+        share = agreeing[0] / reading.count if reading.count else 0.5
+        expected = log10_tail(agreeing, numbers, (1,))
+    else:
+        share, expected = weighted_share(agreeing, tested), origin_log10_p(agreeing, tested)
+    if not math.isclose(reading.wsr, share, abs_tol=1e-12):
+        raise contradiction("a success rate does not follow from its agreements")
+    if not (_close(reading.log10_p, expected) and reading.exact and reading.readable):
         raise contradiction("a p-value does not follow from its agreements")
 
 

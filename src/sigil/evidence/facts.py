@@ -40,6 +40,7 @@ from sigil.evidence.forms import (
     Tries,
 )
 from sigil.key_length import TESTS
+from sigil.origin import OCTILES
 from sigil.readings import Kind, Reading, Source
 from sigil.report import PAPER_THRESHOLD, best_of
 
@@ -55,8 +56,9 @@ class ReadingFacts(Strict):
     """One reading: what the suspect answered to one kind of question, before any correction.
 
     `agreements` says for every bit how many of the `count` answers equal the key's, largest first. Of an
-    origin there is one number, how many of the `count` weights kept the sign of their initial value. What
-    could not be read has none.
+    origin there are two numbers per octile, smallest weights first: eight times how many weights kept the
+    sign of their initial value, then eight times how many were tested. A record from before there were
+    octiles has one number, how many of all `count` weights did. What could not be read has none.
     """
 
     kind: Kind
@@ -74,6 +76,11 @@ class ReadingFacts(Strict):
     def counts(self) -> bool:
         """Whether this reading may carry a verdict: it can be made, and no claimant chose what was asked."""
         return self.readable and self.source != "claimant"
+
+    @property
+    def octiles(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of an origin, for each octile how many weights agree and how many were tested."""
+        return self.agreements[:OCTILES], self.agreements[OCTILES:]
 
     @property
     def weights(self) -> list[int]:
@@ -104,6 +111,8 @@ class ReadingFacts(Strict):
             source=self.source,
             digest=self.digest,
             bit_shares=() if self.kind == "origin" else shares,
+            agreeing=self.octiles[0] if self.kind == "origin" else (),
+            tested=self.octiles[1] if self.kind == "origin" else (),
         )
 
 
@@ -281,7 +290,7 @@ def moment_text(moment: datetime) -> str:
 
 def _reading(reading: Reading) -> ReadingFacts:
     """Shares back to whole numbers of answers, largest first: the key's order stays secret."""
-    shares = (reading.wsr,) if reading.kind == "origin" else reading.bit_shares
+    answers = sorted((round(share * reading.count) for share in reading.bit_shares), reverse=True)
     return ReadingFacts(
         kind=reading.kind,
         aligned=reading.aligned,
@@ -292,7 +301,7 @@ def _reading(reading: Reading) -> ReadingFacts:
         readable=reading.readable,
         source=reading.source,
         digest=reading.digest,
-        agreements=tuple(sorted((round(share * reading.count) for share in shares), reverse=True)),
+        agreements=reading.agreeing + reading.tested if reading.kind == "origin" else tuple(answers),
     )
 
 

@@ -14,6 +14,7 @@ from sigil.experiments.beyond import (
     paper_steps,
     proof,
     scaling,
+    schemes,
     splitguard,
 )
 from sigil.experiments.lab.experiment import Experiment
@@ -62,6 +63,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         alignment,
         paper_steps,
         scaling,
+        schemes,
         section6_efficiency,
         table12_clients,
         table13_non_iid,

@@ -370,7 +370,11 @@ class Training:
         key: Key | None = None,
         server_kind: Callable[..., Server] | None = None,
     ) -> Training:
-        """Make everything from the settings, the data and the key."""
+        """Make everything from the settings, the data and the key.
+
+        The clients' half begins with the weights that the key draws, if it draws any, so that descent from
+        them can be shown later.
+        """
         precision = choose(settings.run.device, settings.run.precision)
         halves = build_halves(
             settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision

@@ -38,7 +38,7 @@ from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 
 CLIENT = 0
-HONEST, UNCLIPPED = "honest", "unclipped"
+HONEST, UNCLIPPED, SHARES = "honest", "unclipped", "shares"
 # Names of servers: their watermark settings.
 MARKED: dict[str, dict[str, Any]] = {
     f"strength {strength:g}": {"strength": strength} for strength in STRENGTHS
@@ -47,6 +47,7 @@ SERVERS: dict[str, dict[str, Any]] = {
     HONEST: {"strength": 0.0},
     **MARKED,
     UNCLIPPED: {"strength": 0.1, "clip": False},
+    SHARES: {"scheme": "shares", "strength": 0.3},
 }
 # Positive controls: the published attack, and one that hides the length of its gradients.
 FSHA_AS_PUBLISHED, FSHA_SCALED = "FSHA", "FSHA scaled"
@@ -77,7 +78,7 @@ def settings_names(scale: Scale) -> tuple[str, ...]:
 
 def servers(setting: str) -> list[str]:
     """The servers that are recorded: the training of the paper's steps is for the strengths only."""
-    return [name for name in SERVERS if setting != PAPER_STEPS or name != UNCLIPPED]
+    return [name for name in SERVERS if setting != PAPER_STEPS or name not in (UNCLIPPED, SHARES)]
 
 
 def asked(scale: Scale, seeds: Sequence[int]) -> list[tuple[int, str, str]]:
@@ -103,8 +104,9 @@ def recorded(scale: Scale, seed: int, setting: str, watermark: Mapping[str, Any]
 
 # One colour per server in all figures; strengths as everywhere else.
 COLOURS = {
-    **{name: figures.COLOURS[float(watermark["strength"])] for name, watermark in SERVERS.items()},
+    **{name: figures.COLOURS[float(SERVERS[name]["strength"])] for name in (HONEST, *MARKED)},
     UNCLIPPED: "#cc79a7",
+    SHARES: "#999999",
     FSHA_AS_PUBLISHED: "#e69f00",
     FSHA_SCALED: "#0072b2",
 }

@@ -55,7 +55,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 
 def after_attack(run: Run, attack: str, store: Store) -> dict[str, Any]:
     """The numbers of one variant of the attack on a run that has a recording."""
-    halves, found = _attack(run, attack, store)
+    halves, found = attack_run(run, attack, store)
     numbers = marks(halves, store.dataset(run.settings), run.settings, store)
     key = store.key(run.settings)
     if found is not None and key is not None and attack != CONTROL:
@@ -67,7 +67,10 @@ def after_attack(run: Run, attack: str, store: Store) -> dict[str, Any]:
     return numbers
 
 
-def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | None]:
+def attack_run(
+    run: Run, attack: str, store: Store, *, centre: bool = False
+) -> tuple[Halves, Subspace | None]:
+    """One variant of the attack on a run that has a recording: the attacked halves and what was found."""
     settings = run.settings
     halves = run.halves()
     if attack == "none":
@@ -92,6 +95,7 @@ def _attack(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | Non
         early_steps=None if averages else steps,
         late_rounds=recording.rounds[-late:],
         gamma=_GAMMA.get(attack, 1.0),
+        centre=centre,
         epochs=epochs,
         lr=lr,
         batch_size=settings.federation.batch_size,

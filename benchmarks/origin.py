@@ -1,0 +1,212 @@
+"""The origin test: exact for strangers, also in a restored order; what disguises and attacks leave of it.
+
+    python benchmarks/origin.py --json results/benchmarks/origin.json
+
+Everything runs on the embedded digits with a small ResNet-18: clean models of width 4 cut at layer2, of which
+thousands of keys are tried, and for the power one of width 8 cut at layer3.
+
+- *Strangers*: keys that nobody used against clean models that were trained without one. The p-values, made
+  continuous by a random share of the probability of the very sum observed, must be uniform
+  (Kolmogorov-Smirnov), and none may be proof, not even before any allowance.
+- *Restored*: the same for the held-out signs after the channels were put back in the order that fits the rest
+  best. The order is found anew for every key.
+- *Power*: a model that was trained from a key's initial weights, after attacks and disguises: log10 p in the
+  order as it is and restored, the accuracy, and z, the sum in standard deviations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import platform
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from sigil import attacks, data, origin
+from sigil.alignment import initial_half
+from sigil.attacks.halves import Halves
+from sigil.data import Dataset
+from sigil.descent import restored_origin
+from sigil.experiments.beyond.disguises import DISGUISES
+from sigil.federation import train
+from sigil.federation.precision import choose
+from sigil.federation.recording import Recording
+from sigil.federation.settings import Settings, make
+from sigil.key import Key
+from sigil.models import Model
+from sigil.origin import WEIGHTS, Origin, compare
+from sigil.report import ALPHA
+from sigil.weighted_coins import log10_at_most
+
+SHAPE = (32, 2, 2)
+
+
+def settings(seed: int, *, marked: bool, rounds: int) -> Settings:
+    """A short training on digits; with a mark the model is wider, and the first client records gradients."""
+    return make(
+        {
+            "model": {
+                "name": "resnet18",
+                "width": 8 if marked else 4,
+                "cut": "layer3" if marked else "layer2",
+            },
+            "data": {"name": "digits"},
+            "federation": {"clients": 2, "rounds": rounds, "local_epochs": 1, "batch_size": 32},
+            "optimizer": {"lr": 0.05, "warmup_rounds": 1},
+            "watermark": {"strength": 0.1 if marked else 0.0, "scheme": "paper", "bits": 8},
+            "record": {"clients": [0]} if marked else {},
+            "run": {"seed": seed, "workers": 1, "threads": 1, "evaluate_every": rounds},
+        }
+    )
+
+
+def key_of(number: int) -> Key:
+    secret = hashlib.sha256(f"origin benchmark {number}".encode()).digest()
+    return Key.generate("ACME", shape=SHAPE, bits=8, seed=secret)
+
+
+def direct(half: Model, key: Key) -> Origin:
+    """The test of all signs in the order as it is."""
+    shapes = {name: tuple(value.shape) for name, value in half.state_dict().items() if value.ndim >= 2}
+    return compare(half.state_dict(), shapes, key.initial)
+
+
+def deficit(found: Origin) -> int:
+    counts = zip(WEIGHTS, found.agreeing, found.tested, strict=True)
+    return sum(q * (tested - agreeing) for q, agreeing, tested in counts)
+
+
+def z(found: Origin) -> float:
+    """The sum of signs in standard deviations."""
+    counts = list(zip(WEIGHTS, found.agreeing, found.tested, strict=True))
+    total = sum(q * (2 * agreeing - tested) for q, agreeing, tested in counts)
+    return total / math.sqrt(max(1, sum(q * q * tested for q, _, tested in counts)))
+
+
+def continuous_p(found: Origin, random: np.random.Generator) -> float:
+    """P(a larger sum) plus a random share of P(this very sum): uniform under the null, exactly."""
+    least = deficit(found)
+    at_most = 10 ** log10_at_most(least, found.tested, WEIGHTS)
+    below = 10 ** log10_at_most(least - 1, found.tested, WEIGHTS) if least else 0.0
+    return below + float(random.random()) * (at_most - below)
+
+
+def summary(found: Iterator[Origin]) -> dict[str, Any]:
+    """How uniform the p-values are, and the smallest one that a verdict would have seen."""
+    random = np.random.default_rng(0)
+    values, smallest = [], 0.0
+    for one in found:
+        values.append(continuous_p(one, random))
+        smallest = min(smallest, one.log10_p)
+    tested = stats.kstest(values, "uniform")
+    return {
+        "draws": len(values),
+        "kolmogorov_smirnov": tested.statistic,
+        "p_of_uniformity": tested.pvalue,
+        "share_below_0.05": float(np.mean(np.array(values) < 0.05)),
+        "share_below_0.01": float(np.mean(np.array(values) < 0.01)),
+        "smallest_log10_p": smallest,
+        "proven_before_any_allowance": int(smallest <= math.log10(ALPHA)),
+    }
+
+
+def power(halves: Halves, key: Key, dataset: Dataset, folder: Path) -> list[dict[str, Any]]:
+    """What is left after each attack and disguise."""
+    initial, own = initial_half(folder, key), attacks.share(dataset, np.arange(0, len(dataset.train), 10))
+    tuning = attacks.Tuning(precision=choose("cpu", "float32"))
+    recording = Recording(folder / "recording")
+
+    def away(model: Halves, **options: Any) -> Halves:
+        return attacks.orthogonalise(model, own, initial, tuning=tuning, **options)
+
+    changed: dict[str, Halves] = {
+        "nothing": halves,
+        "pruning 60 %": attacks.prune(halves, 0.6),
+        "pruning 80 %": attacks.prune(halves, 0.8),
+        "INT4": attacks.quantize(halves, "int4"),
+        "fine-tuning": attacks.finetune(halves, own, epochs=4, batch_size=32),
+        "adaptive": attacks.subspace(
+            halves,
+            recording,
+            own,
+            early_rounds=recording.rounds[:1],
+            late_rounds=recording.rounds[-1:],
+            components=16,
+            main_components=16,
+            epochs=10,
+            lr=1e-3,
+            batch_size=32,
+        )[0],
+        "orthogonalise --way flip": away(halves, way="flip"),
+        "orthogonalise --way turn": away(halves, way="turn"),
+        "orthogonalise --keep": away(halves, keep=True),
+    }
+    rows = [row(name, model[0], key, (model, dataset)) for name, model in changed.items()]
+    for name, disguise in DISGUISES.items():
+        disguised = disguise(halves, 3)
+        half = next(part for part in disguised.client.modules() if isinstance(part, Model))
+        rows.append(row(f"disguise: {name}", half, key))
+    both = attacks.permute(changed["pruning 60 %"], seed=3)
+    return [*rows, row("disguise: permuted after pruning 60 %", both[0], key, (both, dataset))]
+
+
+def row(name: str, half: Model, key: Key, whole: tuple[Halves, Dataset] | None = None) -> dict[str, Any]:
+    plain, restored = direct(half, key), restored_origin(half, key)
+    accuracy = None if whole is None else attacks.measure(whole[0], data=whole[1]).accuracy
+    found = {
+        "change": name,
+        "accuracy": accuracy,
+        "share": plain.share,
+        "z": z(plain),
+        "log10_p": plain.log10_p,
+        "z_restored": None if restored is None else z(restored),
+        "log10_p_restored": None if restored is None else restored.log10_p,
+    }
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser.add_argument("--strangers", type=int, default=10_000, help="keys against clean models")
+    parser.add_argument("--restored", type=int, default=5_000, help="keys whose order is found first")
+    parser.add_argument("--clean", type=int, default=8, help="clean models to train")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each training")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    dataset = data.load("digits")
+    with tempfile.TemporaryDirectory() as place:
+        folder, rounds = Path(place), arguments.rounds
+        clean = [
+            train(settings(seed, marked=False, rounds=rounds), folder / str(seed)).halves()[0]
+            for seed in range(arguments.clean)
+        ]
+        owner = key_of(-1)
+        marked = train(settings(100, marked=True, rounds=rounds), folder / "marked", key=owner)
+        tests: dict[str, tuple[int, Callable[[Model, Key], Origin | None]]] = {
+            "strangers": (arguments.strangers, direct),
+            "restored": (arguments.restored, restored_origin),
+        }
+        result: dict[str, Any] = {"clean_models": len(clean)}
+        for name, (draws, test) in tests.items():
+            found = (test(clean[number % len(clean)], key_of(number)) for number in range(draws))
+            result[name] = summary(one for one in found if one is not None)
+            print(json.dumps({name: result[name]}), flush=True)
+        result["power"] = power(marked.halves(), owner, dataset, folder / "marked")
+    if arguments.json:
+        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+        content = {"weights": origin.WEIGHTS, "versions": versions} | result
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
