@@ -7,12 +7,14 @@ kind of key (:mod:`sigil.key_length`). Better to learn that on the day of the tr
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from sigil import wording
+from sigil.arguments import as_key
 from sigil.data.inputs import Array, Inputs
 from sigil.key import Key
 from sigil.key_length import needed_rate, shortest_bits
@@ -37,7 +39,7 @@ class Provability:
 
 def check(
     client_half: Suspect,
-    key: Key,
+    key: Key | str | os.PathLike[str],
     inputs: Inputs | Array | Tensor | None = None,
     *,
     input_shape: Sequence[int] | None = None,
@@ -48,6 +50,7 @@ def check(
     best read on them. Tests, allowance and level are those of :func:`sigil.verify`, for a suspect that is
     this very model, cut where the key says.
     """
+    key = as_key(key)
     readings = read_mark(client_half, key, inputs, input_shape=input_shape)
     return judge(readings, key)
 

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 
 from sigil import origin
 from sigil.alignment import Alignment, Reference, align, check_channels, open_reference
+from sigil.arguments import as_key, check_suspect
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.errors import ConfigError, ShapeError
 from sigil.key import Key
@@ -113,7 +114,8 @@ def verify(
     that drew the initial weights itself needs none. ``probes``, ``seed`` and ``alpha`` other than the key's
     are for research.
     """
-    key = Key.load(key) if isinstance(key, str | os.PathLike) else key
+    key = as_key(key)
+    check_suspect(suspect)
     if isinstance(suspect, str | os.PathLike):
         from sigil.suspect import open_suspect
 

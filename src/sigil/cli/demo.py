@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sigil import extras
 from sigil.cli import outputs
 
 
@@ -30,6 +31,7 @@ def demo(
       sigil demo
       sigil demo --out /tmp/story
     """
+    extras.need("train")
     from sigil.experiments.demo import tell
     from sigil.federation.progress import choose
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from importlib import metadata
 from typing import Annotated, cast
 
 import typer
 
+from sigil import extras
 from sigil.cli import (
     attack,
     data,
@@ -31,6 +31,7 @@ from sigil.cli import (
 )
 from sigil.cli.terminal import printable
 from sigil.errors import SigilError
+from sigil.version import __version__
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -67,7 +68,7 @@ report.register(app)
 def _version(wanted: bool) -> None:
     """Print the version and stop."""
     if wanted:
-        typer.echo(f"sigil {metadata.version('sigil')}")
+        typer.echo(f"sigil {__version__}")
         raise typer.Exit()
 
 
@@ -131,11 +132,22 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             return _pipe_closed()
         raise
+    except ModuleNotFoundError as error:
+        missing = extras.explain(error)
+        if missing is None:
+            return _bug()
+        _complain(str(missing))
+        return 2
     except Exception:
-        traceback.print_exc()
-        _complain("This is a bug in Sigil: please report the lines above.")
-        return BUG
+        return _bug()
     return result if isinstance(result, int) else 0
+
+
+def _bug() -> int:
+    """Show what went wrong inside Sigil itself."""
+    traceback.print_exc()
+    _complain("This is a bug in Sigil: please report the lines above.")
+    return BUG
 
 
 def _complain(sentence: str) -> None:

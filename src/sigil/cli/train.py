@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sigil import extras
 from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
 from sigil.cli.terminal import printable
@@ -63,6 +64,7 @@ def train(
       sigil train --settings > my.toml              all settings, to edit
       sigil train --config my.toml -o runs/b
     """
+    extras.need("train")
     from sigil import attacks, baselines  # noqa: F401  (they carry out the section behaviour)
     from sigil.federation import progress
     from sigil.federation import run as runs

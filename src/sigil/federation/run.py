@@ -27,13 +27,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
-from sigil import files, models
+from sigil import extras, files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
@@ -48,6 +47,10 @@ from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
+from sigil.version import __version__
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 NAMES = (
     "metrics.jsonl",
@@ -166,6 +169,9 @@ def _train(
     name: str,
     trainer: Callable[[Training], RoundTrainer] | None,
 ) -> Run:
+    extras.need("train", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     dataset = load_data(settings, data_dir)
     federation = Federation(
         settings,
@@ -313,13 +319,14 @@ def _settings(description: dict[str, Any]) -> Settings:
 def _describe(
     folder: Path, settings: Settings, key: Key | None, precision: Precision, *, finished: bool
 ) -> None:
-    packages = ("sigil", "torch", "numpy", "safetensors")
+    packages = ("torch", "numpy", "safetensors")
     description = {
         "settings": settings.model_dump(mode="json"),
         "seed": settings.run.seed,
         "commitment": None if key is None else key.commitment,
         "owner": None if key is None else key.owner,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "versions": {"python": platform.python_version(), "sigil": __version__}
+        | {name: version(name) for name in packages},
         "machine": precision.describe(),
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "finished": finished,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sigil import models
+from sigil import extras, models
 from sigil.errors import ModelError, ShapeError, SuspectError, shown
 from sigil.models.building import assemble
 from sigil.models.spec import architecture as find_architecture
@@ -105,6 +105,7 @@ def open_suspect(
 
 
 def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: float) -> Suspect:
+    extras.need("onnx")
     if wanted.architecture or wanted.cut or wanted.width or wanted.classes:
         raise SuspectError(
             f"{file.path} is an ONNX graph, which brings its own architecture: leave architecture, "
