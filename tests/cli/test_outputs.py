@@ -57,6 +57,7 @@ OUTPUTS = {
     "demo --out": ("demo --out OUT", "folder"),
     "detect --out": ("detect run --detector gradient-scrutinizer --out OUT", "picture"),
     "data partition --out": ("data partition digits --out OUT", "picture"),
+    "card --out": ("card run --out OUT", "file"),
     "report --out": ("report run --out OUT", "file"),
     "reproduce --results": ("reproduce fidelity --results OUT --runs fresh", "folder"),
     "reproduce --runs": ("reproduce fidelity --results fresh --runs OUT", "folder"),

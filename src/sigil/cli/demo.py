@@ -32,10 +32,9 @@ def demo(
       sigil demo --out /tmp/story
     """
     extras.need("train")
+    outputs.check(outputs.Folder("--out", out))
     from sigil.experiments.demo import tell
     from sigil.federation.progress import choose
-
-    outputs.check(outputs.Folder("--out", out))
 
     def say(text: str) -> None:
         if not quiet:

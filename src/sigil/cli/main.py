@@ -16,6 +16,7 @@ import typer
 from sigil import extras
 from sigil.cli import (
     attack,
+    card,
     data,
     demo,
     detect,
@@ -63,6 +64,7 @@ attack.register(app)
 detect.register(app)
 reproduce.register(app)
 report.register(app)
+card.register(app)
 
 
 def _version(wanted: bool) -> None:

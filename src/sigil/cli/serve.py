@@ -123,6 +123,7 @@ def serve(
     count = simulate or clients
     changes = [*(change or []), *([f"federation.clients={count}"] if count else [])]
     settings = reader.read(config, changes)
+    limits = _limits(limit or [])
     network = out.with_name(out.name + ".network")
     check_run(
         out,
@@ -145,7 +146,7 @@ def serve(
         minimum=minimum,
         wait=wait,
         wire=wire,
-        limits=_limits(limit or []),
+        limits=limits,
         metrics_port=metrics_port,
         key_file=None if key is None else key_file or out.with_name(out.name + ".key"),
         data_dir=data_dir,

@@ -38,7 +38,7 @@ from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
 from sigil.federation.from_settings import Training, load_data
 from sigil.federation.lock import locked
-from sigil.federation.observers import ClientObserver, ServerObserver
+from sigil.federation.observers import ClientObserver, MetricsObserver, ServerObserver
 from sigil.federation.precision import Precision
 from sigil.federation.progress import Silent
 from sigil.federation.recording import GradientRecorder
@@ -51,6 +51,9 @@ from sigil.version import __version__
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+STATEMENT = "statement"
+"""Under this name the owner's public statement is in the metadata of a trained client half."""
 
 NAMES = (
     "metrics.jsonl",
@@ -94,14 +97,17 @@ def train(
     progress: Silent | None = None,
     client_observers: Sequence[ClientObserver] = (),
     server_observers: Sequence[ServerObserver] = (),
+    metrics_observers: Sequence[MetricsObserver] = (),
     name: str | None = None,
     wait: bool = False,
     trainer: Callable[[Training], RoundTrainer] | None = None,
+    begin: Callable[[], None] | None = None,
 ) -> Run:
     """Train a run in `folder`, or go on with the one that is there; finished work is never redone.
 
     If another process is at it, `wait` waits for that one's result instead of raising an error.
-    `trainer` makes what trains the clients of a round where that is not this machine.
+    `trainer` makes what trains the clients of a round where that is not this machine. `begin` is called
+    once everything was checked, before the first file is written.
     """
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,8 +122,10 @@ def train(
             progress=progress or Silent(),
             client_observers=client_observers,
             server_observers=server_observers,
+            metrics_observers=metrics_observers,
             name=name or folder.name,
             trainer=trainer,
+            begin=begin,
         )
 
 
@@ -166,8 +174,10 @@ def _train(
     progress: Silent,
     client_observers: Sequence[ClientObserver],
     server_observers: Sequence[ServerObserver],
+    metrics_observers: Sequence[MetricsObserver],
     name: str,
     trainer: Callable[[Training], RoundTrainer] | None,
+    begin: Callable[[], None] | None,
 ) -> Run:
     extras.need("train", "tensorboard")
     from torch.utils.tensorboard import SummaryWriter
@@ -189,6 +199,8 @@ def _train(
     writer: SummaryWriter | None = None
     try:
         metrics = _resume(folder, federation, reference)
+        if begin is not None:
+            begin()
         _describe(folder, settings, key, federation.precision, finished=False)
         _write_metrics(folder, metrics)
         writer = SummaryWriter(str(folder), purge_step=federation.round + 1)
@@ -216,8 +228,10 @@ def _train(
             )
             _write_metrics(folder, metrics)
             _log(writer, row)
+            for logger in metrics_observers:
+                logger.on_metrics(federation.round, row)
             progress.round_end(row)
-        _save_halves(folder, federation, reference)
+        _save_halves(folder, federation, reference, key)
         _describe(folder, settings, key, federation.precision, finished=True)
         return Run(folder, settings, metrics, federation.precision.describe())
     finally:
@@ -266,9 +280,11 @@ def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) 
     return found.metrics
 
 
-def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecorder) -> None:
+def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecorder, key: Key | None) -> None:
     client_half, server_half = federation.halves()
-    models.save(folder / "client.safetensors", client_half)
+    # The statement is public: who finds the file can read whose it is said to be.
+    notes = None if key is None else {STATEMENT: key.statement()}
+    models.save(folder / "client.safetensors", client_half, extra=notes)
     models.save(folder / "server.safetensors", server_half)
     reference.save(folder / "reference.safetensors")
 

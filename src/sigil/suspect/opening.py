@@ -188,7 +188,7 @@ def _open_weights(path: Path, source: _OneFile | Shards, wanted: _Wanted) -> Sus
 
 
 def _describe(path: Path, text: str | None, wanted: _Wanted) -> models.Description | None:
-    """What the file says of itself, None if that is nothing, or nothing usable and the caller knows better."""
+    """What the file says of itself; None if that is nothing, or not usable and the caller knows better."""
     if text is None:
         return None
     try:
@@ -210,9 +210,9 @@ def _client_spec(
     if wanted.architecture is None and said is None:
         raise SuspectError(
             f"{path} does not say which model it holds, and its weights fit none of "
-            f"{', '.join(models.names())}: name its architecture (--architecture) if it is one of them after all; for one of your own, "
-            "export it to ONNX and name the tensor at the cut (--at), or load it in Python up to the cut and "
-            "call sigil.verify(module, key, input_shape=…)."
+            f"{', '.join(models.names())}: name its architecture (--architecture) if it is one of them after "
+            "all; for one of your own, export it to ONNX and name the tensor at the cut (--at), or load it "
+            "in Python up to the cut and call sigil.verify(module, key, input_shape=…)."
         )
     if said is not None and said.part == "server":
         raise SuspectError(
