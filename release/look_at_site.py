@@ -26,7 +26,8 @@ window.addEventListener("load", () => setTimeout(() => {
   const tabs = [...document.querySelectorAll(".md-tabs a")].filter(seen).length;
   const pictures = [...document.images].filter(image => image.naturalWidth > 200).length;
   const query = document.querySelector(".md-search__input");
-  query.focus(); query.value = "statement"; query.dispatchEvent(new Event("keyup"));
+  query.focus(); query.value = "statement";
+  for (const kind of ["focus", "input", "keyup"]) query.dispatchEvent(new Event(kind));
   setTimeout(() => {
     const found = document.querySelectorAll(".md-search-result__item").length;
     document.body.setAttribute("data-probe", JSON.stringify({side, tabs, pictures, found}));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sigil.version import __version__
+from sigil.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sigil import attacks, baselines, detectors, models
@@ -24,7 +24,6 @@ __all__ = [
     "Loss",
     "Report",
     "SigilError",
-    "__version__",
     "attacks",
     "baselines",
     "check",

@@ -76,6 +76,7 @@ READ = {
     "--initial",
     "--tsa-root",
     "--reference",
+    "--reference-file",
     "--data-dir",
     "--sign-with",
     "--config",
