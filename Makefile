@@ -58,13 +58,16 @@ $(VENV)/.docs: $(VENV)/.ready
 docs: $(VENV)/.docs  ## the documentation as a site: site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# twine and Flower want different versions of the same package, so that it has an environment of its own.
+RELEASE := build/release/bin
 # What needs the network, minutes or a browser, and so is not part of `make test`: the wheel and the source
 # archive are built and checked, the core is installed alone in a fresh environment, the site is looked at.
 release-check: $(VENV)/.docs  ## build and check the wheel, install the core alone, look at the site
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
+	test -x $(RELEASE)/python || $(PYTHON) -m venv build/release
+	$(RELEASE)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
-	$(BIN)/python -m twine check --strict dist/*
+	$(RELEASE)/python -m build --outdir dist
+	$(RELEASE)/python -m twine check --strict dist/*
 	$(BIN)/python release/fresh_install.py dist
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python release/look_at_site.py site

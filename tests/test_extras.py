@@ -127,18 +127,20 @@ def test_nothing_in_the_core_is_bounded_from_above_but_torch() -> None:
 
 
 def test_every_extra_says_which_modules_it_brings() -> None:
-    offered = set(PROJECT["optional-dependencies"]) - {"all", "dev", "docs", "release"}
+    offered = set(PROJECT["optional-dependencies"]) - {"all", "dev", "docs"}
     assert offered == set(extras.EXTRAS)
     assert PROJECT["name"] == extras.DISTRIBUTION
     for modules in extras.EXTRAS.values():
         assert not set(modules) & set(core_modules()), "the core itself brings it"
 
 
+@pytest.mark.slow
 def test_three_lines_mark_and_verify_with_the_core_alone(tmp_path: Path) -> None:
     ended = alone(THREE_LINES, tmp_path)
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_commands_work_with_the_core_alone_and_others_name_their_extra(tmp_path: Path) -> None:
     ended = alone(COMMANDS, tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr

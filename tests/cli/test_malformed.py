@@ -173,6 +173,7 @@ def test_a_malformed_call_is_refused_in_a_sentence(
     assert listing(things) == before, "something was written"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [
