@@ -2,19 +2,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The versions that were tested, to the number: make setup CONSTRAINTS='--constraint constraints.txt'
+CONSTRAINTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick formats fuzz check docs format clean
+.PHONY: help setup demo test quick formats fuzz check docs format clean release-check
 
 help:  ## show what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 # The stamp makes set-up idempotent: it is redone only when the project's requirements change.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sigil needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
 	touch $@
 
 setup: $(VENV)/.ready  ## make .venv with everything in it
@@ -55,6 +57,20 @@ $(VENV)/.docs: $(VENV)/.ready
 
 docs: $(VENV)/.docs  ## the documentation as a site: site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# twine and Flower want different versions of the same package, so that it has an environment of its own.
+RELEASE := build/release/bin
+# What needs the network, minutes or a browser, and so is not part of `make test`: the wheel and the source
+# archive are built and checked, the core is installed alone in a fresh environment, the site is looked at.
+release-check: $(VENV)/.docs  ## build and check the wheel, install the core alone, look at the site
+	test -x $(RELEASE)/python || $(PYTHON) -m venv build/release
+	$(RELEASE)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
+	rm -rf dist
+	$(RELEASE)/python -m build --outdir dist
+	$(RELEASE)/python -m twine check --strict dist/*
+	$(BIN)/python release/fresh_install.py dist
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python release/look_at_site.py site
 
 format: setup  ## format the sources
 	$(BIN)/ruff check --fix .

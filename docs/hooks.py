@@ -57,6 +57,12 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     return site_links(markdown, Path(home).parent) if home else markdown
 
 
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    """Have the search from the disk need nothing from elsewhere: the theme would fetch this script."""
+    place = "../" * page.file.dest_uri.count("/") + "worker-from-disk.js"
+    return output.replace("https://unpkg.com/iframe-worker/shim", place)
+
+
 def site_links(markdown: str, folder: Path) -> str:
     """Turn links between docs/, results/ and the rest of the repository into links of the site.
 
@@ -90,8 +96,10 @@ def reference_page(name: str) -> str:
     elsewhere = []
     for public in _public(module):
         found = getattr(module, public)
-        home = found.__name__ if isinstance(found, ModuleType) else found.__module__
-        if home in REFERENCE and home != name:
+        home = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", "")
+        if home.partition(".")[0] != "sigil":
+            elsewhere.append(f"- `{public}`: a name for `{found}`")  # a union of types, or a constant
+        elif home in REFERENCE and home != name:
             elsewhere.append(f"- `{public}`: see [`{home}`]({home}.md)")
         else:
             # The full path, because a function may have the name of the module that it lies in.

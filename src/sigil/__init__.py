@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sigil.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from sigil import attacks, baselines, detectors, models
     from sigil.errors import SigilError
     from sigil.injector import Injector
+    from sigil.inspection import Inspection, inspect
     from sigil.key import Key
     from sigil.logit_gradients import Loss, check_logit_gradient
     from sigil.provability import check
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Injector",
+    "Inspection",
     "Key",
     "Loss",
     "Report",
@@ -25,18 +29,21 @@ __all__ = [
     "check",
     "check_logit_gradient",
     "detectors",
+    "inspect",
     "models",
     "verify",
 ]
 
 _HOMES = {
     "Injector": "sigil.injector",
+    "Inspection": "sigil.inspection",
     "Key": "sigil.key",
     "Loss": "sigil.logit_gradients",
     "Report": "sigil.report",
     "SigilError": "sigil.errors",
     "check": "sigil.provability",
     "check_logit_gradient": "sigil.logit_gradients",
+    "inspect": "sigil.inspection",
     "verify": "sigil.verification",
 }
 _PACKAGES = {"attacks", "baselines", "detectors", "models"}

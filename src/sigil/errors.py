@@ -87,6 +87,10 @@ class OutputError(SigilError):
     """A result cannot be written where it was asked for, or would take the place of something else."""
 
 
+class MissingExtraError(SigilError):
+    """A part of Sigil was asked for whose packages are not installed; the message says how to get them."""
+
+
 class NetworkError(SigilError):
     """A training across machines cannot go on: no connection, bad certificates, or too few clients."""
 

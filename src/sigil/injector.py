@@ -28,7 +28,9 @@ Only tensors go in and out: this file knows nothing of models, data or federatio
 from __future__ import annotations
 
 import operator
+import os
 from dataclasses import dataclass
+from inspect import getattr_static
 from typing import Protocol
 
 import torch
@@ -85,6 +87,7 @@ class Injector:
     >>> bool((final - gradient).norm() <= 0.1001 * gradient.norm())
     True
 
+    ``key`` is a key or the path of its file.
     ``strength`` is the paper's λ, the largest ratio of the watermark gradient's norm to the task gradient's.
     ``clip=False`` adds G_wm as it is (a positive control for detectors; never use it to hide a mark).
     ``cap=False`` lifts the paper's s ≤ 1: the mark's part is then always ``strength`` of the gradient's norm.
@@ -96,7 +99,7 @@ class Injector:
 
     def __init__(
         self,
-        key: Secret,
+        key: Secret | str | os.PathLike[str],
         strength: float = 0.1,
         *,
         clip: bool = True,
@@ -112,14 +115,14 @@ class Injector:
                 f"The watermark strength is {strength!r}, but it must be a finite number of at least 0; "
                 "the paper uses 0.01, 0.1 and 1.0."
             )
-        self.key = key
+        self.key: Secret = _secret(key)
         self.strength = float(strength)
         self.clip = clip
         self.cap = cap
         self.share = share
         self.per_sample = per_sample
         self.statistics = statistics
-        self._carried = None if share is None else _carried(key, share, carriers_per_bit)
+        self._carried = None if share is None else _carried(self.key, share, carriers_per_bit)
         self._operands: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor, Tensor]] = {}
         self._last: dict[str, Tensor] | None = None
 
@@ -188,6 +191,16 @@ class Injector:
         their clean gradients. The hook lives as long as the tensor, or until the returned handle's
         ``remove()``.
         """
+        if not isinstance(activation, Tensor):
+            raise ConfigError(
+                f"attach() takes the activation, a tensor of PyTorch, not an object of type "
+                f"{type(activation).__name__}."
+            )
+        if any(getattr(hook, "__sigil__", False) for hook in (activation._backward_hooks or {}).values()):
+            raise ConfigError(
+                "An injector is attached to this activation already, and a second one would mark its "
+                "gradient twice; attach once for each batch, or remove() the first handle."
+            )
         if not activation.requires_grad:
             raise SigilError(
                 "The activation does not require a gradient, so none would ever arrive to be watermarked; "
@@ -204,6 +217,7 @@ class Injector:
                 )
             return self(values, gradient)
 
+        inject.__sigil__ = True  # type: ignore[attr-defined]  # by which a second attach() knows the first
         return activation.register_hook(inject)
 
     def _check(self, activation: Tensor, gradient: Tensor) -> None:
@@ -240,6 +254,20 @@ class Injector:
             gram = matrix.to(wide).mT @ matrix.to(wide)
             self._operands[place] = (matrix.to(work).contiguous(), target, gram)
         return self._operands[place]
+
+
+def _secret(key: Secret | str | os.PathLike[str]) -> Secret:
+    """The key that was given, or the one in the file that was named."""
+    if isinstance(key, str | os.PathLike):
+        from sigil.key import Key
+
+        return Key.load(key)
+    # Without asking for the attributes, as a key derives its matrix only then.
+    if any(getattr_static(key, name, None) is None for name in ("shape", "matrix", "target")):
+        raise ConfigError(
+            f"The key is of type {type(key).__name__}, but a sigil.Key or the path of a key file is wanted."
+        )
+    return key
 
 
 def _work_dtype(gradient: Tensor) -> torch.dtype:

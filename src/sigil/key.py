@@ -21,7 +21,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, Literal, NoReturn, final
+from typing import Any, Final, Literal, NoReturn, final
 
 import numpy as np
 import torch
@@ -136,6 +136,17 @@ class Key:
             failure = ConfigError(str(error))
         del seed
         raise failure
+
+    @classmethod
+    def for_activation(cls, activation: torch.Tensor, owner: str, **stated: Any) -> Key:
+        """Draw a new key for the cut at which this batch of activations (n, *shape) arrived.
+
+        The rest is as in `generate`: bits, model, cut and what else is to be stated.
+        """
+        if not isinstance(activation, torch.Tensor) or activation.ndim < 2 or not len(activation):
+            what = getattr(activation, "shape", type(activation).__name__)
+            raise ShapeError(f"A batch of activations (n, …) as a tensor is wanted, not {what}.")
+        return cls.generate(owner, activation.shape[1:], **stated)
 
     @property
     def owner(self) -> str:

@@ -27,8 +27,8 @@ def input_shape_of(suspect: Suspect, given: Sequence[int] | None = None) -> tupl
     known = given if given is not None else getattr(suspect, "input_shape", None)
     if known is None:
         raise ShapeError(
-            "The suspect does not say what input it takes: give its input shape without the batch, "
-            "such as 3,32,32."
+            "The suspect does not say what input it takes: give its input shape without the batch "
+            "(--input-shape 3,32,32, input_shape=(3, 32, 32))."
         )
     shape = tuple(int(size) for size in known)
     if not shape or min(shape) < 1:

@@ -7,6 +7,7 @@ kind of key (:mod:`sigil.key_length`). Better to learn that on the day of the tr
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from sigil import wording
+from sigil.arguments import as_key
 from sigil.choices import MOST_CUTS, count_cuts
 from sigil.data.inputs import Array, Inputs
 from sigil.key import Key
@@ -43,7 +45,7 @@ class Provability:
 
 def check(
     client_half: Suspect,
-    key: Key,
+    key: Key | str | os.PathLike[str],
     inputs: Inputs | Array | Tensor | None = None,
     *,
     input_shape: Sequence[int] | None = None,
@@ -54,6 +56,7 @@ def check(
     best read on them. Tests, allowance and level are those of :func:`sigil.verify`, for a suspect that is
     this very model, cut where the key says.
     """
+    key = as_key(key)
     readings = read_mark(client_half, key, inputs, input_shape=input_shape)
     return judge(readings, key, cuts=count_cuts(module_of(client_half), key))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -31,27 +32,39 @@ def ask(url: str, query: bytes, *, timeout: float = TIMEOUT) -> bytes:
 
     The answer is signed, so that plain http will do. Redirections are not followed.
     """
-    import httpx
-
     if urlsplit(url).scheme not in ("http", "https"):
         raise SealError("The authority must be an address that begins with http:// or https://.")
+    # Imported here, as only this command speaks HTTP.
+    import urllib.error
+    import urllib.request
+    from http.client import HTTPException
+
+    class Stay(urllib.request.HTTPRedirectHandler):
+        """Treats a redirection like any other answer that is not the stamp."""
+
+        def redirect_request(self, *_: object, **__: object) -> None:
+            return None
+
     headers = {"Content-Type": _QUERY_TYPE, "Accept": "application/timestamp-reply"}
-    answer = b""
     try:
-        with httpx.stream("POST", url, content=query, headers=headers, timeout=timeout) as response:
-            if response.status_code != httpx.codes.OK:
-                raise NetworkError(
-                    f"The authority answered with HTTP status {response.status_code}; check its address."
-                )
-            for chunk in response.iter_bytes(4_096):
-                answer += chunk
-                if len(answer) > MAX_TOKEN:
-                    raise NetworkError(
-                        f"The authority's answer is longer than {MAX_TOKEN} bytes; ask another."
-                    )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        request = urllib.request.Request(url, data=query, headers=headers, method="POST")
+        with urllib.request.build_opener(Stay).open(request, timeout=timeout) as response:
+            if response.status != HTTPStatus.OK:
+                raise _unexpected(response.status)
+            answer: bytes = response.read(MAX_TOKEN + 1)
+    except urllib.error.HTTPError as error:
+        raise _unexpected(error.code) from None
+    except (OSError, HTTPException, ValueError) as error:
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        name = type(cause if isinstance(cause, Exception) else error).__name__
         raise NetworkError(
-            f"The authority cannot be asked ({type(error).__name__}); check its address and the network, or "
+            f"The authority cannot be asked ({name}); check its address and the network, or "
             "carry the query to another machine with --query."
         ) from None
+    if len(answer) > MAX_TOKEN:
+        raise NetworkError(f"The authority's answer is longer than {MAX_TOKEN} bytes; ask another.")
     return answer
+
+
+def _unexpected(status: int) -> NetworkError:
+    return NetworkError(f"The authority answered with HTTP status {status}; check its address.")

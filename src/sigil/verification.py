@@ -34,6 +34,7 @@ from torch import Tensor
 
 from sigil import choices
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
+from sigil.arguments import as_key, check_suspect
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.descent import origin_of
 from sigil.errors import ConfigError, ShapeError, SuspectError
@@ -110,7 +111,8 @@ def verify(
     that drew the initial weights itself needs none. ``probes``, ``seed`` and ``alpha`` other than the key's
     are for research.
     """
-    key = Key.load(key) if isinstance(key, str | os.PathLike) else key
+    key = as_key(key)
+    check_suspect(suspect)
     if isinstance(suspect, str | os.PathLike):
         from sigil.suspect import open_suspect
 

@@ -30,7 +30,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("case")
     model = models.build("resnet18", classes=4, width=8, input_size=8, seed=0)
     client, _ = models.split(model, "layer1")
-    key = Key.generate("ACME", shape=models.activation_shape(client, (3, 8, 8)), bits=50, seed=SEED)
+    key = Key.generate("ACME", shape=models.activation_shape(client, (3, 8, 8)), bits=128, seed=SEED)
     case = Case(key, folder / "owner.key", folder / "marked.safetensors", folder / "clean.safetensors")
     models.save(case.clean, client)
     _mark(client, key)
@@ -42,7 +42,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 def _mark(client: models.Model, key: Key) -> None:
     """Push the activations towards the key's bits with a few signed gradient steps."""
     generator = torch.Generator().manual_seed(1)
-    for _ in range(25):
+    for _ in range(60):
         activation = client(torch.randn(64, 3, 8, 8, generator=generator)).flatten(1)
         projection = activation @ key.matrix
         loss = binary_cross_entropy_with_logits(projection, key.target.expand_as(projection))

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import metadata
 
 import pytest
 import typer
 
+import sigil
 from sigil.cli import main as module
 from sigil.cli.main import main
 from sigil.errors import KeyFileError
@@ -53,7 +53,7 @@ def test_every_command_teaches_by_example(command: str, capsys: pytest.CaptureFi
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"sigil {metadata.version('sigil')}\n"
+    assert capsys.readouterr().out == f"sigil {sigil.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,64 @@ def test_bad_use_is_one_sentence(
     assert words in error
     assert "\n" not in error
     assert not (tmp_path / "bad" / "client.safetensors").exists()
+
+
+def test_a_training_without_settings_is_the_small_one(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*arguments: str) -> dict[str, dict[str, object]]:
+        assert main(["train", "--settings", *arguments]) == 0
+        return tomllib.loads(capsys.readouterr().out)
+
+    small = printed()
+    assert small["federation"]["rounds"] == 8
+    assert small["model"]["width"] == 16
+    paper = printed("--preset", "paper")
+    assert paper["federation"]["rounds"] == 80
+    assert "width" not in paper["model"]
+    assert printed("--set", "data.name=cifar10") == paper | {"data": {**paper["data"], "name": "cifar10"}}
+    assert printed("--set", "federation.clients=3")["federation"]["rounds"] == 8
+    assert printed("--preset", "digits") == small
+
+
+def test_presets_are_listed_in_the_help_and_where_one_is_misspelt(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--preset", "papr"]) == 2
+    error = capsys.readouterr().err
+    assert "no preset 'papr'; choose digits (" in error
+    assert "paper (" in error
+    assert main(["train", "--help"]) == 0
+    assert "digits (a small ResNet-18" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_no_key_is_left_behind_by_a_refused_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "first"
+    # Everything that is found out late: data, model, device.
+    for change in ("data.name=cifar10", "model.cut=layer9", "run.device=nowhere"):
+        assert main(["train", "--out", str(run), *SMALL, "--set", change]) == 2
+        assert "publish" not in capsys.readouterr().out
+    assert not run.with_name("first.key").exists()
+    # An existing run whose key lies elsewhere.
+    assert main(["key", "new", str(tmp_path / "own.key"), "--owner", "A", "--shape", "16,2,2"]) == 0
+    assert main(["train", "--out", str(run), "--key", str(tmp_path / "own.key"), *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["train", "--out", str(run), *SMALL, "--set", "federation.rounds=3"]) == 2
+    printed = capsys.readouterr()
+    assert "publish" not in printed.out
+    assert "--key" in printed.err
+    assert not run.with_name("first.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("optimizer.learning_rate", "optimizer.lr"),
+        ("watermark.lambda", "watermark.strength"),
+        ("federation.epochs", "federation.local_epochs"),
+        ("data.dataset", "data.name"),
+    ],
+)
+def test_usual_names_of_settings_are_understood(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--settings", "--set", f"{given}=1"]) == 2
+    assert f"did you mean '{meant}'?" in capsys.readouterr().err

@@ -15,6 +15,7 @@ import random
 import re
 import shlex
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -298,7 +299,7 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
     if program == "sigil":
         run_sigil(arguments, session, where, status=status)
     elif program == "make":
-        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert arguments, where
         assert set(arguments) <= set(targets), where
     elif program in ("pytest", "python", "PYTHONPATH=tests"):
@@ -314,10 +315,23 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
         query = next(word for word in arguments if word.startswith("@")).removeprefix("@")
         answer = OpenSslAuthority.of(Path("root.pem")).answer(Path(query).read_bytes())
         Path(arguments[arguments.index("-o") + 1]).write_bytes(answer)
+    elif program == "pip":
+        check_installation(arguments, where)
     elif program == "openssl":
         assert Path(arguments[-1]).exists(), f"{where}: conftest.py stands in for it and made no such file"
     else:
         assert command == [".", ".venv/bin/activate"], f"{where}: no rule for this program"
+
+
+def check_installation(arguments: list[str], where: str) -> None:
+    """`pip install` names this project, with extras that it has."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    verb, *wanted = arguments
+    assert verb == "install", where
+    for each in wanted:
+        name, _, extras = each.rstrip("]").partition("[")
+        assert name == project["name"], where
+        assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"]), where
 
 
 def help_of(program: str) -> str:

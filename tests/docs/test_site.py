@@ -76,6 +76,13 @@ def test_a_reference_page_names_each_public_name_once(hooks: ModuleType) -> None
     assert sorted(shown) == sorted(["attacks", *sigil.attacks.__all__])
 
 
+def test_reference_pages_describe_nothing_of_others(hooks: ModuleType) -> None:
+    for module in hooks.REFERENCE:
+        shown = [line for line in hooks.reference_page(module).splitlines() if line.startswith("::: ")]
+        assert shown
+        assert all(line.startswith("::: sigil") for line in shown), module
+
+
 def test_the_command_line_page_describes_every_command_and_option(hooks: ModuleType) -> None:
     page = hooks.command_line_page()
     for name, command in hooks.commands(typer.main.get_command(app)):

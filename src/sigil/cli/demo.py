@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sigil import extras
 from sigil.cli import outputs
 
 
@@ -30,10 +31,10 @@ def demo(
       sigil demo
       sigil demo --out /tmp/story
     """
+    extras.need("train")
+    outputs.check(outputs.Folder("--out", out))
     from sigil.experiments.demo import tell
     from sigil.federation.progress import choose
-
-    outputs.check(outputs.Folder("--out", out))
 
     def say(text: str) -> None:
         if not quiet:

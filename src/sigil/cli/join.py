@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sigil import extras
 from sigil.cli.terminal import show_log
 from sigil.errors import NetworkError
 
@@ -51,6 +52,7 @@ def join(
       sigil join bundle --data folder:/srv/pictures
       sigil join runs/run.network/clients/0003 --part 3
     """
+    extras.need("network")
     from sigil.transport.flower import processes
 
     bundle = bundle.resolve()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from importlib import metadata
 from typing import Annotated, cast
 
 import typer
 
+from sigil import extras
 from sigil.cli import (
     attack,
+    card,
     data,
     demo,
     detect,
@@ -32,6 +33,7 @@ from sigil.cli import (
 )
 from sigil.cli.terminal import printable
 from sigil.errors import SigilError
+from sigil.version import __version__
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -64,12 +66,13 @@ attack.register(app)
 detect.register(app)
 reproduce.register(app)
 report.register(app)
+card.register(app)
 
 
 def _version(wanted: bool) -> None:
     """Print the version and stop."""
     if wanted:
-        typer.echo(f"sigil {metadata.version('sigil')}")
+        typer.echo(f"sigil {__version__}")
         raise typer.Exit()
 
 
@@ -133,11 +136,22 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             return _pipe_closed()
         raise
+    except ModuleNotFoundError as error:
+        missing = extras.explain(error)
+        if missing is None:
+            return _bug()
+        _complain(str(missing))
+        return 2
     except Exception:
-        traceback.print_exc()
-        _complain("This is a bug in Sigil: please report the lines above.")
-        return BUG
+        return _bug()
     return result if isinstance(result, int) else 0
+
+
+def _bug() -> int:
+    """Show what went wrong inside Sigil itself."""
+    traceback.print_exc()
+    _complain("This is a bug in Sigil: please report the lines above.")
+    return BUG
 
 
 def _complain(sentence: str) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from sigil import files
-from sigil.errors import OutputError
+from sigil.errors import ConfigError, OutputError
 
 Force = Annotated[bool, typer.Option("--force", help="Replace a FILE that Sigil itself wrote.")]
 
@@ -69,6 +69,7 @@ def check(*outputs: File | Folder | None, inputs: Mapping[str, Path | None] | No
 
     To be called before any work. A folder among the inputs protects the files in it by their being there.
     """
+    check_there(inputs or {})
     wanted = [output for output in outputs if output is not None]
     check_apart(wanted, inputs or {})
     for output in wanted:
@@ -76,6 +77,23 @@ def check(*outputs: File | Folder | None, inputs: Mapping[str, Path | None] | No
             _check_place(output)
         except OutputError as error:
             raise OutputError(f"{output.option}: {error}") from None
+
+
+# Options whose value need not be a file: a data set has a name, and a time limit of its own kind applies.
+_NOT_FILES = frozenset({"--inputs", "--data", "--data-dir"})
+
+
+def check_there(inputs: Mapping[str, Path | None]) -> None:
+    """Raise if a file or folder that a command reads does not exist, before anything heavy is imported."""
+    for option, path in inputs.items():
+        if path is None or option in _NOT_FILES or path == Path("-"):
+            continue
+        try:
+            there = os.path.lexists(path)
+        except (OSError, ValueError):
+            there = True  # no possible name, which its reader explains
+        if not there:
+            raise ConfigError(f"{path} cannot be read: it does not exist; check {option}.")
 
 
 def _check_place(output: File | Folder) -> None:

@@ -42,6 +42,7 @@ def report(
       sigil report results/cpu --out page.html
       sigil report runs/a runs/b --out both.html
     """
+    outputs.check_there({f"FOLDER {number}": path for number, path in enumerate(folders, 1)})
     # The page of a folder is drawn again whenever it is asked for; a page elsewhere only by force.
     redraw = force or out is None
     inputs = {"FOLDER": folders[0]} | {f"FOLDER {number}": path for number, path in enumerate(folders[1:], 2)}

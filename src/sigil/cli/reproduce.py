@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sigil import extras
 from sigil.cli import outputs
 
 
@@ -48,6 +49,7 @@ def reproduce(
       sigil reproduce all --scale paper             as published, on a GPU
       sigil reproduce all --scale cpu --ray head:6379    on many machines
     """
+    extras.need("train")
     from sigil.experiments import registry
     from sigil.experiments import reproduce as runner
     from sigil.experiments.lab.scales import get

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from sigil import extras
 from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile
 from sigil.cli.terminal import printable, show_log
@@ -110,15 +111,19 @@ def serve(
       sigil serve --clients 9 --minimum 6 --wait 60     go on without the lost
       sigil serve --simulate 200 --set federation.rounds=3
     """
+    extras.need("network")
     from sigil import hardware
     from sigil.federation import progress
     from sigil.federation import run as runs
     from sigil.federation import settings as reader
     from sigil.transport.flower import processes
 
+    if simulate is not None:
+        extras.need("experiments", "ray")
     count = simulate or clients
     changes = [*(change or []), *([f"federation.clients={count}"] if count else [])]
     settings = reader.read(config, changes)
+    limits = _limits(limit or [])
     network = out.with_name(out.name + ".network")
     check_run(
         out,
@@ -141,7 +146,7 @@ def serve(
         minimum=minimum,
         wait=wait,
         wire=wire,
-        limits=_limits(limit or []),
+        limits=limits,
         metrics_port=metrics_port,
         key_file=None if key is None else key_file or out.with_name(out.name + ".key"),
         data_dir=data_dir,

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sigil import extras, presets
 from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
 from sigil.cli.terminal import printable
+from sigil.errors import TrainingError
 
 if TYPE_CHECKING:
     from sigil.federation.run import Run
@@ -32,6 +34,10 @@ def train(
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"Settings to begin with: {presets.describe()}."),
     ] = None,
     key_file: Annotated[
         Path | None,
@@ -56,30 +62,35 @@ def train(
     never in the run's directory; one that is made lies beside it.
 
     Examples:
-      sigil train                                   on the embedded digits
+      sigil train                                   a small task, in a minute
+      sigil train --preset paper --set data.name=cifar10 --data-dir ~/data
       sigil train -o runs/a --set data.name=cifar10 --data-dir ~/data \\
           --set model.width=16 --set federation.rounds=20 --key owner.key
       sigil train --set watermark.strength=0        without a mark
       sigil train --settings > my.toml              all settings, to edit
       sigil train --config my.toml -o runs/b
     """
+    given = {"--config": config, "--key": key_file, "--passphrase-file": passphrase_file}
+    outputs.check_there(given)
+    extras.need("train")
     from sigil import attacks, baselines  # noqa: F401  (they carry out the section behaviour)
     from sigil.federation import progress
     from sigil.federation import run as runs
     from sigil.federation import settings as reader
 
-    settings = reader.read(config, change or [])
+    settings = reader.read(config, change or [], preset=preset)
     if settings_only:
         typer.echo(reader.to_toml(settings), nl=False)
         return
-    check_run(out, inputs={"--config": config, "--key": key_file, "--passphrase-file": passphrase_file})
-    key = training_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
+    check_run(out, inputs=given)
+    key, made = find_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet=quiet)
     finished = runs.train(
         settings,
         out,
         key=key,
         data_dir=data_dir,
         progress=progress.choose(quiet),
+        begin=(lambda: save_key(key, out, quiet)) if made and key is not None else None,
     )
     if not quiet:
         print_result(finished, key, key_file, data_dir)
@@ -122,18 +133,41 @@ def training_key(
     quiet: bool,
 ) -> Key | None:
     """The key to embed: the one given, or one beside the run's directory, made at the first start."""
+    key, made = find_key(settings, out, key_file, owner, data_dir, ask, passphrase_file, quiet=quiet)
+    if made and key is not None:
+        save_key(key, out, quiet)
+    return key
+
+
+def find_key(
+    settings: Settings,
+    out: Path,
+    key_file: Path | None,
+    owner: str,
+    data_dir: Path | None,
+    ask: bool,
+    passphrase_file: Path | None,
+    *,
+    quiet: bool,
+) -> tuple[Key | None, bool]:
+    """The key to embed, and whether it was made just now and is not saved yet."""
     from sigil.federation.from_settings import what_a_key_states
     from sigil.federation.scheme import resolve
     from sigil.key import Key
 
     if not settings.marked:
-        return None
+        return None, False
     beside = key_beside(out)
     if key_file is not None or beside.exists():
         given = load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
         if not quiet:
             warn_if_useless(given)
-        return given
+        return given, False
+    if (out / "run.json").exists():
+        raise TrainingError(
+            f"There is a run in {out}, but its key is not beside it as {beside}; give the key that it was "
+            "begun with (--key), or another --out."
+        )
     mark = resolve(settings, None).watermark
     key = Key.generate(
         owner,
@@ -142,13 +176,18 @@ def training_key(
         scheme="shares" if mark.scheme == "shares" else "paper",
         carriers_per_bit=mark.carriers_per_bit,
     )
+    return key, True
+
+
+def save_key(key: Key, out: Path, quiet: bool) -> None:
+    """Save a key that was made for a run beside its directory, and say what to publish."""
+    beside = key_beside(out)
     beside.parent.mkdir(parents=True, exist_ok=True)
     key.save(beside)
     if not quiet:
         typer.echo(f"Made the key {printable(str(beside))}: keep it, and publish this line now:")
         typer.echo(key.statement())
         warn_if_useless(key)
-    return key
 
 
 def key_beside(out: Path) -> Path:

@@ -74,11 +74,11 @@ def verify(
     ] = None,
     width: Annotated[
         int | None,
-        typer.Option(metavar="W", help="Channels of the first convolution.", rich_help_panel=_MODEL),
+        typer.Option(metavar="W", min=1, help="Channels of the first convolution.", rich_help_panel=_MODEL),
     ] = None,
     classes: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of classes.", rich_help_panel=_MODEL),
+        typer.Option(metavar="N", min=1, help="Number of classes.", rich_help_panel=_MODEL),
     ] = None,
     at: Annotated[
         str | None,

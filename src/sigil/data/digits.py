@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from sigil import extras
 from sigil.data.subsets import stratified
 
 CLASSES = 10
@@ -25,6 +26,7 @@ def read(
     Images are uint8 (n, 1, 8·scale, 8·scale), the original grey levels 0..16 scaled to 0..255, each
     pixel repeated to a square of side `scale`. Every class is divided four to one.
     """
+    extras.need("train", "sklearn")
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

@@ -6,14 +6,16 @@ import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
 
-from sigil import hardware
+from sigil import extras, hardware
 from sigil.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 50_000_000
@@ -31,6 +33,9 @@ def open_picture(source: Path | bytes, *, label: str | None = None) -> Image.Ima
     `source` is a path or the bytes of a file; `label` names it in error messages (the path
     otherwise).
     """
+    extras.need("train", "PIL")
+    from PIL import Image, UnidentifiedImageError
+
     name = label or (str(source) if isinstance(source, Path) else "a picture")
     try:
         if isinstance(source, Path):
@@ -71,6 +76,9 @@ def decode(
     source: Path | bytes, shape: tuple[int, int, int], *, label: str | None = None
 ) -> npt.NDArray[np.uint8]:
     """Decode one picture to a uint8 array of `shape` (C, H, W), resized if it has another size."""
+    extras.need("train", "PIL")
+    from PIL import Image
+
     channels, height, width = shape
     picture = open_picture(source, label=label)
     try:

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.neighbors import LocalOutlierFactor
 from torch import Tensor
 
+from sigil import extras
 from sigil.detectors.detector import Detector, Gradients
 from sigil.errors import DetectorError, ShapeError
 
@@ -75,6 +75,9 @@ class SplitOut(Detector):
             )
         self._size = reference.shape[1]
         self._about = [found, self._size, float(np.linalg.norm(reference))]
+        extras.need("train", "sklearn")
+        from sklearn.neighbors import LocalOutlierFactor
+
         self._factor = LocalOutlierFactor(n_neighbors=found - 1, novelty=True).fit(reference)
 
     @property

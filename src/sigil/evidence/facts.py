@@ -13,7 +13,6 @@ import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -43,6 +42,7 @@ from sigil.key_length import TESTS
 from sigil.origin import OCTILES
 from sigil.readings import Kind, Reading, Source
 from sigil.report import PAPER_THRESHOLD, best_of
+from sigil.version import __version__
 
 if TYPE_CHECKING:
     from sigil.key import Key
@@ -275,7 +275,7 @@ def software() -> Software:
     import torch
 
     return Software(
-        sigil=metadata.version("sigil"),
+        sigil=__version__,
         torch=str(torch.__version__),
         numpy=numpy.__version__,
         python=platform.python_version(),

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -28,6 +27,7 @@ from sigil.experiments.lab.scales import SCALES
 from sigil.experiments.lab.store import Cell, Store, computed_on
 from sigil.experiments.pages import drawing, figures, markup
 from sigil.experiments.pages.tables import Picture
+from sigil.version import __version__
 
 NOTHING = Markup("")
 COLUMNS = ("experiment", "table", "row", "column", "quantity", "ours", "deviation", "paper")
@@ -137,7 +137,7 @@ def render(*, title: str, lead: Markup, sections: Sequence[Section], rest: Marku
         differ=sum(finding.agrees is False for finding in findings),
         unknown=sum(finding.agrees is None for finding in findings),
         made=datetime.now(UTC).date().isoformat(),
-        version=version("sigil"),
+        version=__version__,
     )
 
 

@@ -3,7 +3,7 @@
 from sigil.federation.client import Client
 from sigil.federation.federation import Federation, RoundResult
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver, ServerObserver, Step
+from sigil.federation.observers import ClientObserver, MetricsObserver, ServerObserver, Step
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run, open_run, train
 from sigil.federation.server import LabelServer, Server
@@ -20,6 +20,7 @@ __all__ = [
     "LabelServer",
     "LogitGradient",
     "Logits",
+    "MetricsObserver",
     "Recording",
     "RoundResult",
     "RoundStart",

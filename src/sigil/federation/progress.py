@@ -36,15 +36,20 @@ class Lines(Silent):
 
     def start(self, name: str, *, first_round: int, rounds: int, images_per_round: int) -> None:
         self.rounds, self.done, self.first = rounds, first_round, first_round
-        self.began = time.monotonic()
+        self.began: float | None = None
         if first_round:
             self._print(f"{name}: going on after round {first_round} of {rounds}")
         else:
-            self._print(f"{name}: {rounds} rounds of {images_per_round:,} images")
+            self._print(f"{name}: {rounds} rounds of {images_per_round:,} images, local epochs counted")
+
+    def tick(self, images: int) -> None:
+        # The clock starts with the first batch: who waits for clients learns nothing of the speed.
+        self.began = self.began or time.monotonic()
 
     def round_end(self, metrics: dict[str, Any]) -> None:
         self.done += 1
-        left = (time.monotonic() - self.began) / (self.done - self.first) * (self.rounds - self.done)
+        took = time.monotonic() - (self.began or time.monotonic() - metrics["seconds"])
+        left = took / (self.done - self.first) * (self.rounds - self.done)
         self._print(f"round {metrics['round']}/{self.rounds}  {summary(metrics)}  {left:.0f} s left")
 
     def _print(self, text: str) -> None:
@@ -69,11 +74,13 @@ class Bars(Silent):
         self.current = 0
         self.drawn = time.monotonic()
         # Counted in rounds, with the fraction of the round under way.
-        self.task = self.progress.add_task(name, total=rounds, completed=first_round, numbers="")
+        self.task = self.progress.add_task(name, total=rounds, completed=first_round, numbers="", start=False)
         self.first = first_round
         self.progress.start()
 
     def tick(self, images: int) -> None:
+        if not self.current:
+            self.progress.start_task(self.task)  # which does something the first time only
         self.current += images
         now = time.monotonic()
         if now - self.drawn > REDRAW_SECONDS:

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from sigil import files, models
+from sigil import extras, files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation, RoundResult
 from sigil.federation.from_settings import Training, load_data
 from sigil.federation.lock import locked
-from sigil.federation.observers import ClientObserver, ServerObserver
+from sigil.federation.observers import ClientObserver, MetricsObserver, ServerObserver
 from sigil.federation.precision import Precision
 from sigil.federation.progress import Silent
 from sigil.federation.recording import GradientRecorder
@@ -48,9 +48,13 @@ from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
+from sigil.version import __version__
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+STATEMENT = "statement"
+"""Under this name the owner's public statement is in the metadata of a trained client half."""
 
 NAMES = (
     "metrics.jsonl",
@@ -94,14 +98,17 @@ def train(
     progress: Silent | None = None,
     client_observers: Sequence[ClientObserver] = (),
     server_observers: Sequence[ServerObserver] = (),
+    metrics_observers: Sequence[MetricsObserver] = (),
     name: str | None = None,
     wait: bool = False,
     trainer: Callable[[Training], RoundTrainer] | None = None,
+    begin: Callable[[], None] | None = None,
 ) -> Run:
     """Train a run in `folder`, or go on with the one that is there; finished work is never redone.
 
     If another process is at it, `wait` waits for that one's result instead of raising an error.
-    `trainer` makes what trains the clients of a round where that is not this machine.
+    `trainer` makes what trains the clients of a round where that is not this machine. `begin` is called
+    once everything was checked, before the first file is written.
     """
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,8 +123,10 @@ def train(
             progress=progress or Silent(),
             client_observers=client_observers,
             server_observers=server_observers,
+            metrics_observers=metrics_observers,
             name=name or folder.name,
             trainer=trainer,
+            begin=begin,
         )
 
 
@@ -166,9 +175,14 @@ def _train(
     progress: Silent,
     client_observers: Sequence[ClientObserver],
     server_observers: Sequence[ServerObserver],
+    metrics_observers: Sequence[MetricsObserver],
     name: str,
     trainer: Callable[[Training], RoundTrainer] | None,
+    begin: Callable[[], None] | None,
 ) -> Run:
+    extras.need("train", "tensorboard")
+    from torch.utils.tensorboard import SummaryWriter
+
     dataset = load_data(settings, data_dir)
     federation = Federation(
         settings,
@@ -187,6 +201,8 @@ def _train(
     try:
         metrics = _resume(folder, federation, reference)
         initial = _initial_weights(folder, federation)
+        if begin is not None:
+            begin()
         _describe(folder, settings, key, federation.precision, initial=initial, finished=False)
         _write_metrics(folder, metrics)
         # Here, so that processes that only compute for a training do not wait for it.
@@ -217,8 +233,10 @@ def _train(
             )
             _write_metrics(folder, metrics)
             _log(writer, row)
+            for logger in metrics_observers:
+                logger.on_metrics(federation.round, row)
             progress.round_end(row)
-        _save_halves(folder, federation, reference)
+        _save_halves(folder, federation, reference, key)
         _describe(folder, settings, key, federation.precision, initial=initial, finished=True)
         return Run(folder, settings, metrics, federation.precision.describe())
     finally:
@@ -267,9 +285,11 @@ def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) 
     return found.metrics
 
 
-def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecorder) -> None:
+def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecorder, key: Key | None) -> None:
     client_half, server_half = federation.halves()
-    models.save(folder / "client.safetensors", client_half)
+    # The statement is public: who finds the file can read whose it is said to be.
+    notes = None if key is None else {STATEMENT: key.statement()}
+    models.save(folder / "client.safetensors", client_half, extra=notes)
     models.save(folder / "server.safetensors", server_half)
     reference.save(folder / "reference.safetensors")
 
@@ -327,14 +347,15 @@ def _initial_weights(folder: Path, federation: Federation) -> str:
 def _describe(
     folder: Path, settings: Settings, key: Key | None, precision: Precision, *, initial: str, finished: bool
 ) -> None:
-    packages = ("sigil", "torch", "numpy", "safetensors")
+    packages = ("torch", "numpy", "safetensors")
     description = {
         "settings": settings.model_dump(mode="json"),
         "seed": settings.run.seed,
         "commitment": None if key is None else key.commitment,
         "owner": None if key is None else key.owner,
         "initial_weights": initial,
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in packages},
+        "versions": {"python": platform.python_version(), "sigil": __version__}
+        | {name: version(name) for name in packages},
         "machine": precision.describe(),
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "finished": finished,

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sigil import presets
 from sigil.errors import ConfigError
 
 
@@ -159,8 +160,16 @@ def make(values: Mapping[str, Any]) -> Settings:
         raise ConfigError(_sentence(error)) from None
 
 
-def read(file: Path | None = None, changes: Iterable[str] = ()) -> Settings:
-    """Settings from a TOML file (or the defaults) and ``section.name=value`` changes, which win."""
+def read(file: Path | None = None, changes: Iterable[str] = (), *, preset: str | None = None) -> Settings:
+    """Settings from a TOML file or a preset, and ``section.name=value`` changes, which win.
+
+    Without either the preset is ``digits`` for the embedded digits, a small task, and ``paper`` for every
+    other data set; below a file lie the paper's settings.
+    """
+    if file is not None and preset is not None:
+        raise ConfigError(
+            "A configuration holds all settings, so a preset means nothing beside it: give one."
+        )
     values: dict[str, Any] = {}
     if file is not None:
         try:
@@ -171,7 +180,19 @@ def read(file: Path | None = None, changes: Iterable[str] = ()) -> Settings:
             raise ConfigError(f"The configuration {file} is not valid TOML: {error}.") from None
     for change in changes:
         _apply(values, change)
+    if file is None:
+        data = values.get("data", {})
+        embedded = not isinstance(data, dict) or str(data.get("name", "digits")).startswith("digits")
+        values = _beneath(values, presets.get(preset or ("digits" if embedded else "paper")))
     return make(values)
+
+
+def _beneath(values: dict[str, Any], preset: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A preset with the values on top of it."""
+    found: dict[str, Any] = {section: dict(fields) for section, fields in preset.items()}
+    for section, given in values.items():
+        found[section] = {**found.get(section, {}), **given} if isinstance(given, dict) else given
+    return found
 
 
 def to_toml(settings: Settings) -> str:
@@ -205,10 +226,30 @@ def _sentence(error: ValidationError) -> str:
     path = [str(part) for part in first["loc"]]
     name = ".".join(path)
     if first["type"] == "extra_forbidden":
+        if path[-1].lower() in _USUAL_NAMES:
+            return f"There is no setting {name!r}; did you mean {_USUAL_NAMES[path[-1].lower()]!r}?"
         nearest = difflib.get_close_matches(name, _known(len(path)), n=1, cutoff=0.5)
         hint = f"did you mean {nearest[0]!r}?" if nearest else "`sigil train --settings` lists all of them."
         return f"There is no setting {name!r}; {hint}"
     return f"The setting {name!r} is {first['input']!r}: {first['msg'][0].lower()}{first['msg'][1:]}."
+
+
+# What the settings are called elsewhere.
+_USUAL_NAMES = {
+    "learning_rate": "optimizer.lr",
+    "lambda": "watermark.strength",
+    "alpha": "watermark.strength",
+    "epochs": "federation.local_epochs",
+    "num_clients": "federation.clients",
+    "num_rounds": "federation.rounds",
+    "batchsize": "federation.batch_size",
+    "dataset": "data.name",
+    "arch": "model.name",
+    "architecture": "model.name",
+    "split": "model.cut",
+    "cut_layer": "model.cut",
+    "wd": "optimizer.weight_decay",
+}
 
 
 def _known(depth: int) -> list[str]:

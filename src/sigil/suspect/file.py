@@ -20,7 +20,7 @@ from sigil.errors import SuspectError
 
 Format = Literal["safetensors", "archive", "torch pickle", "bare pickle", "onnx"]
 
-MAX_FILE_BYTES = 4 * 1024**3
+MAX_FILE_BYTES = 64 * 1024**3
 _PIECE_BYTES = 1 << 20
 
 # How torch.save began its files before they became zip archives: a pickle of one magic number.

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sigil import models
+from sigil import extras, models
 from sigil.errors import ModelError, ShapeError, SuspectError, shown
 from sigil.models.building import assemble
+from sigil.models.recognition import recognise
 from sigil.models.spec import architecture as find_architecture
 from sigil.models.storage import fill, parse_description
 from sigil.suspect.examination import TIME_LIMIT, Examination, check_time_limit
 from sigil.suspect.file import SuspectFile
+from sigil.suspect.shards import INDEX_END, Shards, model_in
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +77,12 @@ def open_suspect(
 ) -> Suspect:
     """Open a model file that an adversary may have written, without running anything in it.
 
-    Safetensors that Sigil wrote say which model they hold. For other safetensors, state dicts
-    (``.pt``, ``.pth``, ``.bin``, ``.ckpt``) and exported programs (``.pt2``) name the
-    ``architecture``, and where they differ from the standard ones its ``width`` and ``classes`` and
-    the ``cut``; a whole model is cut there. For ONNX name the activation: ``at`` is a tensor or a
+    Safetensors that Sigil wrote say which model they hold. In other safetensors, state dicts
+    (``.pt``, ``.pth``, ``.bin``, ``.ckpt``) and exported programs (``.pt2``) the weights show
+    whether they are one of the four architectures, with which width, classes and channels; what is
+    given as ``architecture``, ``width``, ``classes`` and ``cut`` wins. A whole model is cut there. A
+    folder stands for the model in it, also if that lies in several files with an index, as Hugging
+    Face stores them (:mod:`sigil.suspect.shards`). For ONNX name the activation: ``at`` is a tensor or a
     node. With ``activation_shape`` (that of the key) a model that does not fit it is refused at
     once. A process of its own takes the file apart and runs graphs of ONNX: it may take
     ``time_limit`` seconds in all, opening and every later call together, and 2 GB of memory beyond
@@ -94,17 +98,35 @@ def open_suspect(
         activation_shape=None if activation_shape is None else tuple(activation_shape),
     )
     check_time_limit(time_limit)
-    with SuspectFile(path, time_limit=time_limit) as file:
+    place = model_in(Path(path))
+    if place.name.endswith(INDEX_END):
+        if at is not None:
+            raise _no_graph(place)
+        return _open_weights(place, Shards(place, time_limit=time_limit), wanted)
+    with SuspectFile(place, time_limit=time_limit) as file:
         if file.format == "onnx":
             return _open_onnx(file, wanted, at, time_limit)
         if at is not None:
-            raise SuspectError(
-                f"{file.path} is no ONNX graph, so at (--at) means nothing here: name the cut instead."
-            )
-        return _open_weights(file, wanted, time_limit)
+            raise _no_graph(file.path)
+        return _open_weights(file.path, _OneFile(file, time_limit), wanted)
+
+
+class _OneFile:
+    """A single file of weights, as :class:`~sigil.suspect.shards.Shards` are several."""
+
+    def __init__(self, file: SuspectFile, time_limit: float) -> None:
+        self.sha256 = file.sha256
+        examination = Examination(file, time_limit=time_limit)
+        self.opened, self.shapes, self.tensor = examination.opened, examination.shapes, examination.tensor
+        self.close = examination.close
+
+
+def _no_graph(path: Path) -> SuspectError:
+    return SuspectError(f"{path} is no ONNX graph, so at (--at) means nothing here: name the cut (--cut).")
 
 
 def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: float) -> Suspect:
+    extras.need("onnx")
     if wanted.architecture or wanted.cut or wanted.width or wanted.classes:
         raise SuspectError(
             f"{file.path} is an ONNX graph, which brings its own architecture: leave architecture, "
@@ -134,52 +156,63 @@ def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: f
     )
 
 
-def _open_weights(file: SuspectFile, wanted: _Wanted, time_limit: float) -> Suspect:
-    examination = Examination(file, time_limit=time_limit)
+def _open_weights(path: Path, source: _OneFile | Shards, wanted: _Wanted) -> Suspect:
     try:
         # The content was judged before the arguments: a file that tries to run code is called that,
         # whatever else is missing.
-        described = _describe(file, examination.opened["description"], wanted)
-        spec = _client_spec(file.path, wanted, described)
+        described = _describe(path, source.opened["description"], wanted)
+        shapes = source.shapes()
+        spec = _client_spec(path, wanted, described, shapes)
         input_shape = wanted.input_shape or (described.input_shape if described else None)
-        _check_fit(file.path, spec, input_shape, wanted.activation_shape)
+        _check_fit(path, spec, input_shape, wanted.activation_shape)
         try:
-            module = fill(spec, examination.shapes(), examination.tensor, source="it")
+            module = fill(spec, shapes, source.tensor, source="it")
         except SuspectError as error:
-            raise SuspectError(f"{file.path} does not fit: {error}.") from error
+            raise SuspectError(
+                f"{path} does not fit: {error}; if it is another model, say so with --architecture, --width, "
+                "--classes and --cut."
+            ) from error
+        sha256 = source.sha256
     finally:
-        examination.close()
+        source.close()
     module.eval().requires_grad_(False)
     return Suspect(
-        path=file.path,
-        kind=examination.opened["kind"],
+        path=path,
+        kind=source.opened["kind"],
         description=str(spec),
-        sha256=file.sha256,
+        sha256=sha256,
         input_shape=input_shape,
         module=module,
         _run=module,
     )
 
 
-def _describe(file: SuspectFile, text: str | None, wanted: _Wanted) -> models.Description | None:
-    """What the file says of itself, None if it says nothing usable and the caller knows better."""
-    if file.format != "safetensors":
+def _describe(path: Path, text: str | None, wanted: _Wanted) -> models.Description | None:
+    """What the file says of itself; None if that is nothing, or not usable and the caller knows better."""
+    if text is None:
         return None
     try:
-        return parse_description(text, source=str(file.path))
+        return parse_description(text, source=str(path))
     except SuspectError:
         if wanted.architecture is None:
             raise
         return None
 
 
-def _client_spec(path: Path, wanted: _Wanted, described: models.Description | None) -> models.ModelSpec:
-    """The client half that the caller asks for, completed with what the file says of itself."""
-    said = described.spec if described else None
+def _client_spec(
+    path: Path,
+    wanted: _Wanted,
+    described: models.Description | None,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> models.ModelSpec:
+    """The client half that the caller asks for, completed with what the file says of itself or shows."""
+    said = described.spec if described else recognise(shapes)
     if wanted.architecture is None and said is None:
         raise SuspectError(
-            f"{path} does not say which model it holds: name its architecture, one of "
-            f"{', '.join(models.names())}, and its width if that is not the standard one."
+            f"{path} does not say which model it holds, and its weights fit none of "
+            f"{', '.join(models.names())}: name its architecture (--architecture) if it is one of them after "
+            "all; for one of your own, export it to ONNX and name the tensor at the cut (--at), or load it "
+            "in Python up to the cut and call sigil.verify(module, key, input_shape=…)."
         )
     if said is not None and said.part == "server":
         raise SuspectError(
@@ -192,11 +225,12 @@ def _client_spec(path: Path, wanted: _Wanted, described: models.Description | No
         name=name, classes=10, width=find_architecture(name).standard_width, channels=3
     )
     known = said or standard
+    channels = wanted.input_shape[0] if wanted.input_shape else known.channels
     return models.ModelSpec(
         name=name,
         classes=known.classes if wanted.classes is None else wanted.classes,
         width=known.width if wanted.width is None else wanted.width,
-        channels=wanted.input_shape[0] if wanted.input_shape else known.channels,
+        channels=channels,
         part="client",
         cut=wanted.cut or known.cut or models.default_cut(name),
     )
@@ -219,5 +253,5 @@ def _check_fit(
         raise ShapeError(
             f"{path}, opened as the {spec}, has activations of shape {found} for inputs of shape "
             f"{input_shape}, but the key was made for {activation_shape}: name the cut at which "
-            "the key was used."
+            "the key was used (--cut), or the shape of its inputs (--input-shape)."
         )

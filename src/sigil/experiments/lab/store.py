@@ -38,6 +38,7 @@ from sigil.hardware import NOT_RECORDED, in_words
 from sigil.key import Key
 from sigil.key_length import default_bits
 from sigil.statement import KeyFields
+from sigil.version import __version__
 
 OWNER = "Sigil experiments"
 # Raised whenever the default of a setting changes.
@@ -174,8 +175,8 @@ class Store:
             "seconds": round(time.perf_counter() - began, 1),
             "settings": [settings.model_dump(mode="json") for settings in cell.trainings],
             "command": f"sigil reproduce {cell.experiment} --scale {self.scale}",
-            "versions": {name: version(name) for name in ("sigil", "torch", "numpy")}
-            | {"python": platform.python_version()},
+            "versions": {name: version(name) for name in ("torch", "numpy")}
+            | {"python": platform.python_version(), "sigil": __version__},
             "machine": _precision(cell).describe(),
             "training_machines": [run.machine for run in runs],
             "written": datetime.now(UTC).isoformat(timespec="seconds"),

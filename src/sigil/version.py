@@ -1,0 +1,3 @@
+"""The version of Sigil, in this one place."""
+
+__version__ = "0.2.0"

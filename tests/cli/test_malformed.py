@@ -1,0 +1,206 @@
+"""Malformed calls of every command: one sentence or the usage, status 2, nothing written, no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from sigil import Key, models
+from sigil.cli.main import app, main
+
+CALLS = """
+nonsense
+--nonsense
+key
+key nonsense
+key new
+key new a.key
+key new a.key --owner A
+key new a.key --owner A --shape eight
+key new a.key --owner A --shape 0,8,8
+key new a.key --owner A --shape 8,8,8 --bits 0
+key new a.key --owner A --shape 8,8,8 --bits many
+key new missing/a.key --owner A --shape 8,8,8
+key new owner.key --owner A --shape 8,8,8
+key new a.key --owner A --shape 8,8,8 --passphrase-file missing.txt
+key show
+key show missing.key
+key show folder
+key show words.txt
+key commit missing.key
+key commit words.txt
+key reference missing
+key stamp missing.key
+key stamp words.txt --query q.tsq
+key seal missing.key sealed.key --token words.txt
+verify
+verify half.safetensors
+verify half.safetensors --key
+verify half.safetensors --key missing.key
+verify half.safetensors --key words.txt
+verify half.safetensors --key folder
+verify missing.safetensors --key owner.key
+verify folder --key owner.key
+verify words.txt --key owner.key
+verify half.safetensors --key owner.key --architecture alexnet
+verify half.safetensors --key owner.key --cut layer9
+verify half.safetensors --key owner.key --width 0
+verify half.safetensors --key owner.key --width wide
+verify half.safetensors --key owner.key --classes -1
+verify half.safetensors --key owner.key --input-shape 3;8;8
+verify half.safetensors --key owner.key --at conv1
+verify half.safetensors --key owner.key --time-limit 0
+verify half.safetensors --key owner.key --probes 0
+verify half.safetensors --key owner.key --tries 1e99
+verify half.safetensors --key owner.key --alpha high
+verify half.safetensors --key owner.key --inputs-from me
+verify half.safetensors --key owner.key --normalisation 1,2
+verify half.safetensors --key owner.key --reference missing
+verify half.safetensors --key owner.key --report missing/page.html
+verify half.safetensors --key owner.key --evidence owner.key
+verify half.safetensors --key owner.key --sign-with missing.pem
+verify half.safetensors --key owner.key --tsa-root missing.pem
+evidence
+evidence check
+evidence check missing.json
+evidence check folder
+train --set nonsense
+train --set model.width
+train --set model.width=wide
+train --set model.nothing=1
+train --set federation.rounds=0
+train --set data.name=nowhere
+train --config missing.toml
+train --config words.txt
+train --preset nowhere
+train --preset paper --config words.txt
+train --key missing.key
+train --key words.txt
+train --out words.txt
+train --out words.txt/below
+train --passphrase-file missing.txt
+serve --clients 0
+serve --out words.txt
+serve --port 99999
+serve --set model.nothing=1
+serve --limit nonsense
+serve --key missing.key
+join
+join missing
+join folder
+join words.txt
+demo --out words.txt
+demo --out words.txt/below
+attack nonsense
+attack prune
+attack prune missing.safetensors --out out.safetensors --ratio 0.5
+attack prune half.safetensors --out out.safetensors --ratio 2
+attack prune words.txt --out out.safetensors --ratio 0.5
+attack prune half.safetensors --out owner.key --ratio 0.5
+attack quantize half.safetensors --out out.safetensors --format int99
+attack finetune half.safetensors --out out.safetensors --data nowhere
+attack permute missing.safetensors --out out.safetensors
+detect
+detect missing
+detect folder
+detect folder --detector nonsense
+data fetch nowhere
+data show nowhere
+data partition nowhere
+data partition digits --clients 0
+reproduce nowhere
+reproduce fidelity --scale nowhere
+report
+report missing
+report folder
+report words.txt
+card
+card missing
+card folder
+"""
+COMMANDS = [line.split() for line in CALLS.strip().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("malformed")
+    half, _ = models.split(models.build("resnet18", width=4, input_size=8, seed=1), "layer3")
+    models.save(folder / "half.safetensors", half)
+    Key.generate("ACME", shape=(16, 2, 2), bits=16, seed=bytes(32)).save(folder / "owner.key")
+    (folder / "words.txt").write_text("nothing but words\n")
+    (folder / "folder").mkdir()
+    return folder
+
+
+def listing(folder: Path) -> set[str]:
+    return {str(path) for path in folder.rglob("*") if path.name != ".lock"}
+
+
+def test_there_are_calls_of_every_command() -> None:
+    assert len(COMMANDS) >= 75
+    assert set(typer.main.get_command(app).commands) <= {call[0] for call in COMMANDS}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("call", COMMANDS, ids=" ".join)
+def test_a_malformed_call_is_refused_in_a_sentence(
+    call: list[str],
+    things: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(things)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SIGIL_DATA", raising=False)
+    before = listing(things)
+    try:
+        status = main(call)
+    except SystemExit as stop:  # a group without a command shows its help
+        status = int(str(stop.code))
+    printed = capsys.readouterr()
+    error = printed.err
+    assert status == 2, printed
+    assert "Traceback" not in error
+    assert "bug in Sigil" not in error
+    assert error.strip() or printed.out.strip()
+    if error.startswith("sigil: "):
+        assert error.count("\n") == 1, "more than one line"
+    assert listing(things) == before, "something was written"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["verify", "missing.safetensors", "--key", "owner.key"],
+        ["verify", "half.safetensors", "--key", "missing.key"],
+        ["train", "--config", "missing.toml"],
+        ["train", "--key", "missing.key"],
+        ["report", "missing"],
+    ],
+    ids=" ".join,
+)
+def test_a_missing_file_is_named_without_importing_anything_heavy(call: list[str], things: Path) -> None:
+    """What takes seconds is importing torch, numpy and scipy; a count of modules does not depend on load."""
+    program = (
+        "import sys\nfrom sigil.cli.main import main\n"
+        f"status = main({call!r})\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'flwr', 'matplotlib', 'cryptography'} & set(sys.modules)\n"
+        "assert status == 2 and not heavy, (status, heavy)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=things,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "missing" in ended.stderr
