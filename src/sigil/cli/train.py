@@ -96,6 +96,9 @@ def check_run(out: Path, *more: outputs.Folder, inputs: dict[str, Path | None]) 
 def print_result(run: Run, key: Key | None, key_file: Path | None) -> None:
     """Say what a finished run came to, and how to verify it."""
     final = run.final
+    if "accuracy" not in final:
+        typer.echo(f"No round could be evaluated: {printable(final['evaluation_failed'])}.")
+        return
     typer.echo(f"accuracy {100 * final['accuracy']:.1f} %", nl=key is None)
     if key is not None:
         typer.echo(f", WSR {100 * final['wsr']:.1f} %, p = 10^{final['log10_p']:.1f}")

@@ -19,6 +19,7 @@ No pickle, and no secret: the key is never in it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +35,9 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from sigil import files, models
-from sigil.errors import TrainingError
+from sigil.errors import TrainingError, reason
 from sigil.federation import checkpoint as checkpoints
+from sigil.federation.averaging import State
 from sigil.federation.federation import Federation, RoundResult
 from sigil.federation.from_settings import Training, load_data
 from sigil.federation.lock import locked
@@ -48,6 +50,8 @@ from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
+
+log = logging.getLogger("sigil.federation")
 
 NAMES = (
     "metrics.jsonl",
@@ -72,8 +76,8 @@ class Run:
 
     @property
     def final(self) -> dict[str, Any]:
-        """The metrics of the last round."""
-        return self.metrics[-1]
+        """The metrics of the last round that could be evaluated; without one, of the last."""
+        return next((row for row in reversed(self.metrics) if "accuracy" in row), self.metrics[-1])
 
     def halves(self) -> tuple[models.Model, models.Model]:
         """The trained client half and server half."""
@@ -194,8 +198,11 @@ def _train(
             images_per_round=federation.images_per_round,
         )
         while federation.round < rounds:
+            before = (federation.client_state, federation.server_state)
             result = federation.run_round(progress.tick)
             row = _measure(federation, result, key)
+            if row.get("discarded"):
+                federation.load(result.round, *before)
             metrics.append(row)
             checkpoints.write(
                 folder / "checkpoint",
@@ -237,15 +244,43 @@ def _measure(federation: Federation, result: RoundResult, key: Key | None) -> di
         row["repeating_clients"] = list(result.repeated)
     if result.missing:
         row["missing"] = list(result.missing)
+    if result.left_out:
+        row["left_out"] = {str(client): why for client, why in result.left_out.items()}
     last = result.round == settings.federation.rounds
     if result.round % settings.run.evaluate_every == 0 or last:
-        row["accuracy"] = federation.accuracy()
-        if key is not None:
-            for reading in federation.read_mark(key, probes=settings.watermark.probes):
-                # The names without a kind are those of noise, the paper's probe.
-                end = "" if reading.kind == "noise" else f"_{reading.kind}"
-                row[f"wsr{end}"], row[f"log10_p{end}"] = reading.wsr, reading.log10_p
+        _evaluate(federation, key, row)
     return row
+
+
+def _evaluate(federation: Federation, key: Key | None, row: dict[str, Any]) -> None:
+    """Add accuracy and the mark's readings to a round's metrics, or the sentence that says why not.
+
+    A round whose weights are not finite, or whose client half answers so, is lost: it is marked as discarded,
+    and training goes on from the weights before it.
+    """
+    try:
+        found: dict[str, Any] = {"accuracy": federation.accuracy()}
+        sound = _finite(federation.client_state) and _finite(federation.server_state)
+        for reading in (
+            () if key is None else federation.read_mark(key, probes=federation.settings.watermark.probes)
+        ):
+            # The names without a kind are those of noise, the paper's probe.
+            end = "" if reading.kind == "noise" else f"_{reading.kind}"
+            found |= {f"wsr{end}": reading.wsr, f"log10_p{end}": reading.log10_p}
+            sound = sound and reading.readable
+    except Exception as error:  # whatever it is, hours of training are worth more than one measurement
+        row["evaluation_failed"] = reason(error)
+        log.warning("round %d could not be evaluated: %s", row["round"], row["evaluation_failed"])
+        return
+    if sound:
+        row |= found
+        return
+    row |= {"evaluation_failed": "the weights or what they answer are not finite", "discarded": True}
+    log.warning("round %d is discarded: its weights or what they answer are not finite", row["round"])
+
+
+def _finite(state: State) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point())
 
 
 def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
 from sigil.errors import NetworkError
-from sigil.transport.rejections import Reason
+from sigil.federation.judging import Fault
+from sigil.transport.rejections import FrontRefusal, Reason
 
 _STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -41,10 +42,28 @@ class Metrics:
         self._rejected = Counter("sigil_rejected", "Streams refused", ["reason"], registry=self.registry)
         for reason in Reason:
             self._rejected.labels(reason.value)  # every reason is shown from the start, at zero
+        self._front_refused = Counter(
+            "sigil_front_refused", "Refused by the HTTPS front", ["reason"], registry=self.registry
+        )
+        for why in FrontRefusal:
+            self._front_refused.labels(why.value)
+        self._left_out = Counter(
+            "sigil_left_out_updates", "Updates not averaged", ["reason"], registry=self.registry
+        )
+        for fault in Fault:
+            self._left_out.labels(fault.value)
 
     def rejected(self, reason: Reason) -> None:
         """Count one refusal."""
         self._rejected.labels(reason.value).inc()
+
+    def front_refused(self, why: FrontRefusal) -> None:
+        """Count one refusal of the HTTPS front."""
+        self._front_refused.labels(why.value).inc()
+
+    def left_out(self, fault: Fault) -> None:
+        """Count one update that was not averaged."""
+        self._left_out.labels(fault.value).inc()
 
     def rejections(self) -> dict[Reason, int]:
         """How often each reason was given so far."""

@@ -52,6 +52,23 @@ class Reason(Enum):
     """The server failed; its log says more than it may tell a client."""
 
 
+class FrontRefusal(Enum):
+    """Why the HTTPS front lets a connection or a request go, as the label `reason` of its counter."""
+
+    HANDSHAKE = "handshake"
+    """No certificate of the owner's authority, or not in time."""
+    CERTIFICATE = "certificate"
+    """A certificate of the authority that does not take part in this run."""
+    CONNECTIONS = "connections"
+    """Too many at once, in all or with the same certificate."""
+    REQUEST = "request"
+    """Something else than Flower's Fleet API was asked for."""
+    BYTES = "bytes"
+    """A body that is too large, or more open ones than a client's share."""
+    TIME = "time"
+    """A request that was not sent, or an answer that was not read, in time."""
+
+
 class Rejection(Exception):
     """Ends one stream, with the reason and one sentence that is safe to show to a stranger."""
 

@@ -141,7 +141,7 @@ class Deployment:
             credentials=ServerCredentials.load(self.network),
             listen=_address(self._listen, port),
             public=None if simulated else split_address(self.address),
-            minimum=self.clients if self.minimum is None else self.minimum,
+            minimum=self.minimum,
             wait=self.wait,
             wire=self.wire,
             limits=self.limits,
