@@ -5,11 +5,11 @@
 
 Ten clients train on the digits in this process, each from the round's weights; then two of them lie about
 both halves. `scaled` multiplies them by a million, as an accident might: it is to be left out. `turned` takes
-its change back and the same five times over in the other direction, which is small enough to be averaged:
+its change back and the same four times over in the other direction, which is small enough to be averaged:
 only the average itself can help.
 
 With `--honest` nobody lies, and the largest change is printed as a multiple of what the round's median allows
-(an update is left out above 10), for clients with very different shares of the data.
+(an update is left out above 5), for clients with very different shares of the data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scaled(before: State, after: State) -> State:
 
 def turned(before: State, after: State) -> State:
     return {
-        name: before[name] - 5 * (value - before[name])
+        name: before[name] - 4 * (value - before[name])
         if value.is_floating_point() and not name.endswith("running_var")
         else value
         for name, value in after.items()

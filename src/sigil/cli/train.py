@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigil.cli import outputs
+from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
+from sigil.cli.live import PageHost, PageOption, PagePort, watched
 from sigil.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ def train(
         Path | None,
         typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are."),
     ] = None,
+    page: PageOption = False,
+    page_host: PageHost = "127.0.0.1",
+    page_port: PagePort = 0,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
@@ -74,13 +79,19 @@ def train(
         return
     check_run(out, inputs={"--config": config, "--key": key_file, "--passphrase-file": passphrase_file})
     key = training_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
-    finished = runs.train(
-        settings,
-        out,
-        key=key,
-        data_dir=data_dir,
-        progress=progress.choose(quiet),
-    )
+    with (
+        going_on(out, rounds=settings.federation.rounds),
+        watched(
+            progress.choose(quiet), out=out, page=page, host=page_host, port=page_port, quiet=quiet
+        ) as shown,
+    ):
+        finished = runs.train(
+            settings,
+            out,
+            key=key,
+            data_dir=data_dir,
+            progress=shown,
+        )
     if not quiet:
         print_result(finished, key, key_file)
 

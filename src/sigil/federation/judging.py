@@ -31,7 +31,7 @@ from sigil.federation.trainer import RoundStart
 
 # How many times what the round's median allows a change may be. `benchmarks/poisoned.py --honest` prints what
 # honest clients reach with shares of very different sizes and classes: 1.5 at most.
-RELATIVE = 10.0
+RELATIVE = 5.0
 # The largest mean gradient norm that counts as plausible for a mean loss, of a whole half.
 GRADIENT_NORM = 1_000.0
 # Adam moves a weight by at most a few learning rates per step, whatever the gradient.

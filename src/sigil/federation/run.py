@@ -19,7 +19,6 @@ No pickle, and no secret: the key is never in it.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -35,12 +34,12 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from sigil import files, models
-from sigil.errors import TrainingError, reason
+from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
-from sigil.federation.averaging import State
-from sigil.federation.federation import Federation, RoundResult
+from sigil.federation.federation import Federation
 from sigil.federation.from_settings import Training, load_data
 from sigil.federation.lock import locked
+from sigil.federation.measuring import measure
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.precision import Precision
 from sigil.federation.progress import Silent
@@ -50,8 +49,6 @@ from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
 from sigil.key import Key
-
-log = logging.getLogger("sigil.federation")
 
 NAMES = (
     "metrics.jsonl",
@@ -196,11 +193,12 @@ def _train(
             first_round=federation.round,
             rounds=rounds,
             images_per_round=federation.images_per_round,
+            rows=metrics,
         )
         while federation.round < rounds:
             before = (federation.client_state, federation.server_state)
             result = federation.run_round(progress.tick)
-            row = _measure(federation, result, key)
+            row = measure(federation, result, key)
             if row.get("discarded"):
                 federation.load(result.round, *before)
             metrics.append(row)
@@ -226,61 +224,6 @@ def _train(
         federation.close()
         if writer is not None:
             writer.close()
-
-
-def _measure(federation: Federation, result: RoundResult, key: Key | None) -> dict[str, Any]:
-    settings = federation.settings
-    row: dict[str, Any] = {
-        "round": result.round,
-        "lr": result.lr,
-        "loss": result.loss,
-        "images": result.images,
-        "seconds": round(result.seconds, 3),
-        "images_per_second": round(result.images / result.seconds, 1),
-        **{f"injection_{name}": value for name, value in result.injection.items()},
-    }
-    if result.repeated:
-        row["repeated_activations"] = sum(result.repeated.values())
-        row["repeating_clients"] = list(result.repeated)
-    if result.missing:
-        row["missing"] = list(result.missing)
-    if result.left_out:
-        row["left_out"] = {str(client): why for client, why in result.left_out.items()}
-    last = result.round == settings.federation.rounds
-    if result.round % settings.run.evaluate_every == 0 or last:
-        _evaluate(federation, key, row)
-    return row
-
-
-def _evaluate(federation: Federation, key: Key | None, row: dict[str, Any]) -> None:
-    """Add accuracy and the mark's readings to a round's metrics, or the sentence that says why not.
-
-    A round whose weights are not finite, or whose client half answers so, is lost: it is marked as discarded,
-    and training goes on from the weights before it.
-    """
-    try:
-        found: dict[str, Any] = {"accuracy": federation.accuracy()}
-        sound = _finite(federation.client_state) and _finite(federation.server_state)
-        for reading in (
-            () if key is None else federation.read_mark(key, probes=federation.settings.watermark.probes)
-        ):
-            # The names without a kind are those of noise, the paper's probe.
-            end = "" if reading.kind == "noise" else f"_{reading.kind}"
-            found |= {f"wsr{end}": reading.wsr, f"log10_p{end}": reading.log10_p}
-            sound = sound and reading.readable
-    except Exception as error:  # whatever it is, hours of training are worth more than one measurement
-        row["evaluation_failed"] = reason(error)
-        log.warning("round %d could not be evaluated: %s", row["round"], row["evaluation_failed"])
-        return
-    if sound:
-        row |= found
-        return
-    row |= {"evaluation_failed": "the weights or what they answer are not finite", "discarded": True}
-    log.warning("round %d is discarded: its weights or what they answer are not finite", row["round"])
-
-
-def _finite(state: State) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point())
 
 
 def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) -> list[dict[str, Any]]:

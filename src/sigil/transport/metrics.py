@@ -1,14 +1,30 @@
-"""What the live service counts, for Prometheus: clients, steps, bytes, refusals by reason."""
+"""What the live service counts, for Prometheus: clients, steps, bytes, rounds, refusals by reason."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
 
 from sigil.errors import NetworkError
 from sigil.federation.judging import Fault
+from sigil.federation.progress import Silent
 from sigil.transport.rejections import FrontRefusal, Reason
 
+STAGES = ("client", "receive", "forward", "backward", "send")
 _STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass(frozen=True)
+class ClientNow:
+    """One client at this moment: what it is doing, its images in the round under way, and its speed."""
+
+    client: int
+    state: str
+    images: int
+    images_per_second: float
 
 
 class Metrics:
@@ -42,6 +58,29 @@ class Metrics:
         self._rejected = Counter("sigil_rejected", "Streams refused", ["reason"], registry=self.registry)
         for reason in Reason:
             self._rejected.labels(reason.value)  # every reason is shown from the start, at zero
+        self._stages = Histogram(
+            "sigil_stage_seconds",
+            "Seconds of a step by stage: waiting for the client, receiving, computing, sending",
+            ["stage"],
+            buckets=_STEP_SECONDS,
+            registry=self.registry,
+        )
+        for stage in STAGES:
+            self._stages.labels(stage)
+        self.joined = Gauge("sigil_clients_joined", "Clients that are there", registry=self.registry)
+        self.training = Gauge("sigil_clients_training", "Clients in a round now", registry=self.registry)
+        self.people: tuple[ClientNow, ...] = ()
+        self.waited = Counter(
+            "sigil_waited_seconds", "Seconds in which a round waited for clients", registry=self.registry
+        )
+        self._loss = Gauge("sigil_loss", "Mean training loss of the last round", registry=self.registry)
+        self._accuracy = Gauge("sigil_accuracy", "Accuracy on the test images", registry=self.registry)
+        self._wsr = Gauge(
+            "sigil_wsr", "Share of the mark's bits that are read rightly", ["inputs"], registry=self.registry
+        )
+        self._log10_p = Gauge(
+            "sigil_log10_p", "log10 of the p-value of a reading", ["inputs"], registry=self.registry
+        )
         self._front_refused = Counter(
             "sigil_front_refused", "Refused by the HTTPS front", ["reason"], registry=self.registry
         )
@@ -52,6 +91,33 @@ class Metrics:
         )
         for fault in Fault:
             self._left_out.labels(fault.value)
+
+    def stage(self, name: str, seconds: float) -> None:
+        """Count the time of one stage of a step."""
+        self._stages.labels(name).observe(seconds)
+
+    def round_ended(self, row: Mapping[str, Any]) -> None:
+        """Show what a round came to, from its line in ``metrics.jsonl``."""
+        self.round.set(row["round"])
+        self._loss.set(row["loss"])
+        if "accuracy" in row:
+            self._accuracy.set(row["accuracy"])
+        for kind, end in (("noise", ""), ("inputs", "_inputs")):
+            if f"wsr{end}" in row:
+                self._wsr.labels(kind).set(row[f"wsr{end}"])
+                self._log10_p.labels(kind).set(row[f"log10_p{end}"])
+
+    def refusals(self) -> dict[str, dict[str, int]]:
+        """What was refused so far, by kind and reason."""
+        kinds = {"streams": self._rejected, "connections": self._front_refused, "updates": self._left_out}
+        return {
+            kind: {
+                sample.labels["reason"]: int(sample.value)
+                for sample in next(iter(counter.collect())).samples
+                if sample.name.endswith("_total")
+            }
+            for kind, counter in kinds.items()
+        }
 
     def rejected(self, reason: Reason) -> None:
         """Count one refusal."""
@@ -86,3 +152,39 @@ class Metrics:
                 f"The metrics cannot be served on {host}:{port}: {error.strerror}; choose another port."
             ) from None
         return server.server_port
+
+
+class MeasuredProgress(Silent):
+    """Passes on what a run's progress is told, and shows its rounds to Prometheus."""
+
+    def __init__(self, shown: Silent, metrics: Metrics) -> None:
+        self._shown, self._metrics = shown, metrics
+
+    def start(
+        self,
+        name: str,
+        *,
+        first_round: int,
+        rounds: int,
+        images_per_round: int,
+        rows: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """A run begins or goes on."""
+        for row in rows[-1:]:
+            self._metrics.round_ended(row)
+        self._shown.start(
+            name, first_round=first_round, rounds=rounds, images_per_round=images_per_round, rows=rows
+        )
+
+    def tick(self, images: int) -> None:
+        """Training went over this many images more."""
+        self._shown.tick(images)
+
+    def round_end(self, metrics: dict[str, Any]) -> None:
+        """A round is over."""
+        self._metrics.round_ended(metrics)
+        self._shown.round_end(metrics)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._shown.close()

@@ -39,6 +39,7 @@ from sigil.transport.certificates import ServerCredentials
 from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
+from sigil.transport.presence import Presence
 from sigil.transport.rejections import Reason
 from sigil.transport.rounds import RoundOutcome
 from sigil.transport.service import SplitService
@@ -120,6 +121,7 @@ class RemoteTrainer:
         self.network = network
         self._service: SplitService | None = None
         self._judge = UpdateJudge(training.halves.client, training.halves.server, settings)
+        self._presence = Presence(network.metrics, network.clients.keys())
         self._left_out: Counter[int] = Counter()
         self._banned: set[int] = set()
         # Clients that were given up, with the process that was: another one may take part again, and so
@@ -198,6 +200,7 @@ class RemoteTrainer:
             for client, _ in self.messenger.receive():
                 self._gone.pop(client, None)
             present = self.messenger.present()
+            self._presence.gathered(present.keys(), self._banned)
             for client, process in present.items():
                 if client in self._gone and self._gone[client] != process:
                     del self._gone[client]
@@ -206,6 +209,7 @@ class RemoteTrainer:
             patient = network.wait is None or time.monotonic() - began < network.wait
             if len(here) >= self._minimum and (len(here) == len(expected) or not patient):
                 self._gone |= dict.fromkeys(expected - here.keys())
+                network.metrics.waited.inc(time.monotonic() - began)
                 return here
             if len(network.clients) - len(self._banned) < self._minimum:
                 raise NetworkError(
@@ -241,8 +245,10 @@ class RemoteTrainer:
                     again[client] = now + PAUSE_SECONDS
                 elif self._fits(client, update, tasks[client].client_state):
                     updates[client] = update
-            statuses = self.service.statuses()
+            progress = self.service.progress()
+            statuses = {client: status for client, (status, _) in progress.items()}
             present = self.messenger.present()
+            self._presence.trained(progress, present.keys(), self._banned)
             dropped |= self._banned
             left = {c for c, s in statuses.items() if c not in dropped and not _over(s, c in updates)}
             if not left:

@@ -78,9 +78,24 @@ class Rejection(Exception):
         self.sentence = sentence
 
 
+# What a reason means to a client that did as it was told; the others are about what it sent.
+_IN_OTHER_WORDS = {
+    Reason.TICKET: "The owner has started this round again since it asked this client",
+    Reason.CLOSED: "The owner has gone on from this round, or was started again, while this client was away",
+    Reason.SUPERSEDED: "Another process goes on with this client's round",
+    Reason.RECONNECTS: "The connection broke too often in this round",
+    Reason.DEADLINE: "The owner waited for this client longer than agreed",
+    Reason.STREAMS: "The owner has too many connections at the moment",
+    Reason.VERSION: "Owner and client must run the same release of Sigil",
+}
+
+
 class Refused(NetworkError):
-    """The server refused this client; trying again with the same ticket is pointless."""
+    """The server ended this client's stream; trying again with the same ticket is pointless."""
 
     def __init__(self, reason: Reason, sentence: str) -> None:
-        super().__init__(f"The server refused this client ({reason.value}): {sentence}")
+        words = _IN_OTHER_WORDS.get(
+            reason, f"The server did not accept what came from this client: {sentence}"
+        )
+        super().__init__(f"{words.rstrip('.')} ({reason.value}).")
         self.reason = reason
