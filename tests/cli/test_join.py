@@ -60,3 +60,13 @@ def test_a_second_process_for_the_same_client_is_refused(
     with only_process(tmp_path, take_over=False):
         assert main(["join", str(tmp_path)]) == 2
     assert "add --take-over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("folder", "words"), [("missing", "cannot be read"), ("empty", "is empty")])
+def test_a_folder_without_pictures_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "join.json").write_text(json.dumps({"client": 0, "server": "127.0.0.1:9092", "node": None}))
+    assert main(["join", str(tmp_path), "--data", f"folder:{tmp_path / folder}"]) == 2
+    assert words in capsys.readouterr().err

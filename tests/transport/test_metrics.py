@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -92,3 +94,19 @@ def test_the_dashboard_asks_for_nothing_but_metrics_that_exist() -> None:
     assert asked <= known
     assert {"sigil_round", "sigil_loss", "sigil_accuracy", "sigil_wsr", "sigil_log10_p"} <= asked
     assert {"sigil_clients_joined", "sigil_clients_training", "sigil_stage_seconds_sum"} <= asked
+
+
+def test_strangers_at_the_endpoint_cost_no_thread_and_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    metrics = Metrics()
+    port = metrics.serve(0)
+    before = threading.active_count()
+    lines = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(50)]
+    for line in lines:
+        line.sendall(b"GET /metrics HTTP/1.1\r\nlarge: " + b"y" * 70_000)
+    assert lines[-1].recv(12) == b"HTTP/1.1 400"
+    assert threading.active_count() == before
+    for line in lines:
+        line.close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        assert b"sigil_round" in answer.read()
+    assert capfd.readouterr().err == ""

@@ -10,7 +10,7 @@ import typer
 
 from sigil.cli.interruption import Interrupted
 from sigil.cli.terminal import printable, show_log
-from sigil.errors import NetworkError
+from sigil.errors import DataError, NetworkError
 
 
 def register(app: typer.Typer) -> None:
@@ -66,6 +66,8 @@ def join(
             f"There is no part {part}: this training has {clients} clients, so --part is 0 to {clients - 1}, "
             f"and {invitation['client']} is the one that goes with this folder."
         )
+    if data is not None and data.startswith("folder:"):
+        _check_pictures(Path(data.removeprefix("folder:")))
     processes.quiet(bundle / "flower")
     from sigil.transport.flower import client_app
     from sigil.transport.flower.supernode import SuperNode
@@ -105,6 +107,16 @@ def join(
         ) from None
     if not quiet:
         typer.echo("The training is over.")
+
+
+def _check_pictures(folder: Path) -> None:
+    """Raise if there is nothing to train on: better here than in the first round."""
+    try:
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}; give a folder of pictures.") from None
+    if empty:
+        raise DataError(f"{folder} is empty; give a folder of pictures, with one folder for each class.")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,7 +40,7 @@ def watched(
 ) -> Iterator[Silent]:
     """The progress that a training is to be given: `shown`, and behind it the live page if there is one."""
     if not quiet:
-        typer.echo(f"TensorBoard: tensorboard --logdir {printable(str(out))}", err=True)
+        shown = _naming_tensorboard(shown, out)
     if not page:
         yield shown
         return
@@ -72,6 +72,18 @@ def watched(
         for handler in own:
             logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def _naming_tensorboard(shown: Silent, out: Path) -> Silent:
+    """The same progress, which first says how to see the run in TensorBoard: not before there is one."""
+    start = shown.start
+
+    def announced(name: str, **values: Any) -> None:
+        typer.echo(f"TensorBoard: tensorboard --logdir {printable(str(out))}", err=True)
+        start(name, **values)
+
+    shown.start = announced  # type: ignore[method-assign]
+    return shown
 
 
 def _warnings() -> logging.Handler:

@@ -41,7 +41,7 @@ class Limits:
     front_handshakes: int = 64
     """Connections to the HTTPS front that have not shown a certificate yet."""
     front_bytes: int = 1 << 27
-    """Bytes of requests that the HTTPS front holds at once; a quarter of them of one client."""
+    """Bytes of requests that the HTTPS front holds at once; half of them of one client."""
     front_seconds: float = 60.0
     """Longest time for one request to the HTTPS front, from its head to the last byte of its answer."""
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, start_http_server
+import uvicorn
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 
 from sigil.errors import NetworkError
 from sigil.federation.judging import Fault
@@ -146,12 +157,40 @@ class Metrics:
     def serve(self, port: int, *, host: str = "127.0.0.1") -> int:
         """Answer ``GET /metrics`` on this port (0: any free one) until the process ends; returns the port."""
         try:
-            server, _ = start_http_server(port, host, registry=self.registry)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.create_server((host, port), family=family)
         except OSError as error:
             raise NetworkError(
                 f"The metrics cannot be served on {host}:{port}: {error.strerror}; choose another port."
             ) from None
-        return server.server_port
+        # Prometheus' own server starts a thread for each connection, and prints what it does not understand.
+        server = uvicorn.Server(
+            uvicorn.Config(
+                self._answer,
+                interface="asgi3",
+                lifespan="off",
+                http="h11",
+                ws="none",
+                log_config=None,
+                log_level="critical",
+            )
+        )
+        threading.Thread(
+            target=lambda: asyncio.run(server.serve([listener])), name="metrics", daemon=True
+        ).start()
+        found: int = listener.getsockname()[1]
+        return found
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        known = scope["method"] == "GET" and scope["path"] in ("/", "/metrics")
+        body = self.text().encode() if known else b"Ask for /metrics."
+        kind = CONTENT_TYPE_LATEST if known else "text/plain"
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        status = 200 if known else 404
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 class MeasuredProgress(Silent):

@@ -94,8 +94,10 @@ class Refused(NetworkError):
     """The server ended this client's stream; trying again with the same ticket is pointless."""
 
     def __init__(self, reason: Reason, sentence: str) -> None:
-        words = _IN_OTHER_WORDS.get(
-            reason, f"The server did not accept what came from this client: {sentence}"
-        )
-        super().__init__(f"{words.rstrip('.')} ({reason.value}).")
+        words = _IN_OTHER_WORDS.get(reason)
+        if words is None:
+            said = f"The server did not accept what came from this client ({reason.value}): {sentence}"
+        else:
+            said = f"{words} ({reason.value})."
+        super().__init__(said)
         self.reason = reason

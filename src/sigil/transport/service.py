@@ -282,6 +282,9 @@ class SplitService:
         self._ready.set_result(None)
         await self._stopping.wait()
         await server.stop(grace=0.2)
+        # What gRPC has under way must end by itself: cancelled with the loop, it would print tracebacks.
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(left, timeout=1.0)
         self._served.scheduler.close()
 
     async def _serve(self, requests: object, context: Any) -> None:

@@ -67,6 +67,7 @@ class LivePage:
                 lifespan="off",
                 ws="none",
                 log_config=None,
+                log_level="critical",
                 access_log=False,
                 limit_concurrency=CONNECTIONS,
                 timeout_keep_alive=5,

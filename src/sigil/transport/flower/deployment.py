@@ -45,7 +45,7 @@ from sigil.transport import certificates
 from sigil.transport.certificates import ServerCredentials, bundle_folder
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address
 from sigil.transport.flower.client_app import app as client_app
-from sigil.transport.flower.https_front import HttpsFront
+from sigil.transport.flower.https_front import HttpsFront, listen_on
 from sigil.transport.flower.server_app import OwnerRun, make_app
 from sigil.transport.flower.superlink import SuperLink
 from sigil.transport.limits import Limits
@@ -159,6 +159,8 @@ class Deployment:
 
         `ready` is called as soon as clients can join.
         """
+        # The split service takes its port when the first round begins; better to hear of trouble now.
+        listen_on(self.listens, self.port + 1).close()
         ca, certificate, key = (self.network / name for name in ("ca.pem", "server.pem", "server.key"))
         if self.metrics_port is not None:
             owner_run.network.metrics.serve(self.metrics_port)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import ssl
 import threading
@@ -50,8 +49,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PREFIX = "/v1/fleet/"
 # Flower cuts arrays into objects of 5 MB and sends each by itself.
 LIMIT = 16 * 2**20
-# The part of the whole budget that one client may take.
-SHARE = 4
+# One client may take this part of the whole budget: the uploads of a SuperNode, two at once, fit many times.
+SHARE = 2
 # Headers that belong to one connection, not to the message.
 HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
 
@@ -90,16 +89,19 @@ class HttpsFront:
         self._secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
         self._secure.verify_mode = ssl.CERT_REQUIRED
         self._secure.load_cert_chain(certificate, key)
-        # What strangers send is no news for the owner's terminal; refusals are counted.
-        uvicorn_log = logging.getLogger("uvicorn")
-        uvicorn_log.propagate = False
-        uvicorn_log.addHandler(logging.NullHandler())
         self._config = uvicorn.Config(
-            self._answer, interface="asgi3", lifespan="off", http="h11", ws="none", log_config=None
+            self._answer,
+            interface="asgi3",
+            lifespan="off",
+            http="h11",
+            ws="none",
+            log_config=None,
+            # What strangers send is no news for the owner's terminal; refusals are counted.
+            log_level="critical",
         )
         self._config.load()
         self._state = ServerState()
-        self._listener = _listen(host, port)
+        self._listener = listen_on(host, port)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._client: httpx.AsyncClient
@@ -198,7 +200,7 @@ class HttpsFront:
         except TimeoutError:
             self.refused(FrontRefusal.TIME)
             if not began:
-                await _refuse(send, 408, b"The request took too long.")
+                await _refuse(send, 504, b"The request took too long.")
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, holder = scope["path"], scope["state"]["holder"]
@@ -213,7 +215,8 @@ class HttpsFront:
             return
         if self._held[holder] + size > max(self.limit, self.limits.front_bytes // SHARE):
             self.refused(FrontRefusal.BYTES)
-            await _refuse(send, 429, b"This client has too many requests open.")
+            # 503, like the 504 below, is what a SuperNode tries again after.
+            await _refuse(send, 503, b"This client has too many requests open.")
             return
         async with self._reserved(holder, size):
             try:
@@ -304,7 +307,8 @@ class _Connection(H11Protocol):
         self.transport.abort()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens there, or one sentence."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)

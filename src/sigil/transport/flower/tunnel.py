@@ -27,6 +27,8 @@ log = logging.getLogger("sigil.transport")
 
 CONNECT_SECONDS = 10.0
 BUFFER_BYTES = 64 * 1024
+LEAVE_SECONDS = 5.0
+AWAY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 # A server that is away is mentioned at once and then this often.
 REMIND_SECONDS = 30.0
 
@@ -94,6 +96,7 @@ class Tunnel:
                     )
             except (OSError, TimeoutError) as error:
                 self._tell_away(error)
+                await _say_away(near_in, near_out)
                 return
             self._tell_back()
             await asyncio.gather(_pump(near_in, far_out), _pump(far_in, near_out))
@@ -130,6 +133,18 @@ class Tunnel:
         if self._away is not None:
             log.warning("The owner is there, after %.0f seconds.", time.monotonic() - self._away)
             self._away, self._told = None, 0.0
+
+
+async def _say_away(near_in: asyncio.StreamReader, near_out: asyncio.StreamWriter) -> None:
+    """Answer a request in the SuperNode's own terms: after a broken connection it might give up."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LEAVE_SECONDS):
+            if await near_in.read(BUFFER_BYTES):
+                near_out.write(AWAY)
+                await near_out.drain()
+            # What is left of the request must be read: bytes that nobody reads break the connection.
+            while await near_in.read(BUFFER_BYTES):
+                pass
 
 
 async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
