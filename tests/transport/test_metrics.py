@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,13 @@ def test_strangers_at_the_endpoint_cost_no_thread_and_no_line(capfd: pytest.Capt
     before = threading.active_count()
     lines = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(50)]
     for line in lines:
-        line.sendall(b"GET /metrics HTTP/1.1\r\nlarge: " + b"y" * 70_000)
-    assert lines[-1].recv(12) == b"HTTP/1.1 400"
-    assert threading.active_count() == before
+        with suppress(OSError):
+            line.sendall(b"GET /metrics HTTP/1.1\r\nlarge: " + b"y" * 70_000)
     for line in lines:
+        with suppress(ConnectionError):
+            assert line.recv(12) == b""
         line.close()
+    assert threading.active_count() == before
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert b"sigil_round" in answer.read()
     assert capfd.readouterr().err == ""

@@ -6,10 +6,10 @@ import asyncio
 import socket
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import uvicorn
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -24,6 +24,8 @@ from sigil.federation.judging import Fault
 from sigil.federation.progress import Silent
 from sigil.transport.rejections import FrontRefusal, Reason
 
+# At the metrics endpoint: connections at once, the longest head of a request, and the time for one.
+_READERS, _HEAD_BYTES, _READER_SECONDS = 32, 8192, 5.0
 STAGES = ("client", "receive", "forward", "backward", "send")
 _STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -80,6 +82,7 @@ class Metrics:
             self._stages.labels(stage)
         self.joined = Gauge("sigil_clients_joined", "Clients that are there", registry=self.registry)
         self.training = Gauge("sigil_clients_training", "Clients in a round now", registry=self.registry)
+        self._readers = 0
         self.people: tuple[ClientNow, ...] = ()
         self.waited = Counter(
             "sigil_waited_seconds", "Seconds in which a round waited for clients", registry=self.registry
@@ -163,34 +166,38 @@ class Metrics:
             raise NetworkError(
                 f"The metrics cannot be served on {host}:{port}: {error.strerror}; choose another port."
             ) from None
-        # Prometheus' own server starts a thread for each connection, and prints what it does not understand.
-        server = uvicorn.Server(
-            uvicorn.Config(
-                self._answer,
-                interface="asgi3",
-                lifespan="off",
-                http="h11",
-                ws="none",
-                log_config=None,
-                log_level="critical",
-            )
-        )
         threading.Thread(
-            target=lambda: asyncio.run(server.serve([listener])), name="metrics", daemon=True
+            target=lambda: asyncio.run(self._listen(listener)), name="metrics", daemon=True
         ).start()
         found: int = listener.getsockname()[1]
         return found
 
-    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        known = scope["method"] == "GET" and scope["path"] in ("/", "/metrics")
+    async def _listen(self, listener: socket.socket) -> None:
+        # Prometheus' own server takes a thread for each connection and prints what it does not understand.
+        server = await asyncio.start_server(self._answer, sock=listener, limit=_HEAD_BYTES)
+        await server.serve_forever()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request, one answer: a short head in time, and nothing for more readers than there can be."""
+        self._readers += 1
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            try:
+                if self._readers <= _READERS:
+                    async with asyncio.timeout(_READER_SECONDS):
+                        head = await reader.readuntil(b"\r\n\r\n")
+                        writer.write(self._page(head))
+                        await writer.drain()
+            finally:
+                self._readers -= 1
+                writer.close()
+
+    def _page(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        known = method == b"GET" and rest.partition(b" ")[0].partition(b"?")[0] in (b"/", b"/metrics")
+        status, kind = ("200 OK", CONTENT_TYPE_LATEST) if known else ("404 Not Found", "text/plain")
         body = self.text().encode() if known else b"Ask for /metrics."
-        kind = CONTENT_TYPE_LATEST if known else "text/plain"
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
-        status = 200 if known else 404
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        start = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
+        return start.encode() + b"connection: close\r\n\r\n" + body
 
 
 class MeasuredProgress(Silent):
