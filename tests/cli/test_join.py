@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sigil.cli.main import main
+from sigil.transport.flower.only_process import only_process
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +41,32 @@ def test_an_address_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.
     (tmp_path / "join.json").write_text(json.dumps({"client": 0, "server": "127.0.0.1:9092", "node": None}))
     assert main(["join", str(tmp_path), "--server", "somewhere"]) == 2
     assert "host:port" in capsys.readouterr().err
+
+
+def test_a_part_that_is_none_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invitation = {"client": 1, "clients": 2, "server": "127.0.0.1:9092", "node": None}
+    (tmp_path / "join.json").write_text(json.dumps(invitation))
+    assert main(["join", str(tmp_path), "--part", "9"]) == 2
+    assert "--part is 0 to 1, and 1 is the one that goes with this folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "join.json"]
+
+
+def test_a_second_process_for_the_same_client_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "join.json").write_text(json.dumps({"client": 0, "server": "127.0.0.1:9092", "node": None}))
+    with only_process(tmp_path, take_over=False):
+        assert main(["join", str(tmp_path)]) == 2
+    assert "add --take-over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("folder", "words"), [("missing", "cannot be read"), ("empty", "is empty")])
+def test_a_folder_without_pictures_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "join.json").write_text(json.dumps({"client": 0, "server": "127.0.0.1:9092", "node": None}))
+    assert main(["join", str(tmp_path), "--data", f"folder:{tmp_path / folder}"]) == 2
+    assert words in capsys.readouterr().err

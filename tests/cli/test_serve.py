@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from sigil.cli.main import main
+from sigil.cli.serve import _invite
 from sigil.federation.run import open_run, train
 
 SMALL = [
     "--set", "model.width=4", "--set", "data.train_limit=80", "--set", "data.test_limit=30",
     "--set", "federation.rounds=2", "--set", "federation.local_epochs=1", "--set", "federation.batch_size=8",
     "--set", "watermark.bits=8", "--set", "run.threads=1", "--set", "run.workers=1",
-    "--set", "run.device=cpu", "--set", "run.precision=float32",
+    "--set", "run.device=cpu", "--set", "run.precision=float32", "--owner", "ACME",
 ]  # fmt: skip
 FLOWER = (
     "FLWR_HOME",
@@ -83,6 +84,9 @@ def test_certificates_for_another_host_are_refused_with_what_to_do(
         (["--set", "federation.client=3"], "did you mean 'federation.clients'"),
         (["--key", "missing.key"], "missing.key"),
         (["--port", "70000"], "70000"),
+        (["--host", "0.0.0.0"], "Clients cannot connect to 0.0.0.0"),
+        (["--host", "192.0.2.7"], "no address of this machine"),
+        (["--listen", "train.example"], "not an IP address"),
     ],
 )
 def test_bad_use_is_one_sentence(
@@ -92,8 +96,33 @@ def test_bad_use_is_one_sentence(
     assert words in capsys.readouterr().err
 
 
+def test_a_key_is_never_made_for_an_owner_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--prepare", "-o", "a", "--clients", "1", *SMALL[:-2]]) == 2
+    assert "add --owner NAME" in capsys.readouterr().err
+    assert not Path("a.key").exists()
+
+
+def test_the_lines_for_clients_are_whole_and_one_for_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sigil.federation.settings import make
+    from sigil.transport.flower.deployment import Deployment
+
+    settings = make({"federation": {"clients": 2}})
+    _invite(Deployment(settings, tmp_path / "a", Path("runs/my run.network")))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Listening on 127.0.0.1, ports 9092 and 9093."
+    assert lines[2:] == [
+        f"  sigil join 'runs/my run.network/clients/000{client}' --part {client}" for client in (0, 1)
+    ]
+    _invite(Deployment(settings, tmp_path / "a", Path("n"), host="train.example", listen="0.0.0.0"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Listening on 0.0.0.0")
+    assert lines[2:] == ["  sigil join n/clients/0000", "  sigil join n/clients/0001"]
+
+
 def test_a_simulation_gives_the_weights_of_a_training_in_one_process(tmp_path: Path) -> None:
-    arguments = ["--simulate", "4", "-o", "sim", "--owner", "ACME", *SMALL]
+    arguments = ["--simulate", "4", "-o", "sim", *SMALL]
     command = [sys.executable, "-m", "sigil.cli.main", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sigil.errors import TrainingError
-from sigil.federation.averaging import WeightedAverage
+from sigil.federation.averaging import AverageKind, OrderedAverage, WeightedAverage, make_average
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(-100, 100, width=32)), min_size=1, max_size=20))
@@ -68,3 +70,53 @@ def test_nothing_or_different_halves_cannot_be_averaged() -> None:
     average.add({"w": torch.ones(1)}, weight=1)
     with pytest.raises(TrainingError, match="different tensors"):
         average.add({"v": torch.ones(1)}, weight=1)
+
+
+@given(
+    st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=12),
+    st.sampled_from(["trimmed-mean", "median"]),
+    st.randoms(),
+)
+def test_an_ordered_average_is_the_mean_between_the_ends_in_any_order(
+    values: list[float], kind: AverageKind, random: Random
+) -> None:
+    results = []
+    for _ in range(2):
+        average = make_average(kind, trim=0.2)
+        for value in values:
+            average.add({"w": torch.tensor([value])}, weight=random.randrange(1, 100))
+        results.append(average.result()["w"])
+        random.shuffle(values)
+    assert torch.equal(*results)
+    ordered, count = sorted(values), len(values)
+    ends = min(max(count // 5, 1), (count - 1) // 2) if kind == "trimmed-mean" else (count - 1) // 2
+    middle = ordered[ends : count - ends]
+    assert results[0].item() == pytest.approx(sum(middle) / len(middle), rel=1e-5, abs=1e-5)
+
+
+def test_two_clients_of_ten_cannot_carry_a_trimmed_mean_away() -> None:
+    average = OrderedAverage(0.2)
+    for client in range(10):
+        average.add({"w": torch.tensor([1e30 if client < 2 else client / 10])}, weight=1)
+    assert 0.2 <= average.result()["w"].item() <= 0.9
+
+
+def test_an_ordered_average_keeps_counters_whole_and_merges_in_order() -> None:
+    left, right = OrderedAverage(0.5), OrderedAverage(0.5)
+    for position, count in enumerate((1, 5, 9, 20)):
+        (left if position % 2 else right).add({"n": torch.tensor(count)}, weight=1)
+    left.merge(right)
+    result = left.result()["n"]
+    assert result.dtype is torch.long
+    assert int(result) == 7
+
+
+def test_an_ordered_average_copies_what_it_keeps() -> None:
+    average, state = OrderedAverage(0.5), {"w": torch.ones(2)}
+    average.add(state, weight=1)
+    state["w"].zero_()
+    assert average.result()["w"].tolist() == [1.0, 1.0]
+    with pytest.raises(TrainingError, match="different tensors"):
+        average.add({"v": torch.ones(1)}, weight=1)
+    with pytest.raises(TrainingError, match="nothing to average"):
+        OrderedAverage(0.5).result()

@@ -20,6 +20,7 @@ import torch
 from sigil import models
 from sigil.data import Inputs
 from sigil.errors import ConfigError, TrainingError
+from sigil.federation import Federation
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.from_settings import load_data, scheduled_rate
 from sigil.federation.precision import choose
@@ -271,3 +272,47 @@ def test_a_run_from_before_a_setting_existed_is_still_the_same_run(finished: Pat
     (older / "run.json").write_text(json.dumps(described))
     (older / "metrics.jsonl").write_bytes((finished / "metrics.jsonl").read_bytes())
     assert train(settings(), older, key=small_key()).settings == settings()
+
+
+def test_a_round_that_answers_with_infinities_is_discarded_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path
+) -> None:
+    plain = Federation.run_round
+
+    def ruined(self: Federation, *arguments: Any) -> Any:
+        result = plain(self, *arguments)
+        if result.round == 2:
+            self.client_state = {
+                name: value * 1e30 if value.is_floating_point() else value
+                for name, value in self.client_state.items()
+            }
+        return result
+
+    monkeypatch.setattr(Federation, "run_round", ruined)
+    run = train(settings(), tmp_path / "run", key=small_key())
+    first, second, third = run.metrics
+    assert second["discarded"] is True
+    assert "not finite" in second["evaluation_failed"]
+    assert "accuracy" not in second
+    assert "wsr" not in second
+    assert first["accuracy"] == comparable(finished)[0]["accuracy"]
+    assert run.final is third
+    assert all(torch.isfinite(value).all() for half in run.halves() for value in half.parameters())
+
+
+def test_a_failed_evaluation_does_not_end_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path
+) -> None:
+    plain = Federation.accuracy
+
+    def fails(self: Federation) -> float:
+        if self.round == 3:
+            raise OSError(5, "Input/output error")
+        return plain(self)
+
+    monkeypatch.setattr(Federation, "accuracy", fails)
+    run = train(settings(), tmp_path / "run", key=small_key())
+    assert run.metrics[2]["evaluation_failed"] == "Input/output error"
+    assert "discarded" not in run.metrics[2]
+    assert run.final["round"] == 2, "the last round that could be evaluated"
+    assert weights(run.folder) == weights(finished), "what was trained is kept"

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
+import socket
+import threading
 import urllib.request
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sigil.errors import NetworkError
+from sigil.federation.progress import Silent
 from sigil.transport import Metrics, Reason
+from sigil.transport.metrics import MeasuredProgress
+from sigil.transport.presence import Presence
+from sigil.transport.session import Status
 
 
 def test_every_reason_is_shown_from_the_start() -> None:
@@ -39,3 +49,67 @@ def test_the_endpoint_serves_what_the_service_counts(net: Any, service: Any) -> 
     assert float(values["sigil_sent_bytes_total"]) > cut
     with pytest.raises(NetworkError, match=f"127.0.0.1:{port}"):
         Metrics().serve(port)
+
+
+def test_a_round_is_shown_as_its_line_in_the_metrics_says() -> None:
+    metrics = Metrics()
+    shown = MeasuredProgress(Silent(), metrics)
+    row = {"round": 7, "loss": 0.5, "accuracy": 0.9, "wsr": 0.8, "log10_p": -12.5}
+    shown.start("run", first_round=7, rounds=9, images_per_round=10, rows=[row])
+    value = metrics.registry.get_sample_value
+    assert value("sigil_round") == 7
+    shown.round_end(row | {"round": 8, "wsr_inputs": 0.95, "log10_p_inputs": -20.0})
+    assert (value("sigil_round"), value("sigil_loss"), value("sigil_accuracy")) == (8, 0.5, 0.9)
+    assert value("sigil_wsr", {"inputs": "noise"}) == 0.8
+    assert value("sigil_wsr", {"inputs": "inputs"}) == 0.95
+    assert value("sigil_log10_p", {"inputs": "noise"}) == -12.5
+    shown.round_end({"round": 9, "loss": 0.4})  # a round that was not evaluated
+    assert (value("sigil_round"), value("sigil_accuracy")) == (9, 0.9)
+
+
+def test_clients_are_counted_between_rounds_too() -> None:
+    metrics = Metrics()
+    presence = Presence(metrics, [0, 1, 2])
+    presence.gathered({0, 1}, out=set())
+    value = metrics.registry.get_sample_value
+    assert (value("sigil_clients_joined"), value("sigil_clients_training")) == (2, 0)
+    presence.trained({0: (Status.CONNECTED, 32), 1: (Status.FINISHED, 64)}, {0, 1}, out={2})
+    assert (value("sigil_clients_joined"), value("sigil_clients_training")) == (2, 1)
+    assert [(now.client, now.state, now.images) for now in metrics.people] == [
+        (0, "training", 32),
+        (1, "finished", 64),
+        (2, "out", 0),
+    ]
+
+
+def test_the_dashboard_asks_for_nothing_but_metrics_that_exist() -> None:
+    dashboard = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"sigil_\w+", target["expr"])
+    }
+    known = {sample.name for family in Metrics().registry.collect() for sample in family.samples}
+    known |= {family.name for family in Metrics().registry.collect()}
+    assert asked <= known
+    assert {"sigil_round", "sigil_loss", "sigil_accuracy", "sigil_wsr", "sigil_log10_p"} <= asked
+    assert {"sigil_clients_joined", "sigil_clients_training", "sigil_stage_seconds_sum"} <= asked
+
+
+def test_strangers_at_the_endpoint_cost_no_thread_and_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    metrics = Metrics()
+    port = metrics.serve(0)
+    before = threading.active_count()
+    lines = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(50)]
+    for line in lines:
+        with suppress(OSError):
+            line.sendall(b"GET /metrics HTTP/1.1\r\nlarge: " + b"y" * 70_000)
+    for line in lines:
+        with suppress(ConnectionError):
+            assert line.recv(12) == b""
+        line.close()
+    assert threading.active_count() == before
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        assert b"sigil_round" in answer.read()
+    assert capfd.readouterr().err == ""

@@ -223,6 +223,71 @@ def test_what_is_not_a_half_does_not_enter_the_average(net: Any, remote: Any, fo
     assert (2, 0) not in messenger.asked, "whoever does that is out of the run"
 
 
+def _scaled(update: RoundUpdate) -> RoundUpdate:
+    """A finite lie: the half a million times over."""
+    state = {
+        name: value * 1e6 if value.is_floating_point() else value
+        for name, value in update.client_state.items()
+    }
+    return replace(update, client_state=state)
+
+
+def _negative_variance(update: RoundUpdate) -> RoundUpdate:
+    state = {
+        name: -value if name.endswith("running_var") else value for name, value in update.client_state.items()
+    }
+    return replace(update, client_state=state)
+
+
+@pytest.mark.parametrize(("forge", "reason"), [(_scaled, "rate"), (_negative_variance, "variance")])
+def test_an_update_that_training_cannot_have_made_is_left_out_and_counted(
+    net: Any, remote: Any, forge: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    messenger = Threads(net, lambda client, *_: forge if client == 0 else None)
+    federation = remote(messenger, minimum=None)
+    result = federation.run_round()
+    assert result.left_out == {0: reason}
+    assert result.missing == (0,)
+    client_state, server_state = alone(net, [[1, 2]])
+    assert same(federation.client_state, client_state)
+    assert same(federation.server_state, server_state)
+    counted = federation._trainer.network.metrics.text()
+    assert f'sigil_left_out_updates_total{{reason="{reason}"}} 1.0' in counted
+    assert "the update of client 0 is left out of round 1" in caplog.text
+
+
+def test_a_client_whose_updates_are_left_out_again_and_again_is_out(net: Any, remote: Any) -> None:
+    messenger = Threads(net, lambda client, *_: _scaled if client == 0 else None)
+    federation = remote(messenger, minimum=None)
+    for number in range(1, owner.MAX_LEFT_OUT + 1):
+        federation.run_round()
+        assert (number, 0) in messenger.asked
+    assert federation.run_round().missing == (0,)
+    assert (owner.MAX_LEFT_OUT + 1, 0) not in messenger.asked
+
+
+def test_a_round_of_nothing_but_outliers_ends_with_a_sentence(net: Any, remote: Any) -> None:
+    federation = remote(Threads(net, lambda *_: _scaled), minimum=None)
+    before = federation.client_state
+    with pytest.raises(NetworkError, match=r"No update of round 1 could be averaged"):
+        federation.run_round()
+    assert same(federation.client_state, before)
+
+
+def test_the_robust_averages_are_the_same_across_the_network(make_net: Any) -> None:
+    for average in ("trimmed-mean", "median"):
+        robust = make_net(federation={"average": average})
+        trainer = partial(RemoteTrainer, messenger=Threads(robust), network=network(robust))
+        federation = Federation(robust.settings, robust.dataset, key=robust.key, trainer=trainer)
+        try:
+            federation.run_round()
+        finally:
+            federation.close()
+        client_state, server_state = alone(robust, [[0, 1, 2]])
+        assert same(federation.client_state, client_state)
+        assert same(federation.server_state, server_state)
+
+
 def test_the_weights_are_the_servers_count_not_the_clients_word(net: Any, remote: Any) -> None:
     boast = Threads(net, lambda *_: lambda update: replace(update, images=10**9, steps=10**6))
     federation = remote(boast)
@@ -234,7 +299,7 @@ def test_too_few_honest_clients_end_the_run_with_a_sentence(net: Any, remote: An
     federation = remote(Threads(net, lambda client, *_: _smaller if client == 0 else None))
     with pytest.raises(NetworkError, match=r"Only 2 of 3 clients did round 1 as agreed, but 3 must"):
         federation.run_round()
-    with pytest.raises(NetworkError, match=r"1 clients broke the rules"):
+    with pytest.raises(NetworkError, match=r"1 of 3 clients are out"):
         federation.run_round()
 
 

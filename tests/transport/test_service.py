@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -527,3 +528,22 @@ def _until(condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
     while not condition():
         assert time.monotonic() < last, "waited in vain"
         time.sleep(0.02)
+
+
+def test_stopping_in_the_middle_of_a_round_prints_no_traceback(
+    net: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = net.service().start()
+    tickets = net.open(running, running.initial_state)
+    streams = [net.raw(running, client).send(net.hello(tickets[client], client)) for client in tickets]
+    for stream in streams:
+        assert stream.receive().kind is Kind.WELCOME
+    # One waits for its next message, one is in the middle of a step, one in the middle of a tensor.
+    streams[1].send(*net.activation(client=1)).receive()
+    streams[2].send(net.activation(client=2)[0])
+    running.stop()
+    for stream in streams:
+        stream.refusal()
+    gc.collect()  # tasks that nobody waited for complain when they are collected
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert "Traceback" not in capfd.readouterr().err

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from sigil import extras
-from sigil.cli.terminal import show_log
-from sigil.errors import NetworkError
+from sigil.cli.interruption import Interrupted
+from sigil.cli.terminal import printable, show_log
+from sigil.errors import DataError, NetworkError
 
 
 def register(app: typer.Typer) -> None:
@@ -36,6 +37,9 @@ def join(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Where the owner listens, if not as FOLDER says (a tunnel)."),
     ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Go on in place of a process that runs as this client.")
+    ] = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, mps.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -54,12 +58,22 @@ def join(
     """
     extras.need("network")
     from sigil.transport.flower import processes
+    from sigil.transport.flower.only_process import only_process
 
     bundle = bundle.resolve()
     invitation = _read(bundle / "join.json")
+    clients = invitation["clients"]
+    if part is not None and clients is not None and part >= clients:
+        raise NetworkError(
+            f"There is no part {part}: this training has {clients} clients, so --part is 0 to {clients - 1}, "
+            f"and {invitation['client']} is the one that goes with this folder."
+        )
+    if data is not None and data.startswith("folder:"):
+        _check_pictures(Path(data.removeprefix("folder:")))
     processes.quiet(bundle / "flower")
     from sigil.transport.flower import client_app
     from sigil.transport.flower.supernode import SuperNode
+    from sigil.transport.flower.tunnel import Tunnel
 
     config: dict[str, str | int] = {"bundle": str(bundle), "device": device}
     if data_dir is not None:
@@ -72,19 +86,39 @@ def join(
         client_app.split_address(server)
         config["server"] = server
     show_log(quiet)
-    if not quiet:
-        typer.echo(f"Joining {server or invitation['server']} as client {invitation['client']}.")
-    with SuperNode(
-        bundle,
-        address=server or invitation["server"],
-        ca=bundle / "ca.pem",
-        private_key=bundle / "node.key",
-        node_id=invitation["node"],
-        config=config,
-    ) as node:
-        node.work(client_app.app, finished=client_app.finished.is_set)
+    address = server or invitation["server"]
+    try:
+        with only_process(bundle, take_over=take_over), Tunnel(bundle, address) as tunnel:
+            if not quiet:
+                typer.echo(
+                    f"Joining {printable(address)} as client {invitation['client']}; waiting for the owner "
+                    "to begin a round."
+                )
+            with SuperNode(
+                bundle,
+                address=tunnel.address,
+                ca=tunnel.ca,
+                private_key=bundle / "node.key",
+                node_id=invitation["node"],
+                config=config,
+            ) as node:
+                node.work(client_app.app, finished=client_app.finished.is_set)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "Stopped. The same command goes on; a round that was under way is trained again."
+        ) from None
     if not quiet:
         typer.echo("The training is over.")
+
+
+def _check_pictures(folder: Path) -> None:
+    """Raise if there is nothing to train on: better here than in the first round."""
+    try:
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} cannot be read: {error.strerror}; give a folder of pictures.") from None
+    if empty:
+        raise DataError(f"{folder} is empty; give a folder of pictures, with one folder for each class.")
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -93,6 +127,7 @@ def _read(file: Path) -> dict[str, Any]:
         node = found["node"]
         return {
             "client": int(found["client"]),
+            "clients": int(found["clients"]) if "clients" in found else None,
             "server": str(found["server"]),
             "node": None if node is None else int(node),
         }

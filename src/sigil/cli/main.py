@@ -31,6 +31,7 @@ from sigil.cli import (
     train,
     verify,
 )
+from sigil.cli.interruption import Interrupted
 from sigil.cli.terminal import printable
 from sigil.errors import SigilError
 from sigil.version import __version__
@@ -38,6 +39,7 @@ from sigil.version import __version__
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 BUG = 70
+_NOTHING_MORE = "Interrupted: nothing more was done."
 
 # Newer releases of typer carry their own copy of click; this finds the right class in all of them.
 _UsageError = cast(
@@ -126,8 +128,11 @@ def main(argv: list[str] | None = None) -> int:
     except _UsageError as error:
         error.show()
         return 2
+    except Interrupted as stop:
+        _complain(str(stop))
+        return INTERRUPTED
     except (typer.Abort, KeyboardInterrupt):
-        _complain("Interrupted: nothing more was done.")
+        _complain(_NOTHING_MORE)
         return INTERRUPTED
     except BrokenPipeError:
         return _pipe_closed()
@@ -144,6 +149,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except Exception:
         return _bug()
+    if result == INTERRUPTED:  # some releases of typer turn Ctrl-C into this, without a word
+        _complain(_NOTHING_MORE)
     return result if isinstance(result, int) else 0
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,12 +14,15 @@ import typer
 
 from sigil import extras
 from sigil.cli import outputs
+from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile
+from sigil.cli.live import PageHost, PageOption, PagePort, watched
 from sigil.cli.terminal import printable, show_log
-from sigil.cli.train import check_run, print_result, training_key
+from sigil.cli.train import check_run, key_beside, print_result, training_key
 from sigil.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
+    from sigil.federation.settings import Settings
     from sigil.transport import Limits
     from sigil.transport.flower.deployment import Deployment
 
@@ -50,14 +57,26 @@ def serve(
         Path | None,
         typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
     ] = None,
-    owner: Annotated[str, typer.Option(metavar="NAME", help="Owner's name in a key that is made.")] = "owner",
+    owner: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Owner's name in a key that is made; asked for if left out."),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the owner's data sets are."),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="HOST", help="Name or address under which clients reach this machine.")
+        str,
+        typer.Option(
+            metavar="HOST", help="Name or address under which clients reach this machine, and to listen on."
+        ),
     ] = "127.0.0.1",
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Listen on this address instead, if HOST is a router's; 0.0.0.0 for all."
+        ),
+    ] = None,
     port: Annotated[
         int, typer.Option(metavar="P", min=1, max=65534, help="Port for clients; the next one is used too.")
     ] = 9092,
@@ -65,6 +84,9 @@ def serve(
         int | None,
         typer.Option(metavar="P", min=1, max=65535, help="Serve metrics for Prometheus on this machine."),
     ] = None,
+    page: PageOption = False,
+    page_host: PageHost = "127.0.0.1",
+    page_port: PagePort = 0,
     minimum: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Clients that a round needs; all if left out."),
@@ -105,11 +127,11 @@ def serve(
 
     \b
     Examples:
-      sigil serve --clients 2                       on the embedded digits
+      sigil serve --clients 2 --owner ACME          on the embedded digits
       sigil serve -o runs/a --clients 9 --set data.name=cifar10 \\
           --data-dir ~/data --host train.example.org --key owner.key
-      sigil serve --clients 9 --minimum 6 --wait 60     go on without the lost
-      sigil serve --simulate 200 --set federation.rounds=3
+      sigil serve --key owner.key --clients 9 --minimum 6 --wait 60
+      sigil serve --key owner.key --simulate 200 --set federation.rounds=3
     """
     extras.need("network")
     from sigil import hardware
@@ -136,13 +158,15 @@ def serve(
     processes.quiet(network / "flower")
     from sigil.transport.flower.deployment import Deployment
 
-    key = training_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet)
+    name = owner or _ask_owner(settings, out, key_file)
+    key = training_key(settings, out, key_file, name, data_dir, passphrase, passphrase_file, quiet)
     deployment = Deployment(
         settings=settings,
         out=out,
         network=network,
         host=host,
         port=port,
+        listen=listen,
         minimum=minimum,
         wait=wait,
         wire=wire,
@@ -156,11 +180,25 @@ def serve(
     if prepare:
         typer.echo(f"SIGIL_OWNER={printable(str((network / 'owner.json').resolve()))}")
         return
-    owner_run = deployment.owner_run(key, progress=progress.choose(quiet), simulated=simulate is not None)
-    if simulate is not None:
-        deployment.simulate(owner_run, cores=hardware.cores())
-    else:
-        deployment.serve(owner_run, ready=lambda: None if quiet else _invite(deployment))
+    owner_run = deployment.owner_run(key, simulated=simulate is not None)
+    metrics = owner_run.network.metrics
+    with (
+        going_on(out, rounds=settings.federation.rounds, more="clients that are still there join again"),
+        watched(
+            progress.choose(quiet),
+            out=out,
+            page=page,
+            host=page_host,
+            port=page_port,
+            metrics=metrics,
+            quiet=quiet,
+        ) as shown,
+    ):
+        owner_run = replace(owner_run, progress=shown)
+        if simulate is not None:
+            deployment.simulate(owner_run, cores=hardware.cores())
+        else:
+            deployment.serve(owner_run, ready=lambda: None if quiet else _invite(deployment))
     if not quiet:
         print_result(runs.open_run(out), key, key_file, data_dir)
 
@@ -176,12 +214,35 @@ def _check_network(network: Path) -> None:
                 )
 
 
+def _ask_owner(settings: Settings, out: Path, key_file: Path | None) -> str:
+    """The owner's name for a key that will be made; it is published, so nobody is given one unasked."""
+    if not settings.marked or key_file is not None or key_beside(out).exists():
+        return ""
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "A key is made for this training, and its owner's name is published with it; add --owner NAME, "
+            "or --key FILE for a key that is there."
+        )
+    name: str = typer.prompt("Owner's name, as it is published with the key", err=True)
+    return name
+
+
 def _invite(deployment: Deployment) -> None:
+    """Print what clients copy: one whole line per client, as in the README."""
     from sigil.transport.certificates import bundle_folder
 
-    first, last = (bundle_folder(deployment.network, client) for client in (0, deployment.clients - 1))
-    folders = "" if first == last else f"   (one folder a client, to {last.name})"
-    typer.echo(f"Clients join with: sigil join {printable(str(first))}{folders}")
+    loopback = ipaddress.ip_address(deployment.listens).is_loopback
+    front, split = deployment.port, deployment.port + 1
+    typer.echo(f"Listening on {deployment.listens}, ports {front} and {split}.")
+    if loopback:
+        typer.echo("Clients join with these lines, one each (without --part: with all data of their own):")
+    else:
+        typer.echo(
+            "Hand each client its folder by a way that nobody else reads. Clients join with, one each:"
+        )
+    for client in range(deployment.clients):
+        folder = shlex.quote(printable(str(bundle_folder(deployment.network, client))))
+        typer.echo(f"  sigil join {folder}" + (f" --part {client}" if loopback else ""))
 
 
 def _limits(changes: list[str]) -> Limits:

@@ -9,7 +9,9 @@ import typer
 
 from sigil import extras, presets
 from sigil.cli import outputs
+from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
+from sigil.cli.live import PageHost, PageOption, PagePort, watched
 from sigil.cli.terminal import printable
 from sigil.errors import TrainingError
 
@@ -48,6 +50,9 @@ def train(
         Path | None,
         typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are."),
     ] = None,
+    page: PageOption = False,
+    page_host: PageHost = "127.0.0.1",
+    page_port: PagePort = 0,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
@@ -84,14 +89,20 @@ def train(
         return
     check_run(out, inputs=given)
     key, made = find_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet=quiet)
-    finished = runs.train(
-        settings,
-        out,
-        key=key,
-        data_dir=data_dir,
-        progress=progress.choose(quiet),
-        begin=(lambda: save_key(key, out, quiet)) if made and key is not None else None,
-    )
+    with (
+        going_on(out, rounds=settings.federation.rounds),
+        watched(
+            progress.choose(quiet), out=out, page=page, host=page_host, port=page_port, quiet=quiet
+        ) as shown,
+    ):
+        finished = runs.train(
+            settings,
+            out,
+            key=key,
+            data_dir=data_dir,
+            progress=shown,
+            begin=(lambda: save_key(key, out, quiet)) if made and key is not None else None,
+        )
     if not quiet:
         print_result(finished, key, key_file, data_dir)
 
@@ -109,6 +120,9 @@ def print_result(run: Run, key: Key | None, key_file: Path | None, data_dir: Pat
     from sigil.provability import judge_metrics
 
     final = run.final
+    if "accuracy" not in final:
+        typer.echo(f"No round could be evaluated: {printable(final['evaluation_failed'])}.")
+        return
     typer.echo(f"accuracy {100 * final['accuracy']:.1f} %", nl=key is None)
     if key is not None:
         typer.echo(f", WSR {100 * final['wsr']:.1f} %, p = 10^{final['log10_p']:.1f}")

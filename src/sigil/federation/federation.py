@@ -34,7 +34,8 @@ log = logging.getLogger("sigil.federation")
 class RoundResult:
     """What a round came to: means over its steps, and the clients that did not finish it.
 
-    `repeated` tells how many near-repeated activations a client sent, of those that sent any.
+    `repeated` tells how many near-repeated activations a client sent, of those that sent any; `left_out` why
+    a client's update was not averaged.
     """
 
     round: int
@@ -45,6 +46,7 @@ class RoundResult:
     injection: dict[str, float]
     missing: tuple[int, ...] = ()
     repeated: dict[int, int] = field(default_factory=dict)
+    left_out: dict[int, str] = field(default_factory=dict)
 
 
 class Federation:
@@ -120,6 +122,7 @@ class Federation:
             injection=injection_means(sums.injections),
             missing=tuple(sums.missing),
             repeated=dict(sorted(sums.repeated.items())),
+            left_out=dict(sorted(sums.left_out.items())),
         )
 
     def accuracy(self) -> float:

@@ -39,7 +39,7 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
     # Appended to, because a file of which a part is locked must not be truncated on Windows.
     with (folder / ".lock").open("ab") as file:
         try:
-            _take(file, wait)
+            take(file, wait=wait)
         except OSError:
             raise TrainingError(
                 f"Another process is training the run in {folder}; wait for it or choose another --out."
@@ -47,7 +47,8 @@ def locked(folder: Path, *, wait: bool) -> Iterator[None]:
         yield
 
 
-def _take(file: IO[bytes], wait: bool) -> None:
+def take(file: IO[bytes], *, wait: bool) -> None:
+    """Take the lock of an open file; OSError if another process has it and this one does not wait."""
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     elif msvcrt is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,8 +16,16 @@ REDRAW_SECONDS = 0.2
 class Silent:
     """Shows nothing; also the interface of the others."""
 
-    def start(self, name: str, *, first_round: int, rounds: int, images_per_round: int) -> None:
-        """A run begins or goes on after `first_round` finished rounds."""
+    def start(
+        self,
+        name: str,
+        *,
+        first_round: int,
+        rounds: int,
+        images_per_round: int,
+        rows: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """A run begins or goes on after `first_round` finished rounds, whose metrics are `rows`."""
 
     def tick(self, images: int) -> None:
         """Training went over this many images more."""
@@ -34,7 +43,15 @@ class Lines(Silent):
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def start(self, name: str, *, first_round: int, rounds: int, images_per_round: int) -> None:
+    def start(
+        self,
+        name: str,
+        *,
+        first_round: int,
+        rounds: int,
+        images_per_round: int,
+        rows: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.rounds, self.done, self.first = rounds, first_round, first_round
         self.began: float | None = None
         if first_round:
@@ -69,7 +86,15 @@ class Bars(Silent):
             console=console,
         )
 
-    def start(self, name: str, *, first_round: int, rounds: int, images_per_round: int) -> None:
+    def start(
+        self,
+        name: str,
+        *,
+        first_round: int,
+        rounds: int,
+        images_per_round: int,
+        rows: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         self.images = images_per_round
         self.current = 0
         self.drawn = time.monotonic()

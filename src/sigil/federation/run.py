@@ -36,9 +36,10 @@ import torch
 from sigil import extras, files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
-from sigil.federation.federation import Federation, RoundResult
+from sigil.federation.federation import Federation
 from sigil.federation.from_settings import Training, load_data
 from sigil.federation.lock import locked
+from sigil.federation.measuring import measure
 from sigil.federation.observers import ClientObserver, MetricsObserver, ServerObserver
 from sigil.federation.precision import Precision
 from sigil.federation.progress import Silent
@@ -79,8 +80,8 @@ class Run:
 
     @property
     def final(self) -> dict[str, Any]:
-        """The metrics of the last round."""
-        return self.metrics[-1]
+        """The metrics of the last round that could be evaluated; without one, of the last."""
+        return next((row for row in reversed(self.metrics) if "accuracy" in row), self.metrics[-1])
 
     def halves(self) -> tuple[models.Model, models.Model]:
         """The trained client half and server half."""
@@ -181,7 +182,6 @@ def _train(
     begin: Callable[[], None] | None,
 ) -> Run:
     extras.need("train", "tensorboard")
-    from torch.utils.tensorboard import SummaryWriter
 
     dataset = load_data(settings, data_dir)
     federation = Federation(
@@ -215,10 +215,14 @@ def _train(
             first_round=federation.round,
             rounds=rounds,
             images_per_round=federation.images_per_round,
+            rows=metrics,
         )
         while federation.round < rounds:
+            before = (federation.client_state, federation.server_state)
             result = federation.run_round(progress.tick)
-            row = _measure(federation, result, key)
+            row = measure(federation, result, key)
+            if row.get("discarded"):
+                federation.load(result.round, *before)
             metrics.append(row)
             checkpoints.write(
                 folder / "checkpoint",
@@ -244,33 +248,6 @@ def _train(
         federation.close()
         if writer is not None:
             writer.close()
-
-
-def _measure(federation: Federation, result: RoundResult, key: Key | None) -> dict[str, Any]:
-    settings = federation.settings
-    row: dict[str, Any] = {
-        "round": result.round,
-        "lr": result.lr,
-        "loss": result.loss,
-        "images": result.images,
-        "seconds": round(result.seconds, 3),
-        "images_per_second": round(result.images / result.seconds, 1),
-        **{f"injection_{name}": value for name, value in result.injection.items()},
-    }
-    if result.repeated:
-        row["repeated_activations"] = sum(result.repeated.values())
-        row["repeating_clients"] = list(result.repeated)
-    if result.missing:
-        row["missing"] = list(result.missing)
-    last = result.round == settings.federation.rounds
-    if result.round % settings.run.evaluate_every == 0 or last:
-        row["accuracy"] = federation.accuracy()
-        if key is not None:
-            for reading in federation.read_mark(key, probes=settings.watermark.probes):
-                # The names without a kind are those of noise, the paper's probe.
-                end = "" if reading.kind == "noise" else f"_{reading.kind}"
-                row[f"wsr{end}"], row[f"log10_p{end}"] = reading.wsr, reading.log10_p
-    return row
 
 
 def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) -> list[dict[str, Any]]:

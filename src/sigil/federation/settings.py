@@ -64,6 +64,12 @@ class FederationSettings(Section):
     repeated_activations: Literal["count", "refuse"] = Field(
         "count", description="what becomes of a client that sends the same samples again in an epoch"
     )
+    average: Literal["mean", "trimmed-mean", "median"] = Field(
+        "mean", description="of the halves: weighted mean, or coordinate by coordinate without the ends"
+    )
+    trim: float = Field(
+        0.2, gt=0, lt=0.5, description="share of clients that a trimmed mean cuts at each end"
+    )
 
 
 class OptimizerSettings(Section):

@@ -19,7 +19,7 @@ from torch import nn
 
 from sigil.data import Dataset
 from sigil.errors import LossError, RepetitionError, TrainingError
-from sigil.federation.averaging import State, WeightedAverage
+from sigil.federation.averaging import Average, State, WeightedAverage, make_average
 from sigil.federation.client import Client
 from sigil.federation.from_settings import Training, agreed_loss, fresh_optimizer, local_batches
 from sigil.federation.observers import ClientObserver
@@ -47,8 +47,8 @@ class RoundStart:
 class RoundSums:
     """What some clients of a round came to: running averages and sums, ready to be merged with others'."""
 
-    client: WeightedAverage = field(default_factory=WeightedAverage)
-    server: WeightedAverage = field(default_factory=WeightedAverage)
+    client: Average = field(default_factory=WeightedAverage)
+    server: Average = field(default_factory=WeightedAverage)
     loss: float = 0.0
     steps: int = 0
     images: int = 0
@@ -56,6 +56,15 @@ class RoundSums:
     missing: list[int] = field(default_factory=list)
     # Near-repeated activations by client, of those that sent any.
     repeated: dict[int, int] = field(default_factory=dict)
+    # Why an update was left out, by client.
+    left_out: dict[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, settings: Settings, *, missing: Sequence[int] = ()) -> RoundSums:
+        """Nothing yet, with the averages that the settings ask for."""
+        kind, trim = settings.federation.average, settings.federation.trim
+        client, server = (make_average(kind, trim=trim) for _ in range(2))
+        return cls(client, server, missing=list(missing))
 
     def merge(self, other: RoundSums) -> None:
         """Add what other clients came to."""
@@ -67,6 +76,7 @@ class RoundSums:
         self.injections += other.injections
         self.missing += other.missing
         self.repeated |= other.repeated
+        self.left_out |= other.left_out
 
 
 class RoundTrainer(Protocol):
@@ -166,7 +176,7 @@ class LocalTrainer:
         settings, halves = training.settings, training.halves
         in_turn = settings.federation.mode == "sl"
         shared_server = in_turn or settings.federation.server_halves == "shared"
-        sums = RoundSums()
+        sums = RoundSums.begin(settings)
         halves.client.load_state_dict(start.client)
         halves.server.load_state_dict(start.server)
         halves.client.train()

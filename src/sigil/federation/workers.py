@@ -79,6 +79,7 @@ class WorkerTrainer:
         context = processes.get_context("spawn")
         cores = training.settings.run.threads or hardware.cores()
         threads = max(1, cores // count)
+        self._settings = training.settings
         self._clients = range(len(training.parts))
         self._observers = training.server_observers
         self._pipes: list[Connection] = []
@@ -113,7 +114,7 @@ class WorkerTrainer:
                     raise content
                 elif kind == "sums":
                     results[position] = content
-        total = RoundSums()
+        total = RoundSums.begin(self._settings)
         for position in range(count):
             sums, observed = results[position]
             total.merge(sums)

@@ -9,7 +9,7 @@ from sigil.errors import ConfigError
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the split service. Whoever goes beyond one loses that stream, and nobody else notices."""
+    """Limits of the split service and the HTTPS front; who goes beyond one loses that stream or request."""
 
     samples_per_batch: int | None = None
     """Samples in one message; none: one more than the batch size of the settings."""
@@ -33,6 +33,17 @@ class Limits:
     """Streams at once with the same certificate: the one in use and the remains of broken ones."""
     bytes_in_flight: int = 1 << 30
     """Bytes of activations and cut gradients of all open steps; more have to wait."""
+
+    front_connections: int = 1024
+    """Connections to the HTTPS front at once, of all clients."""
+    front_connections_per_client: int = 32
+    """Connections to the HTTPS front at once with the same certificate."""
+    front_handshakes: int = 64
+    """Connections to the HTTPS front that have not shown a certificate yet."""
+    front_bytes: int = 1 << 27
+    """Bytes of requests that the HTTPS front holds at once; half of them of one client."""
+    front_seconds: float = 60.0
+    """Longest time for one request to the HTTPS front, from its head to the last byte of its answer."""
 
     def __post_init__(self) -> None:
         for entry in fields(self):

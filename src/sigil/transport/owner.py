@@ -13,6 +13,7 @@ A round, for the clients that are there when it begins::
         a client that has gone for `wait` seconds      is given up, while more than `minimum` are left
         a client that is there and does not begin      is given up too, but not before `START_SECONDS`
         a client that broke a rule                     is out of the run
+    judge what came back                               what cannot come of training is left out; again: out
     average the halves of those that are done          weighted by the images that the server counted
 """
 
@@ -31,12 +32,14 @@ import torch
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation.averaging import State
 from sigil.federation.from_settings import Training
+from sigil.federation.judging import Update, UpdateJudge
 from sigil.federation.settings import BehaviourSettings
 from sigil.federation.trainer import RoundStart, RoundSums, Tick
 from sigil.transport.certificates import ServerCredentials
 from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
+from sigil.transport.presence import Presence
 from sigil.transport.rejections import Reason
 from sigil.transport.rounds import RoundOutcome
 from sigil.transport.service import SplitService
@@ -50,6 +53,8 @@ PAUSE_SECONDS = 3.0
 MAX_FAILURES = 5
 # A client that is there may have to read its data before it connects for the first time in a round.
 START_SECONDS = 120.0
+# In this many rounds may a client's update be left out of the average; then the client is out as well.
+MAX_LEFT_OUT = 3
 _LOST = (Status.LOST, Status.EXPELLED)
 
 
@@ -72,14 +77,14 @@ class NetworkSettings:
 
     `clients` maps each client's index to the fingerprint of its certificate; `public` is the address under
     which clients reach the split service, which itself listens on `listen`, both "host:port" (none: they are
-    the same). A round needs `minimum` clients, and waits for a client that has gone for `wait` seconds
-    (none: as long as it takes).
+    the same). A round needs `minimum` clients (none: all but those that are out), and waits for a client that
+    has gone for `wait` seconds (none: as long as it takes).
     """
 
     clients: Mapping[int, str]
     credentials: ServerCredentials
     listen: str
-    minimum: int
+    minimum: int | None = None
     public: str | None = None
     wait: float | None = None
     wire: Wire = "float32"
@@ -87,7 +92,7 @@ class NetworkSettings:
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.minimum <= len(self.clients):
+        if self.minimum is not None and not 1 <= self.minimum <= len(self.clients):
             raise ConfigError(
                 f"A round was to need {self.minimum} clients, but there are {len(self.clients)}; choose 1 to "
                 f"{len(self.clients)}."
@@ -115,6 +120,9 @@ class RemoteTrainer:
         self.messenger = messenger
         self.network = network
         self._service: SplitService | None = None
+        self._judge = UpdateJudge(training.halves.client, training.halves.server, settings)
+        self._presence = Presence(network.metrics, network.clients.keys())
+        self._left_out: Counter[int] = Counter()
         self._banned: set[int] = set()
         # Clients that were given up, with the process that was: another one may take part again, and so
         # may this one when it is heard of.
@@ -167,15 +175,21 @@ class RemoteTrainer:
         updates = self._conduct(tasks, here, tick)
         outcome = service.wait_round(timeout=0, minimum=0)
         self._ban(outcome)
-        sums = self._sums(outcome, updates)
-        done = len(self.network.clients) - len(sums.missing)
-        if done < self.network.minimum:
+        done = [client for client in outcome.finished if client in updates]
+        if len(done) < self._minimum:
             raise NetworkError(
-                f"Only {done} of {len(here)} clients did round {start.number} as agreed, but "
-                f"{self.network.minimum} must; the last checkpoint is kept: start again with other clients "
+                f"Only {len(done)} of {len(here)} clients did round {start.number} as agreed, but "
+                f"{self._minimum} must; the last checkpoint is kept: start again with other clients "
                 "or a smaller --minimum."
             )
-        return sums
+        return self._sums(start, outcome, {client: updates[client] for client in done})
+
+    @property
+    def _minimum(self) -> int:
+        """How many clients a round needs."""
+        if self.network.minimum is not None:
+            return self.network.minimum
+        return max(1, len(self.network.clients) - len(self._banned))
 
     def _gather(self) -> dict[int, str]:
         """Wait for the clients of a round: for all that may come, or for `minimum` after `wait` seconds."""
@@ -186,19 +200,22 @@ class RemoteTrainer:
             for client, _ in self.messenger.receive():
                 self._gone.pop(client, None)
             present = self.messenger.present()
+            self._presence.gathered(present.keys(), self._banned)
             for client, process in present.items():
                 if client in self._gone and self._gone[client] != process:
                     del self._gone[client]
             expected = network.clients.keys() - self._banned - self._gone.keys()
             here = {client: present[client] for client in sorted(expected & present.keys())}
             patient = network.wait is None or time.monotonic() - began < network.wait
-            if len(here) >= network.minimum and (len(here) == len(expected) or not patient):
+            if len(here) >= self._minimum and (len(here) == len(expected) or not patient):
                 self._gone |= dict.fromkeys(expected - here.keys())
+                network.metrics.waited.inc(time.monotonic() - began)
                 return here
-            if len(network.clients) - len(self._banned) < network.minimum:
+            if len(network.clients) - len(self._banned) < self._minimum:
                 raise NetworkError(
-                    f"{len(self._banned)} clients broke the rules and are out, and the rest are fewer than "
-                    f"the {network.minimum} that a round needs; start again with a smaller --minimum."
+                    f"{len(self._banned)} of {len(network.clients)} clients are out, and the rest are fewer "
+                    f"than the {self._minimum} that a round needs; the last checkpoint is kept: start again "
+                    "with a smaller --minimum."
                 )
             if not told:
                 log.info("waiting for clients: %d of %d are here", len(here), len(expected))
@@ -228,8 +245,10 @@ class RemoteTrainer:
                     again[client] = now + PAUSE_SECONDS
                 elif self._fits(client, update, tasks[client].client_state):
                     updates[client] = update
-            statuses = self.service.statuses()
+            progress = self.service.progress()
+            statuses = {client: status for client, (status, _) in progress.items()}
             present = self.messenger.present()
+            self._presence.trained(progress, present.keys(), self._banned)
             dropped |= self._banned
             left = {c for c, s in statuses.items() if c not in dropped and not _over(s, c in updates)}
             if not left:
@@ -245,7 +264,7 @@ class RemoteTrainer:
                 starting = statuses[client] is Status.EXPECTED and client in present
                 patience = math.inf if self.network.wait is None else self.network.wait
                 silent = now - seen[client] > (max(patience, START_SECONDS) if starting else patience)
-                if failures[client] >= MAX_FAILURES or (silent and len(rest) > self.network.minimum):
+                if failures[client] >= MAX_FAILURES or (silent and len(rest) > self._minimum):
                     log.warning("the round goes on without client %d", client)
                     dropped.add(client)
                     self._gone[client] = processes[client]
@@ -282,10 +301,20 @@ class RemoteTrainer:
             if result.status is Status.EXPELLED and result.reason is not Reason.RECONNECTS:
                 self._banned.add(client)
 
-    def _sums(self, outcome: RoundOutcome, updates: Mapping[int, RoundUpdate]) -> RoundSums:
+    def _sums(
+        self, start: RoundStart, outcome: RoundOutcome, updates: Mapping[int, RoundUpdate]
+    ) -> RoundSums:
         """The averages, in the order of the clients: bit for bit those of a training in one process."""
-        done = [client for client in outcome.finished if client in updates]
-        sums = RoundSums(missing=sorted(self.network.clients.keys() - set(done)))
+        left_out = self._outliers(start, outcome, updates)
+        done = sorted(updates.keys() - left_out.keys())
+        if not done:
+            raise NetworkError(
+                f"No update of round {start.number} could be averaged (the lines above say why); the last "
+                "checkpoint is kept: start again with other clients."
+            )
+        missing = sorted(self.network.clients.keys() - set(done))
+        sums = RoundSums.begin(self.training.settings, missing=missing)
+        sums.left_out = left_out
         for client in done:
             update, counted = updates[client], outcome.clients[client]
             assert counted.state is not None
@@ -298,6 +327,27 @@ class RemoteTrainer:
             if counted.repeated:
                 sums.repeated[client] = counted.repeated
         return sums
+
+    def _outliers(
+        self, start: RoundStart, outcome: RoundOutcome, updates: Mapping[int, RoundUpdate]
+    ) -> dict[int, str]:
+        """The clients whose update is not averaged, each with the reason; counts and tells them."""
+        judged = {}
+        for client, update in updates.items():
+            counted = outcome.clients[client]
+            assert counted.state is not None
+            judged[client] = Update(update.client_state, counted.state, counted.steps)
+        findings = self._judge.findings(start, judged)
+        for client, finding in sorted(findings.items()):
+            self._left_out[client] += 1
+            self.network.metrics.left_out(finding.fault)
+            log.warning(
+                "the update of client %d is left out of round %d: %s", client, start.number, finding.sentence
+            )
+            if self._left_out[client] >= MAX_LEFT_OUT:
+                self._banned.add(client)
+                log.warning("client %d is out: %d of its updates were left out", client, MAX_LEFT_OUT)
+        return {client: finding.fault.value for client, finding in findings.items()}
 
     def _images(self) -> int:
         return int(self.network.metrics.registry.get_sample_value("sigil_images_total") or 0)

@@ -52,6 +52,23 @@ class Reason(Enum):
     """The server failed; its log says more than it may tell a client."""
 
 
+class FrontRefusal(Enum):
+    """Why the HTTPS front lets a connection or a request go, as the label `reason` of its counter."""
+
+    HANDSHAKE = "handshake"
+    """No certificate of the owner's authority, or not in time."""
+    CERTIFICATE = "certificate"
+    """A certificate of the authority that does not take part in this run."""
+    CONNECTIONS = "connections"
+    """Too many at once, in all or with the same certificate."""
+    REQUEST = "request"
+    """Something else than Flower's Fleet API was asked for."""
+    BYTES = "bytes"
+    """A body that is too large, or more open ones than a client's share."""
+    TIME = "time"
+    """A request that was not sent, or an answer that was not read, in time."""
+
+
 class Rejection(Exception):
     """Ends one stream, with the reason and one sentence that is safe to show to a stranger."""
 
@@ -61,9 +78,26 @@ class Rejection(Exception):
         self.sentence = sentence
 
 
+# What a reason means to a client that did as it was told; the others are about what it sent.
+_IN_OTHER_WORDS = {
+    Reason.TICKET: "The owner has started this round again since it asked this client",
+    Reason.CLOSED: "The owner has gone on from this round, or was started again, while this client was away",
+    Reason.SUPERSEDED: "Another process goes on with this client's round",
+    Reason.RECONNECTS: "The connection broke too often in this round",
+    Reason.DEADLINE: "The owner waited for this client longer than agreed",
+    Reason.STREAMS: "The owner has too many connections at the moment",
+    Reason.VERSION: "Owner and client must run the same release of Sigil",
+}
+
+
 class Refused(NetworkError):
-    """The server refused this client; trying again with the same ticket is pointless."""
+    """The server ended this client's stream; trying again with the same ticket is pointless."""
 
     def __init__(self, reason: Reason, sentence: str) -> None:
-        super().__init__(f"The server refused this client ({reason.value}): {sentence}")
+        words = _IN_OTHER_WORDS.get(reason)
+        if words is None:
+            said = f"The server did not accept what came from this client ({reason.value}): {sentence}"
+        else:
+            said = f"{words} ({reason.value})."
+        super().__init__(said)
         self.reason = reason

@@ -198,6 +198,10 @@ class SplitService:
         """Where every client of the open round stands; nothing if none is open."""
         return self._call(self._statuses())
 
+    def progress(self) -> dict[int, tuple[Status, int]]:
+        """Where every client of the open round stands, and how many images it has gone through."""
+        return self._call(self._progress())
+
     def give_up(self, client: int) -> None:
         """Go on without a client of the open round that has not finished, whether it ever came or not."""
         self._call(self._give_up(client))
@@ -205,6 +209,10 @@ class SplitService:
     async def _statuses(self) -> dict[int, Status]:
         current = self._round
         return {} if current is None else {index: s.status for index, s in current.sessions.items()}
+
+    async def _progress(self) -> dict[int, tuple[Status, int]]:
+        current = self._round
+        return {} if current is None else {i: (s.status, s.images) for i, s in current.sessions.items()}
 
     async def _give_up(self, client: int) -> None:
         if self._round is not None:
@@ -274,6 +282,9 @@ class SplitService:
         self._ready.set_result(None)
         await self._stopping.wait()
         await server.stop(grace=0.2)
+        # What gRPC has under way must end by itself: cancelled with the loop, it would print tracebacks.
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(left, timeout=1.0)
         self._served.scheduler.close()
 
     async def _serve(self, requests: object, context: Any) -> None:

@@ -126,8 +126,11 @@ class Stream:
 
     async def _turn(self, session: Session) -> bool:
         """Take one message and answer it; false after the last one."""
+        clock, stage = asyncio.get_running_loop().time, self._served.metrics.stage
+        began = clock()
         async with self._waiting(session):
             header = wire.unpack(await self._read())
+        stage("client", clock() - began)
         if header.kind is Kind.FINISH:
             await self._finish(session, header)
             return False
@@ -141,19 +144,25 @@ class Stream:
             session.reserved = amount
             session.waited = 0.0
             session.began = asyncio.get_running_loop().time()
+        began = clock()
         assembly = wire.Assembly(header, widen=not self._served.precision.bfloat16)
         async with self._waiting(session):
             while not assembly.complete:
                 assembly.add(await self._read())
         session.bytes += header.size
         values = assembly.tensor()
+        stage("receive", clock() - began)
         del assembly
+        began = clock()
         task = session.spawn(self._compute(session, header.kind, values))
         del values
         answer = await asyncio.shield(task)
+        stage("forward" if header.kind is Kind.ACTIVATION else "backward", clock() - began)
         if header.kind is Kind.LOGIT_GRADIENT:
             session.waited = 0.0
+        began = clock()
         await self._send(session, _ANSWERS[header.kind], answer)
+        stage("send", clock() - began)
         return True
 
     async def _compute(self, session: Session, kind: Kind, values: Tensor) -> Tensor:

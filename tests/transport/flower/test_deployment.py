@@ -19,7 +19,7 @@ import torch
 
 from harness.replay import replay
 from sigil import models
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, NetworkError
 from sigil.federation.from_settings import load_data
 from sigil.federation.run import is_finished, open_run
 from sigil.federation.settings import make
@@ -131,19 +131,21 @@ def test_a_deployment_is_the_same_after_writing_and_reading(tmp_path: Path) -> N
         Deployment.load(tmp_path / "run.network" / "owner.json")
 
 
-@pytest.mark.parametrize(
-    ("host", "listens"),
-    [
-        ("127.0.0.1", "127.0.0.1"),
-        ("localhost", "127.0.0.1"),
-        ("::1", "::1"),
-        ("192.0.2.7", "0.0.0.0"),
-        ("train.example.org", "0.0.0.0"),
-        ("2001:db8::7", "::"),
-    ],
-)
-def test_only_a_host_that_is_not_this_machine_opens_it_to_others(
-    tmp_path: Path, host: str, listens: str
-) -> None:
+def test_it_listens_where_the_host_is_unless_told_otherwise(tmp_path: Path) -> None:
     deployment = Deployment(make({"federation": {"clients": 1}}), tmp_path / "a", tmp_path / "n")
-    assert replace(deployment, host=host)._listen == listens
+    assert deployment.listens == "127.0.0.1"
+    assert replace(deployment, host="train.example.org", listen="127.0.0.1").listens == "127.0.0.1"
+
+
+def test_a_taken_port_of_the_split_service_is_one_sentence_before_clients_are_invited(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        deployment = Deployment(
+            make({"federation": {"clients": 1}, "watermark": {"strength": 0}}),
+            tmp_path / "a",
+            tmp_path / "n",
+            port=port - 1,
+        )
+        deployment.prepare()
+        with pytest.raises(NetworkError, match=f"Port {port} of 127.0.0.1 cannot be opened"):
+            deployment.serve(deployment.owner_run(), ready=lambda: pytest.fail("clients were invited"))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 import uvicorn
 
 from sigil.errors import NetworkError
-from sigil.transport import certificates
+from sigil.transport import Limits, Metrics, certificates
 from sigil.transport.flower.https_front import HttpsFront
 from sigil.transport.flower.processes import free_port
 
@@ -50,8 +53,157 @@ class Place:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("front")
-    certificates.make(folder, clients=1)
+    certificates.make(folder, clients=3)
     return folder
+
+
+def known(folder: Path, *clients: int) -> list[str]:
+    """The fingerprints of some clients' certificates."""
+    return [
+        certificates.ClientCredentials.load(certificates.bundle_folder(folder, client)).fingerprint
+        for client in clients
+    ]
+
+
+def secure(folder: Path, client: int | None = 0) -> ssl.SSLContext:
+    """What a client brings to the handshake; None brings no certificate."""
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    if client is not None:
+        bundle = certificates.bundle_folder(folder, client)
+        context.load_cert_chain(bundle / "client.pem", bundle / "client.key")
+    return context
+
+
+def connect(front: HttpsFront, folder: Path, client: int | None = 0) -> ssl.SSLSocket:
+    """A connection after its handshake, with ten seconds for everything."""
+    line = socket.create_connection(front._listener.getsockname()[:2], timeout=10)
+    return secure(folder, client).wrap_socket(line, server_hostname="localhost")
+
+
+def ended(line: ssl.SSLSocket) -> bool:
+    """Whether the front ends a connection, instead of going on with it."""
+    try:
+        return line.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+def refusals(metrics: Metrics) -> dict[str, float]:
+    text = metrics.text()
+    found = re.findall(r'^sigil_front_refused_total\{reason="(\w+)"\} (\S+)$', text, re.MULTILINE)
+    return {reason: float(count) for reason, count in found if float(count)}
+
+
+@pytest.fixture
+def guarded(folder: Path) -> Iterator[Any]:
+    """Makes fronts with limits of their own, before a SuperLink that is not there."""
+    with ExitStack() as closing:
+
+        def make(**limits: float) -> tuple[HttpsFront, Metrics]:
+            metrics = Metrics()
+            front = HttpsFront(
+                "127.0.0.1",
+                free_port(),
+                target="127.0.0.1:1",
+                ca=folder / "ca.pem",
+                certificate=folder / "server.pem",
+                key=folder / "server.key",
+                known=known(folder, 0, 1),
+                limits=Limits(**limits),  # type: ignore[arg-type]
+                metrics=metrics,
+                limit=100_000,
+            )
+            return closing.enter_context(front), metrics
+
+        yield make
+
+
+HEAD = b"POST /v1/fleet/x HTTP/1.1\r\nhost: a\r\ncontent-length: 90000\r\n\r\n"
+
+
+def heard(front: HttpsFront, context: ssl.SSLContext) -> bool:
+    """Whether the front answers a request that comes in over such a handshake."""
+    line = socket.create_connection(front._listener.getsockname()[:2], timeout=10)
+    try:
+        with context.wrap_socket(line, server_hostname="localhost") as secured:
+            secured.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            return not ended(secured)
+    except OSError:
+        return False
+
+
+def test_nobody_is_heard_without_a_certificate_of_this_run(
+    folder: Path, guarded: Any, tmp_path: Path
+) -> None:
+    front, metrics = guarded()
+    assert heard(front, secure(folder, 0))
+    assert not heard(front, secure(folder, None))
+    assert not heard(front, secure(folder, 2)), "of the authority, but not in this run"
+    certificates.make(tmp_path, clients=1)
+    stranger = secure(tmp_path)
+    stranger.load_verify_locations(folder / "ca.pem")
+    assert not heard(front, stranger), "of another authority"
+    wait_for(lambda: refusals(metrics) == {"handshake": 2.0, "certificate": 1.0, "request": 1.0})
+
+
+def test_a_handshake_that_does_not_come_is_ended(guarded: Any) -> None:
+    front, metrics = guarded(hello_seconds=0.5)
+    with socket.create_connection(front._listener.getsockname()[:2], timeout=10) as silent:
+        assert silent.recv(1) == b""
+    wait_for(lambda: refusals(metrics) == {"handshake": 1.0})
+
+
+def test_connections_are_limited_in_all_by_certificate_and_before_the_handshake(
+    folder: Path, guarded: Any
+) -> None:
+    front, metrics = guarded(front_connections=3, front_connections_per_client=2, front_handshakes=1)
+    with connect(front, folder, 0) as first, connect(front, folder, 0) as second:
+        with connect(front, folder, 0) as third:
+            assert ended(third), "two with this certificate are open"
+        with connect(front, folder, 1) as other:
+            with socket.create_connection(front._listener.getsockname()[:2], timeout=10) as fourth:
+                assert fourth.recv(1) == b"", "three are open"
+            for line in (first, second, other):
+                line.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+                assert line.recv(12) == b"HTTP/1.1 403"
+    wait_for(lambda: refusals(metrics)["connections"] == 2.0)
+    wait_for(lambda: front._open == 0)
+    with (
+        socket.create_connection(front._listener.getsockname()[:2]),
+        socket.create_connection(front._listener.getsockname()[:2], timeout=10) as late,
+    ):
+        assert late.recv(1) == b"", "one handshake is under way"
+
+
+def test_bodies_are_limited_in_all_and_by_client(folder: Path, guarded: Any) -> None:
+    front, metrics = guarded(front_bytes=200_000)
+    with connect(front, folder, 0) as first, connect(front, folder, 0) as second:
+        first.sendall(HEAD)
+        wait_for(lambda: front._held.total() == 90_000)
+        second.sendall(HEAD)
+        assert second.recv(12) == b"HTTP/1.1 503", "a client has half of all"
+    assert refusals(metrics) == {"bytes": 1.0}
+    wait_for(lambda: not front._held.total())
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /v1/fl", HEAD, HEAD + bytes(100)])
+def test_a_request_that_does_not_come_to_its_end_is_ended(folder: Path, guarded: Any, said: bytes) -> None:
+    front, metrics = guarded(front_seconds=0.5)
+    with connect(front, folder) as line:
+        line.sendall(said)
+        answer = b"".join(iter(lambda: line.recv(1000), b""))
+        assert answer[:12] == (b"HTTP/1.1 504" if said.startswith(HEAD) else b"")
+    wait_for(lambda: refusals(metrics) == {"time": 1.0})
+    wait_for(lambda: not front._held.total() and front._open == 0)
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +227,17 @@ def place(folder: Path) -> Iterator[Place]:
         time.sleep(0.01)
     port = free_port()
     target = f"127.0.0.1:{backend.port}"
-    trust = ssl.create_default_context(cafile=folder / "ca.pem")
+    trust = secure(folder)
     with (
-        HttpsFront("127.0.0.1", port, target=target, ca=folder / "ca.pem", limit=100_000, **files) as front,
+        HttpsFront(
+            "127.0.0.1",
+            port,
+            target=target,
+            ca=folder / "ca.pem",
+            known=known(folder, 0),
+            limit=100_000,
+            **files,
+        ) as front,
         httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trust, trust_env=False) as client,
     ):
         yield Place(backend, server, front, client)
@@ -130,8 +290,15 @@ def test_a_request_that_is_too_large_is_refused(place: Place) -> None:
 def test_a_superlink_that_is_away_is_said_to_be_away(folder: Path) -> None:
     port = free_port()
     files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
-    trust = ssl.create_default_context(cafile=folder / "ca.pem")
-    with HttpsFront("127.0.0.1", port, target=f"127.0.0.1:{free_port()}", ca=folder / "ca.pem", **files):
+    trust = secure(folder)
+    with HttpsFront(
+        "127.0.0.1",
+        port,
+        target=f"127.0.0.1:{free_port()}",
+        ca=folder / "ca.pem",
+        known=known(folder, 0),
+        **files,
+    ):
         answer = httpx.post(f"https://127.0.0.1:{port}/v1/fleet/x", verify=trust, trust_env=False)
     assert answer.status_code == 503
 
@@ -139,4 +306,11 @@ def test_a_superlink_that_is_away_is_said_to_be_away(folder: Path) -> None:
 def test_a_port_that_is_taken_is_one_sentence(place: Place, folder: Path) -> None:
     files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
     with pytest.raises(NetworkError, match="choose another --port"):
-        HttpsFront("127.0.0.1", place.backend.port, target="127.0.0.1:1", ca=folder / "ca.pem", **files)
+        HttpsFront(
+            "127.0.0.1",
+            place.backend.port,
+            target="127.0.0.1:1",
+            ca=folder / "ca.pem",
+            known=(),
+            **files,
+        )

@@ -28,7 +28,6 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
 from sigil.data import Dataset
@@ -39,6 +38,9 @@ from sigil.transport import certificates
 from sigil.transport.certificates import ClientCredentials
 from sigil.transport.client import train_round
 from sigil.transport.flower import messages
+from sigil.transport.flower.adapter import (
+    UserConfig,
+)
 
 log = logging.getLogger("sigil.transport")
 

@@ -19,7 +19,6 @@ The owner's key is in none of them.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 from collections.abc import Callable
@@ -46,10 +45,11 @@ from sigil.transport import certificates
 from sigil.transport.certificates import ServerCredentials, bundle_folder
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address
 from sigil.transport.flower.client_app import app as client_app
-from sigil.transport.flower.https_front import HttpsFront
+from sigil.transport.flower.https_front import HttpsFront, listen_on
 from sigil.transport.flower.server_app import OwnerRun, make_app
 from sigil.transport.flower.superlink import SuperLink
 from sigil.transport.limits import Limits
+from sigil.transport.listening import listening_address
 from sigil.transport.metrics import Metrics
 from sigil.transport.owner import NetworkSettings
 from sigil.transport.wire import Wire
@@ -62,8 +62,9 @@ JOIN_FILE = "join.json"
 class Deployment:
     """A training across machines, as the owner described it.
 
-    Clients reach the HTTPS front at `host`:`port` and the split service one port further. `out` is the run's
-    directory, `network` that of the certificates.
+    Clients reach the HTTPS front at `host`:`port` and the split service one port further; both listen on the
+    address `listen` (none: the address of this machine that `host` means). `out` is the run's directory,
+    `network` that of the certificates.
     """
 
     settings: Settings
@@ -71,6 +72,7 @@ class Deployment:
     network: Path
     host: str = "127.0.0.1"
     port: int = 9092
+    listen: str | None = None
     minimum: int | None = None
     wait: float | None = None
     wire: Wire = "float32"
@@ -90,15 +92,9 @@ class Deployment:
         return _address(self.host, self.port)
 
     @property
-    def _listen(self) -> str:
-        """The address to listen on: all of this machine's, unless clients come from it alone."""
-        try:
-            host = ipaddress.ip_address(self.host)
-            if host.is_loopback:
-                return self.host
-            return "::" if host.version == 6 else "0.0.0.0"
-        except ValueError:
-            return "127.0.0.1" if self.host == "localhost" else "0.0.0.0"
+    def listens(self) -> str:
+        """The address to listen on."""
+        return listening_address(self.host, self.listen)
 
     def prepare(self) -> None:
         """Make the certificates and the clients' bundles that are not there yet, and write the file."""
@@ -139,9 +135,9 @@ class Deployment:
                 for client, bundle in bundles.items()
             },
             credentials=ServerCredentials.load(self.network),
-            listen=_address(self._listen, port),
+            listen=_address("127.0.0.1" if simulated else self.listens, port),
             public=None if simulated else split_address(self.address),
-            minimum=self.clients if self.minimum is None else self.minimum,
+            minimum=self.minimum,
             wait=self.wait,
             wire=self.wire,
             limits=self.limits,
@@ -163,12 +159,24 @@ class Deployment:
 
         `ready` is called as soon as clients can join.
         """
+        # The split service takes its port when the first round begins; better to hear of trouble now.
+        listen_on(self.listens, self.port + 1).close()
         ca, certificate, key = (self.network / name for name in ("ca.pem", "server.pem", "server.key"))
         if self.metrics_port is not None:
             owner_run.network.metrics.serve(self.metrics_port)
         with (
             SuperLink(self.network, ca=ca, certificate=certificate, key=key) as link,
-            HttpsFront(self._listen, self.port, target=link.address, ca=ca, certificate=certificate, key=key),
+            HttpsFront(
+                self.listens,
+                self.port,
+                target=link.address,
+                ca=ca,
+                certificate=certificate,
+                key=key,
+                known=owner_run.network.clients.values(),
+                limits=self.limits,
+                metrics=owner_run.network.metrics,
+            ),
         ):
             assert owner_run.nodes is not None
             for public_key, client in owner_run.nodes.items():
@@ -214,7 +222,7 @@ class Deployment:
 
     def _invite(self, client: int, node: int | None) -> None:
         """Write what a client must know to join, beside its certificate."""
-        content = {"client": client, "server": self.address, "node": node}
+        content = {"client": client, "clients": self.clients, "server": self.address, "node": node}
         _write(bundle_folder(self.network, client) / JOIN_FILE, json.dumps(content, indent=1) + "\n")
 
 

@@ -3,24 +3,44 @@
 A SuperLink serves three APIs on one port. Fleet is for clients and checks each call's signature against the
 registered public keys. Control (start and stop runs, register and remove nodes) and Runtime (act as the
 ServerApp) are the owner's, and anybody who reaches the port may call them. Clients are not trusted here,
-so the SuperLink listens on the loopback address, and this process forwards ``POST /v1/fleet/…`` to it, a
-limited number of bytes at a time, and refuses everything else.
+so the SuperLink listens on the loopback address, and this process forwards ``POST /v1/fleet/…`` to it and
+refuses everything else.
+
+The process holds the key, so nobody may make it grow. A connection passes these limits, in this order, and
+what is over one of them is refused and counted:
+
+1. a place among the connections and among the handshakes under way, before a byte is read;
+2. a handshake in time, with a certificate that the owner's authority signed;
+3. a certificate that takes part in this run, and no more connections with it than agreed;
+4. a request's head in time, its body within its own size, its client's share and the front's whole budget;
+5. an answer that is read in time; it is passed on piece by piece.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
+from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from sigil.errors import NetworkError
+from sigil.transport.limits import Limits
+from sigil.transport.metrics import Metrics
+from sigil.transport.rejections import FrontRefusal
+from sigil.transport.scheduler import Budget
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -29,49 +49,69 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PREFIX = "/v1/fleet/"
 # Flower cuts arrays into objects of 5 MB and sends each by itself.
 LIMIT = 16 * 2**20
-TIMEOUT = 60.0
+# One client may take this part of the whole budget: the uploads of a SuperNode, two at once, fit many times.
+SHARE = 2
 # Headers that belong to one connection, not to the message.
 HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
 
 
 class HttpsFront:
-    """An HTTPS server in a thread of this process that forwards Flower's Fleet API."""
+    """An HTTPS server in a thread of this process that forwards Flower's Fleet API.
+
+    `known` are the fingerprints of the certificates that take part. `limit` is the largest body of a request.
+    """
 
     def __init__(
-        self, host: str, port: int, *, target: str, ca: Path, certificate: Path, key: Path, limit: int = LIMIT
+        self,
+        host: str,
+        port: int,
+        *,
+        target: str,
+        ca: Path,
+        certificate: Path,
+        key: Path,
+        known: Collection[str],
+        limits: Limits | None = None,
+        metrics: Metrics | None = None,
+        limit: int = LIMIT,
     ) -> None:
         self.target = f"https://{target}"
         self.limit = limit
+        self.limits = limits or Limits()
+        self.known = frozenset(known)
+        self.connections: Counter[str] = Counter()
+        self._metrics = metrics or Metrics()
+        self._open = 0
+        self._handshakes = 0
+        self._held: Counter[str] = Counter()
+        self._budget = Budget(self.limits.front_bytes)
         self._trust = ssl.create_default_context(cafile=ca)
-        self._client: httpx.AsyncClient | None = None
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family)
-        except OSError as error:
-            raise NetworkError(
-                f"Port {port} of {host} cannot be opened for clients ({error.strerror}); free it or choose "
-                "another --port."
-            ) from None
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._answer,
-                ssl_certfile=certificate,
-                ssl_keyfile=key,
-                interface="asgi3",
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                access_log=False,
-            )
+        self._secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+        self._secure.verify_mode = ssl.CERT_REQUIRED
+        self._secure.load_cert_chain(certificate, key)
+        self._config = uvicorn.Config(
+            self._answer,
+            interface="asgi3",
+            lifespan="off",
+            http="h11",
+            ws="none",
+            log_config=None,
+            # What strangers send is no news for the owner's terminal; refusals are counted.
+            log_level="critical",
         )
-        self._thread = threading.Thread(
-            target=self._server.run, args=([listener],), name="https-front", daemon=True
-        )
+        self._config.load()
+        self._state = ServerState()
+        self._listener = listen_on(host, port)
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._client: httpx.AsyncClient
+        self._thread = threading.Thread(target=self._run, name="https-front", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop letting anybody in."""
-        self._server.should_exit = self._server.force_exit = True
+        with contextlib.suppress(RuntimeError):  # it has ended already
+            self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -82,51 +122,230 @@ class HttpsFront:
     ) -> None:
         self.close()
 
+    def refused(self, why: FrontRefusal) -> None:
+        """Count one refusal."""
+        self._metrics.front_refused(why)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._listener.setblocking(False)
+        pool = httpx.Limits(max_connections=self.limits.front_connections, max_keepalive_connections=16)
+        async with httpx.AsyncClient(
+            verify=self._trust, timeout=self.limits.front_seconds, trust_env=False, limits=pool
+        ) as self._client:
+            accepting = asyncio.create_task(self._accept())
+            await self._stopping.wait()
+            accepting.cancel()
+            self._listener.close()
+            for protocol in list(self._state.connections):
+                protocol.transport.abort()
+
+    async def _accept(self) -> None:
+        tasks: set[asyncio.Task[None]] = set()
+        while True:
+            try:
+                line, _ = await self._loop.sock_accept(self._listener)
+            except OSError:
+                # No file descriptor is left, say: those who are here may finish meanwhile.
+                self.refused(FrontRefusal.CONNECTIONS)
+                await asyncio.sleep(0.1)
+                continue
+            limits = self.limits
+            if self._open >= limits.front_connections or self._handshakes >= limits.front_handshakes:
+                line.close()
+                self.refused(FrontRefusal.CONNECTIONS)
+                continue
+            self._open += 1
+            self._handshakes += 1
+            task = self._loop.create_task(self._shake_hands(line))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _shake_hands(self, line: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: _Connection(self, self._config, self._state),
+                line,
+                ssl=self._secure,
+                ssl_handshake_timeout=self.limits.hello_seconds,
+                ssl_shutdown_timeout=1.0,
+            )
+        except (OSError, TimeoutError):  # ssl.SSLError is an OSError
+            self.refused(FrontRefusal.HANDSHAKE)
+            self._open -= 1
+            line.close()
+        finally:
+            self._handshakes -= 1
+
+    def gone(self) -> None:
+        """A connection that had shaken hands has ended."""
+        self._open -= 1
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path = scope["path"]
-        if scope["method"] != "POST" or not path.startswith(PREFIX) or ".." in path or scope["query_string"]:
-            await _reply(send, 403, b"Only Flower's Fleet API is served here.")
-            return
-        body = await self._read(receive)
-        if body is None:
-            await _reply(send, 413, b"The request is too large.")
-            return
-        if self._client is None:
-            self._client = httpx.AsyncClient(verify=self._trust, timeout=TIMEOUT, trust_env=False)
-        headers = [(name, value) for name, value in scope["headers"] if name not in HOP]
+        began = False
+
+        async def begin(message: MutableMapping[str, Any]) -> None:
+            nonlocal began
+            began = True
+            await send(message)
+
         try:
-            answer = await self._client.post(self.target + path, content=body, headers=headers)
-        except httpx.TransportError:
-            await _reply(send, 503, b"The SuperLink is not there.")
+            async with asyncio.timeout(self.limits.front_seconds):
+                await self._forward(scope, receive, begin)
+        except TimeoutError:
+            self.refused(FrontRefusal.TIME)
+            if not began:
+                await _refuse(send, 504, b"The request took too long.")
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, holder = scope["path"], scope["state"]["holder"]
+        if scope["method"] != "POST" or not path.startswith(PREFIX) or ".." in path or scope["query_string"]:
+            self.refused(FrontRefusal.REQUEST)
+            await _refuse(send, 403, b"Only Flower's Fleet API is served here.")
             return
-        await _reply(send, answer.status_code, answer.content, answer.headers.raw)
+        size = _size(scope, self.limit)
+        if size > self.limit:
+            self.refused(FrontRefusal.BYTES)
+            await _refuse(send, 413, b"The request is too large.")
+            return
+        if self._held[holder] + size > max(self.limit, self.limits.front_bytes // SHARE):
+            self.refused(FrontRefusal.BYTES)
+            # 503, like the 504 below, is what a SuperNode tries again after.
+            await _refuse(send, 503, b"This client has too many requests open.")
+            return
+        async with self._reserved(holder, size):
+            try:
+                body = await _read(receive, size)
+            except ConnectionError:
+                return
+            if body is None:
+                self.refused(FrontRefusal.BYTES)
+                await _refuse(send, 413, b"The request is too large.")
+                return
+            await self._pass_on(path, body, scope["headers"], send)
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The body of a request, or None as soon as it is larger than allowed."""
-        parts: list[bytes] = []
-        size = 0
-        more = True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            part = message.get("body", b"")
-            size += len(part)
-            if size > self.limit:
-                return None
-            parts.append(part)
-            more = message.get("more_body", False)
-        return b"".join(parts)
+    @asynccontextmanager
+    async def _reserved(self, holder: str, size: int) -> AsyncIterator[None]:
+        """Room for a body: of its client's share at once, of the whole as soon as there is some."""
+        self._held[holder] += size
+        try:
+            await self._budget.acquire(size)
+            try:
+                yield
+            finally:
+                self._budget.release(size)
+        finally:
+            self._held[holder] -= size
+            self._held += Counter()  # forgets those that hold nothing
+
+    async def _pass_on(self, path: str, body: bytes, headers: list[tuple[bytes, bytes]], send: Send) -> None:
+        own = [(name, value) for name, value in headers if name not in HOP]
+        try:
+            async with self._client.stream("POST", self.target + path, content=body, headers=own) as answer:
+                kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in HOP]
+                start = {"type": "http.response.start", "status": answer.status_code, "headers": kept}
+                await send(start)
+                async for part in answer.aiter_raw():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except httpx.TransportError:
+            await _refuse(send, 503, b"The SuperLink is not there.")
 
 
-async def _reply(
-    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    """Answer with what the SuperLink answered; without its headers it is our own no, and ends the line."""
-    kept = [(b"connection", b"close")]
-    if headers is not None:
-        kept = [(name, value) for name, value in headers if name.lower() not in HOP]
-    await send({"type": "http.response.start", "status": status, "headers": kept})
+class _Connection(H11Protocol):
+    """One connection after its handshake: counted by certificate, and not for ever without a request."""
+
+    def __init__(self, front: HttpsFront, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config, state, {})
+        self._front = front
+        self._holder: str | None = None
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        holder, front = sha256(certificate).hexdigest(), self._front
+        if holder not in front.known:
+            front.refused(FrontRefusal.CERTIFICATE)
+            transport.abort()
+        elif front.connections[holder] >= front.limits.front_connections_per_client:
+            front.refused(FrontRefusal.CONNECTIONS)
+            transport.abort()
+        else:
+            front.connections[holder] += 1
+            self._holder = holder
+            self.app_state = {"holder": holder}
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        if self._holder is not None:
+            self._front.connections[self._holder] -= 1
+        self._front.gone()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self._waiting is not None:
+                self._waiting.cancel()
+                self._waiting = None
+        elif self._waiting is None:
+            self._wait_for_head()
+
+    def _wait_for_head(self) -> None:
+        self._waiting = self.loop.call_later(self._front.limits.front_seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self._front.refused(FrontRefusal.TIME)
+        self.transport.abort()
+
+
+def listen_on(host: str, port: int) -> socket.socket:
+    """A socket that listens there, or one sentence."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise NetworkError(
+            f"Port {port} of {host} cannot be opened for clients ({error.strerror}); free it or choose "
+            "another --port."
+        ) from None
+
+
+def _size(scope: Scope, largest: int) -> int:
+    """The size that a request announces; the largest one if it announces none."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value)  # h11 lets nothing but digits through
+    return largest
+
+
+async def _read(receive: Receive, size: int) -> bytes | None:
+    """The body of a request, or None as soon as it is larger than reserved."""
+    parts: list[bytes] = []
+    left = size
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError("The client has gone.")
+        part = message.get("body", b"")
+        left -= len(part)
+        if left < 0:
+            return None
+        parts.append(part)
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+async def _refuse(send: Send, status: int, body: bytes) -> None:
+    """Our own no; it ends the connection."""
+    await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body})

@@ -25,6 +25,7 @@ getattr(__import__(module, fromlist=[function]), function)()
 os._exit(0)
 """
 
+# As module and function; named here and not in the adapter, which imports Flower, and `quiet` comes before.
 COMMANDS = {
     "flower-superlink": ("flwr.superlink.cli", "flower_superlink"),
     "flower-supernode": ("flwr.supernode.cli", "flower_supernode"),
@@ -53,6 +54,8 @@ def start(command: str, arguments: Sequence[str], *, log: Path) -> subprocess.Po
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
+            # Ctrl-C is for this process, which ends its children in its own order.
+            start_new_session=True,
         )
 
 

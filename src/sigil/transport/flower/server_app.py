@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid, ServerApp
 
 from sigil.errors import ConfigError, NetworkError
@@ -27,6 +26,10 @@ from sigil.federation.settings import Settings
 from sigil.key import Key
 from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.flower import messages
+from sigil.transport.flower.adapter import (
+    ErrorCode,
+)
+from sigil.transport.metrics import MeasuredProgress
 from sigil.transport.owner import NetworkSettings, RemoteTrainer
 
 log = logging.getLogger("sigil.transport")
@@ -139,7 +142,7 @@ def conduct(owner_run: OwnerRun, grid: Grid) -> Run:
         owner_run.out,
         key=owner_run.key,
         data_dir=owner_run.data_dir,
-        progress=owner_run.progress,
+        progress=MeasuredProgress(owner_run.progress, owner_run.network.metrics),
         trainer=partial(RemoteTrainer, messenger=messenger, network=owner_run.network),
     )
     messenger.dismiss()

@@ -12,27 +12,29 @@ from types import TracebackType
 from typing import Self
 
 import httpx
-from flwr.cli.build import build_fab_from_disk
-from flwr.common.constant import Status
-from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-)
-from flwr.proto.runtime_pb2 import PullTaskInputRequest
 from flwr.serverapp import ServerApp
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.fab import Fab
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 
 from sigil import files
 from sigil.errors import NetworkError
+from sigil.transport.flower.adapter import (
+    ControlHttpClient,
+    Fab,
+    HttpGrid,
+    ListNodesRequest,
+    ListRunsRequest,
+    PullTaskInputRequest,
+    RegisterNodeRequest,
+    RuntimeVersionHttpInterceptor,
+    StartRunRequest,
+    Status,
+    StopRunRequest,
+    TaskIdentity,
+    TaskType,
+    build_fab_from_disk,
+    context_from_proto,
+    fab_to_proto,
+    run_from_proto,
+)
 from sigil.transport.flower.processes import free_port, start, stop
 from sigil.transport.flower.tasks import Runtime
 

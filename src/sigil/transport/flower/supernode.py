@@ -17,16 +17,19 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
 
 from sigil import files
 from sigil.errors import NetworkError
+from sigil.transport.flower.adapter import (
+    DeactivateNodeRequest,
+    ErrorCode,
+    FleetHttpClient,
+    NodeAuthHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    TaskType,
+    pull_task_input,
+    push_message,
+)
 from sigil.transport.flower.processes import free_port, start, stop
 from sigil.transport.flower.tasks import Runtime
 
@@ -143,7 +146,14 @@ class SuperNode:
                 reply = app(message=message, context=context)
             except Exception as error:
                 # Anything: the owner must hear that this client has no answer, or it would wait for one.
-                log.warning("Round given up: %s", error)
+                log.warning(
+                    "This round is not finished here: %s Waiting to be asked again.", _sentence(error)
+                )
                 code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
                 reply = Message(Error(code, type(error).__name__), reply_to=message)
             push_message(client, reply, context)
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -16,16 +16,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
-from flwr.common.constant import SubStatus
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PushTaskOutputRequest
-from flwr.supercore.constant import TaskType
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.interceptors import (
+
+from sigil.transport.flower.adapter import (
+    AcquireTaskRequest,
+    HeartbeatSender,
+    PushTaskOutputRequest,
+    RuntimeHttpClient,
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
+    SubStatus,
     SuperExecAuthHttpInterceptor,
+    TaskType,
+    make_task_heartbeat_fn_http,
 )
-from flwr.supercore.runtime import RuntimeHttpClient
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 

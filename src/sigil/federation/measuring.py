@@ -1,0 +1,80 @@
+"""The metrics of a round: what it came to, how good the model is now, and how well the mark is read."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import torch
+
+from sigil.errors import reason
+from sigil.federation.averaging import State
+from sigil.federation.federation import Federation, RoundResult
+from sigil.key import Key
+from sigil.report import ALPHA, TESTS
+
+log = logging.getLogger("sigil.federation")
+
+
+def measure(federation: Federation, result: RoundResult, key: Key | None) -> dict[str, Any]:
+    """One line of ``metrics.jsonl``."""
+    settings = federation.settings
+    row: dict[str, Any] = {
+        "round": result.round,
+        "lr": result.lr,
+        "loss": result.loss,
+        "images": result.images,
+        "seconds": round(result.seconds, 3),
+        "images_per_second": round(result.images / result.seconds, 1),
+        **{f"injection_{name}": value for name, value in result.injection.items()},
+    }
+    if result.repeated:
+        row["repeated_activations"] = sum(result.repeated.values())
+        row["repeating_clients"] = list(result.repeated)
+    if result.missing:
+        row["missing"] = list(result.missing)
+    if result.left_out:
+        row["left_out"] = {str(client): why for client, why in result.left_out.items()}
+    last = result.round == settings.federation.rounds
+    if result.round % settings.run.evaluate_every == 0 or last:
+        _evaluate(federation, key, row)
+    return row
+
+
+def _evaluate(federation: Federation, key: Key | None, row: dict[str, Any]) -> None:
+    """Add accuracy and the mark's readings to a round's metrics, or the sentence that says why not.
+
+    A round whose weights are not finite, or whose client half answers so, is lost: it is marked as discarded,
+    and training goes on from the weights before it.
+    """
+    try:
+        found: dict[str, Any] = {"accuracy": federation.accuracy()}
+        sound = _finite(federation.client_state) and _finite(federation.server_state)
+        for reading in (
+            () if key is None else federation.read_mark(key, probes=federation.settings.watermark.probes)
+        ):
+            # The names without a kind are those of noise, the paper's probe.
+            end = "" if reading.kind == "noise" else f"_{reading.kind}"
+            found |= {f"wsr{end}": reading.wsr, f"log10_p{end}": reading.log10_p}
+            sound = sound and reading.readable
+            if key is not None and math.isfinite(level := reading.threshold(_level_of_proof(key))):
+                found[f"wsr_level{end}"] = level
+    except Exception as error:  # whatever it is, hours of training are worth more than one measurement
+        row["evaluation_failed"] = reason(error)
+        log.warning("round %d could not be evaluated: %s", row["round"], row["evaluation_failed"])
+        return
+    if sound:
+        row |= found
+        return
+    row |= {"evaluation_failed": "the weights or what they answer are not finite", "discarded": True}
+    log.warning("round %d is discarded: its weights or what they answer are not finite", row["round"])
+
+
+def _level_of_proof(key: Key) -> float:
+    """The p of one reading that proves ownership, after everything that a verdict corrects for."""
+    return min(ALPHA, float(key.fields.alpha)) / (TESTS * 2.0**key.allowance_log2)
+
+
+def _finite(state: State) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point())

@@ -1,0 +1,73 @@
+"""Which address of this machine to listen on: the one that was asked for, never more."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from sigil.errors import NetworkError, reason
+
+
+def listening_address(host: str, listen: str | None = None) -> str:
+    """The numeric address to listen on for clients that are told to connect to `host`.
+
+    That is `listen` if it is given ("0.0.0.0" or "::" for all), else the address of this machine that `host`
+    is or means. A name that means another machine, or only this one to itself, is an error.
+    """
+    if listen is not None:
+        return _own(listen, option="--listen")
+    if host == "localhost":
+        return "127.0.0.1"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return _resolved(host)
+    if address.is_unspecified:
+        raise NetworkError(
+            f"Clients cannot connect to {host}; give the name or address of this machine as --host, and "
+            f"--listen {host} to listen on all of its addresses."
+        )
+    return _own(host, option="--host")
+
+
+def _resolved(host: str) -> str:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise NetworkError(
+            f"The name {host} cannot be looked up here ({reason(error)}); add --listen ADDRESS with the "
+            "address of this machine that clients reach under it."
+        ) from None
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    outside = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
+    for address in outside:
+        if _can_bind(address):
+            return address
+    where = ", ".join(outside or addresses)
+    trouble = "is no address of this machine" if outside else "other machines cannot reach"
+    raise NetworkError(
+        f"{host} means {where} here, which {trouble}; add --listen ADDRESS with the address to listen on, "
+        "0.0.0.0 for all."
+    )
+
+
+def _own(address: str, *, option: str) -> str:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise NetworkError(f"{option} {address} is not an IP address; write 192.0.2.7, say.") from None
+    if not _can_bind(address):
+        raise NetworkError(
+            f"{option} {address} is no address of this machine; choose one that is, or add --listen with it."
+        )
+    return address
+
+
+def _can_bind(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,62 @@
+"""One process for one client, whoever comes second."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sigil.errors import NetworkError
+from sigil.transport.flower.only_process import only_process
+
+FIRST = """
+import sys, time
+from pathlib import Path
+from sigil.transport.flower.only_process import TakenOver, only_process
+try:
+    with only_process(Path(sys.argv[1]), take_over=False):
+        print("in", flush=True)
+        time.sleep(600)
+except TakenOver as told:
+    print(told, flush=True)
+"""
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", FIRST, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    return process
+
+
+def test_a_second_process_is_refused_unless_it_takes_over_and_the_first_is_told(
+    tmp_path: Path, first: subprocess.Popen[str]
+) -> None:
+    with first:
+        second = only_process(tmp_path, take_over=False)
+        with pytest.raises(NetworkError, match=r"Another process is running .* --take-over"):
+            second.__enter__()
+        with only_process(tmp_path, take_over=True):
+            assert first.wait(60) == 0
+            assert first.stdout is not None
+            assert "Another process took over the client" in first.stdout.read()
+    with only_process(tmp_path, take_over=False):
+        pass
+
+
+def test_a_process_that_was_killed_leaves_nothing_behind(
+    tmp_path: Path, first: subprocess.Popen[str]
+) -> None:
+    with first:
+        first.kill()
+    with only_process(tmp_path, take_over=False):
+        pass
+
+
+def test_an_interruption_by_a_person_stays_one(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), only_process(tmp_path, take_over=False):
+        raise KeyboardInterrupt
