@@ -15,7 +15,7 @@ from scipy import stats
 from torch import nn
 
 from sigil import models
-from sigil.draws import Stream
+from sigil.draws import KeyStream
 from sigil.errors import ConfigError, ShapeError
 from sigil.key import Key
 from sigil.statement import KeyFields
@@ -79,7 +79,7 @@ def test_every_choice_is_equally_likely() -> None:
 
 
 def test_words_that_would_favour_small_numbers_are_skipped() -> None:
-    class Words(Stream):
+    class Words(KeyStream):
         def words(self, start: int, count: int) -> Any:
             return np.array([2**64 - 1, 5, 2], dtype=np.uint64)
 

@@ -27,7 +27,7 @@ BLOCK_WORDS: Final = 1 << 16
 Floats = npt.NDArray[np.float64]
 
 
-class Stream:
+class KeyStream:
     """The stream of one subkey, read at any place."""
 
     __slots__ = ("_subkey",)

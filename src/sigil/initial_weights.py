@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from sigil.draws import Stream
+from sigil.draws import KeyStream
 from sigil.errors import ConfigError
 
 MAX_ENTRIES: Final = 2**31
 
 
-def draw(stream: Stream, shape: Sequence[int]) -> Tensor:
+def draw(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     """One weight tensor, float32: of a convolution if it has three axes or more, of a linear layer if two."""
     sizes = tuple(int(size) for size in shape)
     if len(sizes) < 2 or min(sizes) < 1 or math.prod(sizes) > MAX_ENTRIES:
@@ -41,13 +41,13 @@ def draw(stream: Stream, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(out)
 
 
-def held_out(stream: Stream, shape: Sequence[int]) -> Tensor:
+def held_out(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     """Which entries of one weight tensor are held out, bool: each with the probability one in eight."""
     octets = np.frombuffer(stream.octets(0, math.prod(shape)), dtype=np.uint8)
     return torch.from_numpy(octets % 8 == 7).reshape(tuple(shape))
 
 
-def initialise(module: nn.Module, stream: Callable[[str], Stream]) -> tuple[str, ...]:
+def initialise(module: nn.Module, stream: Callable[[str], KeyStream]) -> tuple[str, ...]:
     """Set a module's weights in place, each from the stream of its name; return the names drawn.
 
     A tensor that several layers share is drawn once, under its first name. Parameters of other kinds of
@@ -74,7 +74,7 @@ def initialise(module: nn.Module, stream: Callable[[str], Stream]) -> tuple[str,
     return tuple(drawn)
 
 
-def _set_bias(bias: Tensor, layer: nn.Module, stream: Stream) -> None:
+def _set_bias(bias: Tensor, layer: nn.Module, stream: KeyStream) -> None:
     """Zero in a convolution, U(−1/√inputs, 1/√inputs) in a linear layer: as the models are built."""
     if isinstance(layer, nn.Linear):
         out = np.empty(tuple(bias.shape), dtype=np.float32)

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 from sigil import derivation, initial_weights, key_content, keyfile, seal, shares, statement
-from sigil.draws import Stream
+from sigil.draws import KeyStream
 from sigil.errors import ConfigError, KeyFileError, SealError, ShapeError
 from sigil.key_length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, default_bits
 from sigil.seal import Seal
@@ -360,12 +360,12 @@ class Key:
         stream.fill_normal(out, start=start * size)
         return torch.from_numpy(out)
 
-    def _initial_stream(self, name: str) -> Stream:
+    def _initial_stream(self, name: str) -> KeyStream:
         if self.fields.initialiser is None:
             raise ConfigError("The key states no initial weights; make a new key to have them drawn from it.")
         return self._stream(f"initial/{name}")
 
-    def _stream(self, purpose: str) -> Stream:
+    def _stream(self, purpose: str) -> KeyStream:
         """The stream of one purpose; a key that awaits its seal has none."""
         if self.awaits_seal:
             raise SealError(
@@ -373,7 +373,7 @@ class Key:
                 "then use the key that `sigil key seal` writes."
             )
         sigma = seal.PLAIN if self._seal is None else self._seal.sigma
-        return Stream(derivation.subkey(self._statement, self._seed, sigma, purpose))
+        return KeyStream(derivation.subkey(self._statement, self._seed, sigma, purpose))
 
     def _identity(self) -> tuple[str, bytes]:
         return self.commitment, seal.PLAIN if self._seal is None else self._seal.sigma

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sigil.draws import Stream
+from sigil.draws import KeyStream
 from sigil.errors import ConfigError
 
 MAX_CLIENTS = 4_096
@@ -25,7 +25,7 @@ def check(rule: str | None, carriers_per_bit: int | None, *, client: int, client
     return carriers
 
 
-def deal(stream: Stream, *, bits: int, clients: int, carriers: int) -> npt.NDArray[np.bool_]:
+def deal(stream: KeyStream, *, bits: int, clients: int, carriers: int) -> npt.NDArray[np.bool_]:
     """(clients, bits): every bit has exactly `carriers` clients, whose numbers of bits differ by one at most.
 
     Bit by bit, the clients that carry least take it; the stream decides between those that carry

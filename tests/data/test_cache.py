@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sigil.data import cache
-from sigil.data.cache import Allocate, Source, cached, fingerprint
+from sigil.data.cache import Allocate, Source, cached, source_digest
 from sigil.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def test_decodes_once_and_maps_the_same_images(counted: Counted, tmp_path: Path)
         assert decoded.classes == 2
         np.testing.assert_allclose(decoded.mean, (TRAIN / 255).mean(axis=(0, 2, 3)))
     # Nothing but the entry is left: no temporary directory.
-    assert only_entry(tmp_path / "cache").name == f"small-{fingerprint(counted.source)}"
+    assert only_entry(tmp_path / "cache").name == f"small-{source_digest(counted.source)}"
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def test_changed_files_are_decoded_again(
 
 
 def test_data_may_move(counted: Counted, tmp_path: Path) -> None:
-    before = fingerprint(counted.source)
+    before = source_digest(counted.source)
     moved = tmp_path / "elsewhere"
     counted.source.root.rename(moved)
     after = Source(name="small", root=moved, files=counted.source.files, decode=counted.decode)
-    assert fingerprint(after) == before
+    assert source_digest(after) == before
     other_options = Source("small", moved, counted.source.files, counted.decode, options="64")
-    assert fingerprint(other_options) != before
+    assert source_digest(other_options) != before
 
 
 def cut_images(entry: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from sigil.data import folders
-from sigil.data.cache import cached, fingerprint
+from sigil.data.cache import cached, source_digest
 from sigil.errors import DataError
 
 
@@ -45,7 +45,7 @@ def test_images_get_the_size_of_the_first_or_the_one_given(tmp_path: Path) -> No
     assert np.all(np.abs(first.train_images[6].astype(int) - 99) <= 1)
     given = cached(folders.source(root, size=16), roots=[tmp_path / "cache"])
     assert given.train_images.shape == (7, 3, 16, 16)
-    assert fingerprint(folders.source(root)) != fingerprint(folders.source(root, size=16))
+    assert source_digest(folders.source(root)) != source_digest(folders.source(root, size=16))
 
 
 def test_grey_first_image_makes_a_grey_set(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from sigil.data import hub
-from sigil.data.cache import Decoded, cached, fingerprint
+from sigil.data.cache import Decoded, cached, source_digest
 from sigil.errors import DataError
 
 
@@ -101,9 +101,9 @@ def test_directory_of_pictures(tmp_path: Path) -> None:
 
 def test_changed_local_files_change_the_fingerprint(tmp_path: Path) -> None:
     root = write_parquet(tmp_path / "set", [0, 1] * 4, datasets.Value("int64"))
-    before = fingerprint(hub.source(str(root), downloads=tmp_path))
+    before = source_digest(hub.source(str(root), downloads=tmp_path))
     (root / "more.parquet").write_bytes(b"x")
-    assert fingerprint(hub.source(str(root), downloads=tmp_path)) != before
+    assert source_digest(hub.source(str(root), downloads=tmp_path)) != before
 
 
 def test_loading_script_is_refused_and_not_run(tmp_path: Path) -> None:

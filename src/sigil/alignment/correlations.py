@@ -90,7 +90,7 @@ def match_by_correlations(reference: Floats, suspect: Floats, *, seed: int = 0) 
         order, value = _search(*searched, disturbed)
         if best is None or value > best[0]:
             best = value, order
-            found = _judge(*partial, order[: len(reference)])
+            found = _match(*partial, order[: len(reference)])
             if found.believed:
                 break
     return found
@@ -127,7 +127,7 @@ def _search(reference: Singles, suspect: Singles, guess: Singles) -> tuple[Order
         order, value = better, gained
 
 
-def _judge(reference: Floats, suspect: Floats, order: Order) -> Match:
+def _match(reference: Floats, suspect: Floats, order: Order) -> Match:
     """How well the partial correlations agree, and for how many channels each is the other's best."""
     paired = np.flatnonzero(order < len(suspect))
     columns = suspect[:, order[paired]]

@@ -20,18 +20,18 @@ def digest(model: nn.Module) -> str:
     return files.digest(part for named in model.state_dict().items() for part in named)
 
 
-def fingerprint(model: nn.Module, data: Dataset, *settings: object) -> str:
+def settings_digest(model: nn.Module, data: Dataset, *settings: object) -> str:
     """What must be equal for an interrupted attack to be gone on with: settings, labels and weights."""
     about = (settings, data.name, data.train.images.shape, data.augment, digest(model))
     return files.digest([repr(about), data.train.labels.tobytes()])
 
 
-class Checkpoint:
+class AttackCheckpoint:
     """Weights, optimizer state and number of finished steps of one attack."""
 
-    def __init__(self, path: Path, fingerprint: str) -> None:
+    def __init__(self, path: Path, settings_digest: str) -> None:
         self.path = Path(path)
-        self.fingerprint = fingerprint
+        self.settings_digest = settings_digest
         if not self.path.parent.is_dir():
             raise AttackError(f"The checkpoint {path} cannot be written: {self.path.parent} is no directory.")
 
@@ -42,7 +42,7 @@ class Checkpoint:
             for name, value in values.items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer/{index}/{name}"] = value.contiguous()
-        about = {"fingerprint": self.fingerprint, "done": done}
+        about = {"settings_digest": self.settings_digest, "done": done}
         with files.draft(self.path, replace=True) as place:
             save_file(tensors, place, metadata={"sigil": json.dumps(about)})
 
@@ -53,7 +53,7 @@ class Checkpoint:
         try:
             with safe_open(self.path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("sigil", "{}"))
-                if about.get("fingerprint") != self.fingerprint:
+                if about.get("settings_digest") != self.settings_digest:
                     return 0
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError):

@@ -19,7 +19,7 @@ from sigil.models import Model
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttackResult:
     """The files of an attacked model, and its worth before and after."""
 
     files: list[Path]
@@ -90,7 +90,7 @@ class ModelUnderAttack:
         labels = self.data.train.labels
         return share(self.data, stratified(labels, max(2, round(part * len(labels))), seed=seed))
 
-    def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> Outcome:
+    def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> AttackResult:
         """Write the attacked model and measure both; ``cut`` is where to look for the mark in the new one.
 
         A new model whose activation has another shape than the key cannot carry the mark, and no report is
@@ -99,7 +99,7 @@ class ModelUnderAttack:
         files = save_model(self.out, attacked)
         place = cut or self.cut
         fits = self.key is not None and self.activation_shape(attacked, place) == self.key.shape
-        return Outcome(
+        return AttackResult(
             files,
             before=measure(self.model, data=self.data, key=self.key, cut=self.cut),
             after=measure(attacked, data=self.data, key=self.key if fits else None, cut=place),

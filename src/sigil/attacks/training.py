@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sigil.attacks.checkpoint import Checkpoint, fingerprint
+from sigil.attacks.checkpoint import AttackCheckpoint, settings_digest
 from sigil.attacks.checks import check_at_least, check_choice, check_positive
 from sigil.data import Batches, Dataset, Split
 from sigil.errors import AttackError
@@ -145,7 +145,7 @@ def descend(
     )
     saved = None
     if checkpoint is not None:
-        saved = Checkpoint(checkpoint, fingerprint(model, data, identity, plan, precision))
+        saved = AttackCheckpoint(checkpoint, settings_digest(model, data, identity, plan, precision))
     model.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
     trained = model if only is None else only
     model.requires_grad_(only is None).train(only is None)

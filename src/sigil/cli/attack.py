@@ -9,8 +9,8 @@ import typer
 
 from sigil.cli import attack_tuning
 from sigil.cli.attack_options import (
+    AttackCommand,
     BatchSize,
-    Call,
     Epochs,
     Optimizer,
     Rate,
@@ -59,7 +59,7 @@ def attack() -> None:
 
 @attack_command(app)
 def finetune(
-    call: Call,
+    call: AttackCommand,
     *,
     steps: Steps = None,
     epochs: Epochs = None,
@@ -99,7 +99,7 @@ def finetune(
 
 @attack_command(app)
 def prune(
-    call: Call,
+    call: AttackCommand,
     *,
     ratio: Annotated[float, typer.Option(metavar="R", help="Share of the weights to zero, 0 to 1.")],
     scope: Annotated[
@@ -130,7 +130,7 @@ def prune(
 
 @attack_command(app)
 def quantize(
-    call: Call,
+    call: AttackCommand,
     *,
     format: Annotated[str, typer.Option(metavar="FORMAT", help="fp16, int8 or int4.")],
     per: Annotated[str, typer.Option(metavar="UNIT", help="One scale a channel or tensor.")] = "channel",
@@ -155,7 +155,7 @@ def quantize(
 
 @attack_command(app)
 def subspace(
-    call: Call,
+    call: AttackCommand,
     *,
     early: Annotated[str, typer.Option(metavar="ROUNDS", help="Rounds ruled by the mark, such as 1-2.")],
     late: Annotated[
@@ -232,7 +232,7 @@ def subspace(
 
 @attack_command(app)
 def overwrite(
-    call: Call,
+    call: AttackCommand,
     *,
     second: Annotated[Path, typer.Option(metavar="FILE", help="The attacker's own key file.")],
     strength: Annotated[float, typer.Option(metavar="S", help="Strength of the second mark.")] = 1.0,
@@ -281,7 +281,7 @@ def overwrite(
 
 @attack_command(app)
 def permute(
-    call: Call,
+    call: AttackCommand,
     *,
     scale: Annotated[
         float, typer.Option(metavar="S", help="Deviation of the log of the channels' scales; 0: none.")
@@ -309,7 +309,7 @@ def permute(
 
 @attack_command(app)
 def extract(
-    call: Call,
+    call: AttackCommand,
     *,
     student: Annotated[
         str | None,

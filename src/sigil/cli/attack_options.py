@@ -61,7 +61,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but er
 
 
 @dataclass(frozen=True)
-class Call:
+class AttackCommand:
     """One call of an attack: what it works on, the folder where that lies, and how it talks."""
 
     target: ModelUnderAttack
@@ -105,18 +105,18 @@ def attack_command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command of a function ``attack(call, *, own options)``.
 
-    The options of :func:`open_call`, which every attack has, are added to its own. With an ``opener``, a
+    The options of :func:`open_command`, which every attack has, are added to its own. With an ``opener``, a
     function ``opener(call, *, options)``, those are too, and the attack is given what it returns.
     """
 
     def register(attack: Callable[..., None]) -> Callable[..., None]:
-        shared, own = _options(open_call), _options(attack)
+        shared, own = _options(open_command), _options(attack)
         opened = {} if opener is None else _options(opener)
         first, rest = list(shared.values())[:2], list(shared.values())[2:]
 
         def run(**given: Any) -> None:
             _check(given)
-            call = open_call(**{name: given.pop(name) for name in shared})
+            call = open_command(**{name: given.pop(name) for name in shared})
             if opener is not None:
                 call = opener(call, **{name: given.pop(name) for name in opened})
             attack(call, **given)
@@ -148,7 +148,7 @@ def _check(given: dict[str, Any]) -> None:
     outputs.check_apart(wanted, inputs | {"SUSPECT": read["suspect"]})
 
 
-def open_call(
+def open_command(
     *,
     suspect: Suspect,
     out: Out,
@@ -160,7 +160,7 @@ def open_call(
     data_dir: DataDir = None,
     cut: Cut = None,
     quiet: Quiet = False,
-) -> Call:
+) -> AttackCommand:
     """Open everything that the command line names."""
     from sigil import data as datasets
     from sigil.attacks.model_under_attack import ModelUnderAttack
@@ -173,7 +173,7 @@ def open_call(
         data=None if data is None else datasets.load(data, data_dir=data_dir),
         cut=cut,
     )
-    return Call(target, suspect if suspect.is_dir() else suspect.parent, cut, quiet)
+    return AttackCommand(target, suspect if suspect.is_dir() else suspect.parent, cut, quiet)
 
 
 def line(when: str, measured: Measurement) -> str:

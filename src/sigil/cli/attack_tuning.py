@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigil.cli.attack_options import (
+    AttackCommand,
     BatchSize,
-    Call,
     Epochs,
     Optimizer,
     Rate,
@@ -47,7 +47,7 @@ Reversal = Annotated[
 class TuningCall:
     """A call of an attack that fine-tunes: what every attack has, the attacker's images, and how to train."""
 
-    call: Call
+    call: AttackCommand
     images: Dataset
     how: Tuning
 
@@ -71,7 +71,7 @@ class TuningCall:
 
 
 def open_tuning(
-    call: Call,
+    call: AttackCommand,
     *,
     steps: Steps = None,
     epochs: Epochs = None,

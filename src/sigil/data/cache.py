@@ -1,6 +1,6 @@
 """Decoded images on disk: made once, then memory-mapped by every run and process.
 
-A cache entry is a directory `<name>-<fingerprint>` with four arrays (uint8 images and int64 labels of
+A cache entry is a directory `<name>-<source_digest>` with four arrays (uint8 images and int64 labels of
 both splits) and `meta.json`, which says what they must look like. It is built under a temporary name
 and renamed when complete, so an entry is either whole or absent.
 """
@@ -47,7 +47,7 @@ class Allocate(Protocol):
 class Source:
     """A data set as it lies on disk.
 
-    `name` names the cache entry; `files` (paths under `root`) are what the fingerprint covers: names,
+    `name` names the cache entry; `files` (paths under `root`) are what the source_digest covers: names,
     sizes and times; `options` are settings that change the decoded images; `decode` fills the arrays
     that it asks for and returns the number of classes.
     """
@@ -72,7 +72,7 @@ class Decoded:
     std: tuple[float, ...]
 
 
-def fingerprint(source: Source) -> str:
+def source_digest(source: Source) -> str:
     """Give 16 hex digits that change with the name, size or time of any source file."""
     digest = hashlib.sha256(f"{_VERSION}\n{source.options}\n".encode())
     for file in source.files:
@@ -93,7 +93,7 @@ def cached(source: Source, *, roots: Sequence[Path]) -> Decoded:
     `roots` are the directories to look in, best first; a new entry goes to the first that can be
     written.
     """
-    entry = f"{source.name}-{fingerprint(source)}"
+    entry = f"{source.name}-{source_digest(source)}"
     for root in roots:
         decoded = _open(root / entry)
         if decoded is not None:

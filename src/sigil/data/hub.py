@@ -31,7 +31,7 @@ def source(name: str, *, downloads: Path, size: int | None = None) -> Source:
     `downloads` is where the library keeps what it fetches. The images are those of the first column
     of pictures; the labels are the column `label` or `labels`, or else the first column of classes.
     All images get the size of the first one, or `size` x `size`; they are grey if the first one is.
-    The files of a local directory are part of the fingerprint; a set of the hub is decoded once and
+    The files of a local directory are part of the source_digest; a set of the hub is decoded once and
     then taken from the cache until that is removed.
     """
     local = Path(name).expanduser()

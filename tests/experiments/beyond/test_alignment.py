@@ -80,7 +80,7 @@ def test_a_test_of_the_null_is_the_one_that_verification_makes() -> None:
     key = Key.generate("ACME", shape=(32, 2, 2), bits=50, seed=bytes(32))
     with torch.no_grad():
         answers = client(noise(SHAPE, 512, generator=torch.Generator().manual_seed(0)))
-    p, z = alignment_null.judge(answers, key)
+    p, z = alignment_null.p_and_z(answers, key)
     reading = verify(client, key, input_shape=SHAPE, seed=0).readings[0]
     assert p == pytest.approx(10.0**reading.log10_p, rel=1e-6)
     weights = np.array(reading.weights)

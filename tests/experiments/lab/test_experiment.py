@@ -7,7 +7,7 @@ import pytest
 from sigil.errors import ExperimentError
 from sigil.experiments import registry
 from sigil.experiments.lab import scales
-from sigil.experiments.lab.experiment import Finding, Measured, difference, judge, listed
+from sigil.experiments.lab.experiment import Finding, Measured, check_claim, difference, listed
 from sigil.experiments.lab.scales import SCALES, PerScale
 from sigil.experiments.lab.store import Cell, Result, Store
 from sigil.experiments.pages.tables import Number
@@ -17,10 +17,12 @@ def test_a_claim_must_hold_for_every_number() -> None:
     def high(wsr: float) -> bool:
         return wsr >= 95
 
-    assert judge("High", {"a": 99.0, "b": 96.0}, high) == Finding("High: 99.0 (a), 96.0 (b).", True)
-    assert judge("High", {"a": 99.0, "b": 94.0}, high).agrees is False
-    assert judge("High", {"a": 99.0, "b": None}, high) == Finding("High: 99.0 (a); 1 not measured.", True)
-    assert judge("High", {"a": None, "b": None}, high) == Finding("High: not measured.", None)
+    assert check_claim("High", {"a": 99.0, "b": 96.0}, high) == Finding("High: 99.0 (a), 96.0 (b).", True)
+    assert check_claim("High", {"a": 99.0, "b": 94.0}, high).agrees is False
+    assert check_claim("High", {"a": 99.0, "b": None}, high) == Finding(
+        "High: 99.0 (a); 1 not measured.", True
+    )
+    assert check_claim("High", {"a": None, "b": None}, high) == Finding("High: not measured.", None)
 
 
 def test_findings_as_a_list() -> None:

@@ -46,7 +46,7 @@ def random_keys(owner: Run, clean: Run, *, keys: int, images: Tensor) -> dict[st
     p: dict[str, list[float]] = {name: [] for name in ways}
     for key in _drawn(keys, tuple(answers.shape[1:]), f"of {clean.settings.run.seed}"):
         for name, values in ways.items():
-            p[name].append(judge(values, key)[0])
+            p[name].append(p_and_z(values, key)[0])
     return {
         "p_values": {name: _short(sorted(values)) for name, values in p.items()},
         "sure": _sure(alignments),
@@ -74,7 +74,7 @@ def real_keys(
             row: dict[str, Any] = {"reference": name, "clean": number, "p": {}, "z": {}}
             alignments = _alignments(half, reference, images)
             for way, values in _ways(alignments, answers, reference).items():
-                row["p"][way], row["z"][way] = _short(judge(values, key))
+                row["p"][way], row["z"][way] = _short(p_and_z(values, key))
                 if name == "owner":
                     to_owner.setdefault(way, []).append(values[:FEW])
             rows.append(row | {"sure": _sure(alignments)})
@@ -103,11 +103,11 @@ def chosen_afterwards(clean: Run, key: Key) -> dict[str, Any]:
     for name, values in (("as it is", answers), ("chosen", chosen)):
         projection = values.flatten(1) @ key.matrix
         right = ((projection >= 0) == (key.target == 1)).double().mean()
-        found[name] = {"wsr": 100 * float(right), "log10_p": float(np.log10(judge(values, key)[0]))}
+        found[name] = {"wsr": 100 * float(right), "log10_p": float(np.log10(p_and_z(values, key)[0]))}
     return found
 
 
-def judge(values: Tensor, key: Key) -> tuple[float, float]:
+def p_and_z(values: Tensor, key: Key) -> tuple[float, float]:
     """The exact p-value of activations (n, *key.shape), and z = T/√(Σ w²)."""
     ones, z = _scores(values, key)
     found = statistics.p_value(ones.numpy(), key.target.to(torch.int64).numpy(), len(values))

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from scipy import stats
 
 from sigil.experiments.beyond.alignment_null import Floats
-from sigil.experiments.lab.experiment import Finding, Measured, judge
+from sigil.experiments.lab.experiment import Finding, Measured, check_claim
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import (
@@ -232,20 +232,20 @@ def verdict(measured: Measured) -> list[Finding]:
         for cell in _having(measured, "model")
     }
     return [
-        judge(
+        check_claim(
             "Disguised and as it is, the copy is no proof (log10 p > −2)",
             {"p": None if plain is None else plain["as it is"]["log10_p"]},
             lambda x: x > -2,
         ),
-        judge(
+        check_claim(
             "The disguise leaves accuracy as it was (0.02 points)",
             {"change": None if plain is None else plain["accuracy"] - plain["accuracy_before"]},
             lambda x: abs(x) <= 0.02 + 1e-9,
             "+.2f",
         ),
-        judge("Aligned, WSR is at least 99 %", numbers("attack none", "wsr"), lambda x: x >= 99),
-        judge("Aligned, p < 1e-9 (log10 p)", numbers("attack none", "log10_p"), lambda x: x < -9),
-        judge(
+        check_claim("Aligned, WSR is at least 99 %", numbers("attack none", "wsr"), lambda x: x >= 99),
+        check_claim("Aligned, p < 1e-9 (log10 p)", numbers("attack none", "log10_p"), lambda x: x < -9),
+        check_claim(
             "The initial weights undo the disguise of all architectures (log10 p ≤ −6.5)",
             traced,
             lambda x: x <= PROVEN,
@@ -268,12 +268,12 @@ def _of_attacks(measured: Measured) -> list[Finding]:
             if known is not None and known["before"]["owned"]:
                 left[attack] = known["initial weights"]["log10_p"]
     return [
-        judge(
+        check_claim(
             "Copies that other attacks left proven are proven by the initial weights (log10 p ≤ −6.5)",
             left,
             lambda x: x <= PROVEN,
         ),
-        judge(
+        check_claim(
             "After other attacks, the initial weights restore the WSR that those had left (2 points)",
             change,
             lambda x: x >= -2,
@@ -292,25 +292,25 @@ def _of_the_null(measured: Measured) -> list[Finding]:
     strangers = [numbers["sure"] for numbers in _of_random_keys(measured, sibling=False)]
     strangers += [] if real is None else [pair["sure"] for pair in real["pairs"]]
     return [
-        judge(
+        check_claim(
             "Random keys on clean models: p is uniform (KS test)",
             {way: _uniformity(_by_random(measured, way, sibling=False)) for way in ways},
             lambda x: x > UNLIKELY,
             ".2g",
         ),
-        judge(
+        check_claim(
             "Real keys on clean models: p is uniform (KS test)",
             {way: _uniformity(_by_real(real, way)) for way in ways},
             lambda x: x > UNLIKELY,
             ".2g",
         ),
-        judge(
+        check_claim(
             "The owner's key does as well on clean models as random keys (share that reach its mean z)",
             {way: None if real is None else _above(real, way) for way in ways},
             lambda x: x > 0.01,
             ".2f",
         ),
-        judge(
+        check_claim(
             f"No clean model of other origin is believed, of {len(strangers)}",
             {
                 f"{way}, at most {_surest(strangers, way):.0%} sure": sum(

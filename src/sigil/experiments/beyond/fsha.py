@@ -19,7 +19,7 @@ from torch import Tensor
 from sigil.data import Dataset
 from sigil.experiments.beyond import splitguard
 from sigil.experiments.lab import stealth
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages import figures
@@ -149,14 +149,16 @@ def verdict(measured: Measured) -> list[Finding]:
         }
 
     return [
-        judge("Most reconstructions are recognised (%)", {"nearest": nearest}, lambda share: share > 50),
-        judge(
+        check_claim(
+            "Most reconstructions are recognised (%)", {"nearest": nearest}, lambda share: share > 50
+        ),
+        check_claim(
             "Each detector suspects FSHA (% of scores)",
             suspicious(stealth.FSHA_AS_PUBLISHED),
             lambda share: share > 0,
             ".0f",
         ),
-        judge(
+        check_claim(
             "and clears an honest server",
             suspicious(stealth.HONEST),
             lambda share: share == 0,

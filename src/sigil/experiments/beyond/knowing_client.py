@@ -26,7 +26,7 @@ from scipy.stats import mannwhitneyu
 
 from sigil.detectors import local_gradients_of_run
 from sigil.experiments.lab import stealth
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages import figures
@@ -194,7 +194,7 @@ def verdict(measured: Measured) -> list[Finding]:
         }
 
     return [
-        judge(
+        check_claim(
             f"A client that knows of the mark cannot tell {stealth.label(server)} in round 1 (AUC, %)",
             separation(server),
             lambda value: value < 60,

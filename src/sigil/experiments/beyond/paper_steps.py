@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sigil.experiments.lab import attacked
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages.tables import Page, Table
@@ -46,15 +46,17 @@ def verdict(measured: Measured) -> list[Finding]:
         return {name: measured.mean(name, "wsr") for name in names}
 
     return [
-        judge(
+        check_claim(
             "The weakest mark embeds (WSR of at least 95 %)", rates("strength 0.01 none"), lambda x: x >= 95
         ),
-        judge(
+        check_claim(
             "The adaptive attack leaves the mark of strength 0.1 above 70 %",
             rates("strength 0.1 R_wm 10"),
             lambda x: x > 70,
         ),
-        judge("and brings that of strength 1.0 below it", rates("strength 1 R_wm 10"), lambda x: x < 70),
+        check_claim(
+            "and brings that of strength 1.0 below it", rates("strength 1 R_wm 10"), lambda x: x < 70
+        ),
     ]
 
 

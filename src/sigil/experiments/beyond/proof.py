@@ -14,7 +14,7 @@ from typing import Any
 
 from sigil import attacks
 from sigil.experiments.lab.attacked import entries, marks
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.lengths import PROOF
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.stealth import OUTLIERS
@@ -88,13 +88,13 @@ def verdict(measured: Measured) -> list[Finding]:
 
     lengths = _lengths(measured)
     return [
-        judge(
+        check_claim(
             "Every length is proof before an attack (log10 p of at most −6.5)",
             {f"{bits} bits": worst(bits, "none") for bits in lengths},
             lambda x: x <= LEVEL,
         ),
         *(
-            judge(
+            check_claim(
                 f"{bits} bits are proof after every attack (largest log10 p)",
                 {"worst": worst(bits, *ATTACKS)},
                 lambda x: x <= LEVEL,

@@ -23,7 +23,14 @@ from sigil.experiments.beyond.proof import LEVEL
 from sigil.experiments.lab import published as paper
 from sigil.experiments.lab import stealth
 from sigil.experiments.lab.attacked import entries
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, final_numbers, judge
+from sigil.experiments.lab.experiment import (
+    Experiment,
+    Finding,
+    Measured,
+    check_claim,
+    difference,
+    final_numbers,
+)
 from sigil.experiments.lab.scales import PAPER_BITS, PerScale, Scale, Sections
 from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell, Store
@@ -219,35 +226,39 @@ def verdict(measured: Measured) -> list[Finding]:
 
     clean = measured.mean(f"{LARGER}{CLEAN} {UNDONE}", "accuracy")
     return [
-        judge(
+        check_claim(
             "With the paper's number of bits per channel the mark embeds at every cut (WSR of at least 95 %)",
             numbers("wsr", *CUTS),
             lambda x: x >= 95,
         ),
-        judge("and SplitOut counts at most 25 outliers in 256", numbers(OUTLIERS, *CUTS), lambda x: x <= 25),
-        judge(
+        check_claim(
+            "and SplitOut counts at most 25 outliers in 256", numbers(OUTLIERS, *CUTS), lambda x: x <= 25
+        ),
+        check_claim(
             f"Twice the width holds {BITS} bits (WSR of at least 95 %)",
             numbers("wsr", LENGTH),
             lambda x: x >= 95,
         ),
-        judge(
+        check_claim(
             "With the paper's number of steps noise leaves the mark (WSR of at least 95 %)",
             numbers("wsr", *NOISE),
             lambda x: x >= 95,
         ),
-        judge(
+        check_claim(
             "Many clients that take as many steps as few do carry the mark (95 %)",
             numbers("wsr", CLIENTS),
             lambda x: x >= 95,
         ),
-        judge("λ = 0.01 embeds (WSR of at least 95 %)", numbers("wsr", WEAKEST), lambda x: x >= 95),
-        judge("The adaptive attack leaves λ = 0.1 above 70 %", numbers("wsr", ATTACK), lambda x: x > 70),
-        judge(
+        check_claim("λ = 0.01 embeds (WSR of at least 95 %)", numbers("wsr", WEAKEST), lambda x: x >= 95),
+        check_claim(
+            "The adaptive attack leaves λ = 0.1 above 70 %", numbers("wsr", ATTACK), lambda x: x > 70
+        ),
+        check_claim(
             f"{BITS} bits in twice the width are proof after {adaptive.HARDER} (log10 p)",
             numbers("log10_p", adaptive.HARDER),
             lambda x: x <= LEVEL,
         ),
-        judge(
+        check_claim(
             "With all images and the paper's number of steps marking costs at most 1 point of accuracy",
             {
                 check: difference(marked, clean)
@@ -256,13 +267,17 @@ def verdict(measured: Measured) -> list[Finding]:
             lambda x: x >= -1,
             "+.1f",
         ),
-        judge("λ = 0.1 embeds (WSR of at least 95 %)", numbers("wsr", *with_all(MARKED)), lambda x: x >= 95),
-        judge(
+        check_claim(
+            "λ = 0.1 embeds (WSR of at least 95 %)", numbers("wsr", *with_all(MARKED)), lambda x: x >= 95
+        ),
+        check_claim(
             "The adaptive attack leaves it above 70 %", numbers("wsr", *with_all(ATTACK)), lambda x: x > 70
         ),
-        judge("λ = 0.01 embeds (95 %)", numbers("wsr", *with_all(WEAKEST)), lambda x: x >= 95),
-        judge("Noise of 1/100 leaves λ = 0.1 (95 %)", numbers("wsr", LARGER + NOISIEST), lambda x: x >= 95),
-        judge(
+        check_claim("λ = 0.01 embeds (95 %)", numbers("wsr", *with_all(WEAKEST)), lambda x: x >= 95),
+        check_claim(
+            "Noise of 1/100 leaves λ = 0.1 (95 %)", numbers("wsr", LARGER + NOISIEST), lambda x: x >= 95
+        ),
+        check_claim(
             "SplitOut counts at most 25 outliers in 256",
             numbers(OUTLIERS, *with_all(MARKED, WEAKEST)),
             lambda x: x <= 25,

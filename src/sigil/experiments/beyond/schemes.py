@@ -23,7 +23,7 @@ from sigil.attacks.halves import Halves
 from sigil.attacks.training import Tuning
 from sigil.data import Dataset
 from sigil.experiments.lab.attacked import attackers_share, marks
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages.tables import NOT_RUN, Answer, Entry, Number, Page, Table, Words
@@ -251,7 +251,7 @@ def verdict(measured: Measured) -> list[Finding]:
 
     stamped = KEYS["stamped"]
     return [
-        judge(
+        check_claim(
             f"Under the scheme {scheme} a stamped key's mark is proven after {attack} (largest log10 p)",
             {attack: worst(scheme, attack)},
             lambda x: proven(x, stamped),
@@ -259,7 +259,7 @@ def verdict(measured: Measured) -> list[Finding]:
         for scheme in SCHEMES
         for attack in ("none", "fine-tuning", "reversal", "reading")
     ] + [
-        judge(
+        check_claim(
             "Attacks on the mark leave the origin proven with a plain key (largest log10 p)",
             {
                 f"{scheme}, {attack}": max(found)

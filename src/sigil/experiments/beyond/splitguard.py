@@ -12,7 +12,7 @@ from typing import Any
 
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.experiments.lab import stealth
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.lab.watched_live import CLIENTS, SERVERS, cells, name_of
 from sigil.experiments.pages import figures
@@ -85,7 +85,7 @@ def verdict(measured: Measured) -> list[Finding]:
             for cut in stealth.CUTS
             for server in servers
         }
-        return judge(claim, stealth.suspicious(measured, names, "splitguard"), rule, ".0f")
+        return check_claim(claim, stealth.suspicious(measured, names, "splitguard"), rule, ".0f")
 
     return [
         finding("No score of an honest server is suspicious (%)", [stealth.HONEST], lambda share: share == 0),

@@ -78,12 +78,12 @@ class Finding:
     agrees: bool | None
 
 
-def judge(
+def check_claim(
     claim: str, measured: Mapping[str, float | None], rule: Callable[[float], bool], form: str = ".1f"
 ) -> Finding:
     """A claim that must hold for each of these numbers, as far as they were measured.
 
-    >>> judge("WSR of at least 95 %", {"λ = 0.1": 99.5, "λ = 1": None}, lambda wsr: wsr >= 95)
+    >>> check_claim("WSR of at least 95 %", {"λ = 0.1": 99.5, "λ = 1": None}, lambda wsr: wsr >= 95)
     Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1); 1 not measured.', agrees=True)
     """
     known = {name: number for name, number in measured.items() if number is not None}

@@ -11,9 +11,9 @@ from sigil.experiments.lab.experiment import (
     Experiment,
     Finding,
     Measured,
+    check_claim,
     difference,
     final_numbers,
-    judge,
 )
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell
@@ -76,11 +76,13 @@ def table(name: str, *, caption: str, axis: str, rows: Rows, published: str, cos
         accuracies = {f"λ = {strength:g}": change(names[-1], strength, "accuracy") for strength in STRENGTHS}
         claim = f"{axis} {names[-1]} instead of {names[0]}"
         return [
-            judge(f"{claim} costs at least 5 points of accuracy", accuracies, lambda x: x <= -5, "+.1f")
+            check_claim(f"{claim} costs at least 5 points of accuracy", accuracies, lambda x: x <= -5, "+.1f")
             if costs
-            else judge(f"{claim} costs at most 3 points of accuracy", accuracies, lambda x: x >= -3, "+.1f"),
+            else check_claim(
+                f"{claim} costs at most 3 points of accuracy", accuracies, lambda x: x >= -3, "+.1f"
+            ),
             *(
-                judge(
+                check_claim(
                     f"The mark of λ = {strength:g} is weakened by at most 5 points",
                     {f"{axis} {row}": change(row, strength, "wsr") for row in names[1:]},
                     lambda x: x >= -5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import STRENGTHS, TASKS
 from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import Page, Picture
@@ -47,7 +47,7 @@ def verdict(measured: Measured) -> list[Finding]:
                 distance = sum(apart) / len(apart) if apart else None
             distances[f"{model} λ = {strength:g}"] = distance
     return [
-        judge(
+        check_claim(
             "In the second half of the training marked and clean accuracy lie within 3 points on average",
             distances,
             lambda x: x <= 3,

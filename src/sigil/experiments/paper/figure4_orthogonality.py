@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages import figures
@@ -54,7 +54,7 @@ def verdict(measured: Measured) -> list[Finding]:
         for strength in STRENGTHS
     }
     return [
-        judge(
+        check_claim(
             "The mean cosine over training is near zero (below 0.01)", means, lambda x: abs(x) < 0.01, ".0e"
         )
     ]

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from sigil.detectors import GradientScrutinizer
 from sigil.experiments.lab import stealth, watched_live
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages import figures
@@ -120,7 +120,9 @@ def verdict(measured: Measured) -> list[Finding]:
     """The paper's sentences about this detector, and its positive control."""
 
     def finding(claim: str, names: dict[str, str], rule: Callable[[float], bool]) -> Finding:
-        return judge(f"{claim} (pooled, % of scores)", stealth.suspicious(measured, names, NAME), rule, ".0f")
+        return check_claim(
+            f"{claim} (pooled, % of scores)", stealth.suspicious(measured, names, NAME), rule, ".0f"
+        )
 
     return [
         finding(

@@ -15,7 +15,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from sigil.experiments.lab import published as paper
 from sigil.experiments.lab import stealth, watched_live
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim, difference
 from sigil.experiments.lab.lengths import LENGTHS, PROOF
 from sigil.experiments.lab.scales import PAPER_BITS, Scale
 from sigil.experiments.lab.store import Cell, Store
@@ -209,26 +209,26 @@ def verdict(measured: Measured) -> list[Finding]:
         return stealth.suspicious(measured, names, BY_BATCH)
 
     return [
-        judge("An honest server has at most 15 outliers in 256", outliers("honest"), lambda n: n <= 15),
-        judge(
+        check_claim("An honest server has at most 15 outliers in 256", outliers("honest"), lambda n: n <= 15),
+        check_claim(
             "So have the marks at λ = 0.01 and 0.1",
             outliers("strength 0.01", "strength 0.1"),
             lambda n: n <= 15,
         ),
-        judge(
+        check_claim(
             "λ = 1 has more than an honest server",
             more("layer3 strength 1", "layer3 honest"),
             lambda n: n > 0,
         ),
-        judge("and is far from the alarm at 128", outliers("strength 1"), lambda n: n < 64),
-        judge(
+        check_claim("and is far from the alarm at 128", outliers("strength 1"), lambda n: n < 64),
+        check_claim(
             "Layer4 has fewer than layer1",
             more(_split("layer4"), _split("layer1")),
             lambda n: n < 0,
         ),
-        judge("FSHA alarms (% of batches)", suspicious(NAME), lambda share: share > 0),
-        judge("FSHA alarms, by batch (% of batches)", suspicious(BY_BATCH), lambda share: share > 0),
-        judge(
+        check_claim("FSHA alarms (% of batches)", suspicious(NAME), lambda share: share > 0),
+        check_claim("FSHA alarms, by batch (% of batches)", suspicious(BY_BATCH), lambda share: share > 0),
+        check_claim(
             "Honest and λ = 0.1 do not, by batch (% of batches)",
             by_batch("honest", "strength 0.1"),
             lambda share: share == 0,

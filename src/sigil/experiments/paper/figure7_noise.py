@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, final_numbers, judge
+from sigil.experiments.lab.experiment import (
+    Experiment,
+    Finding,
+    Measured,
+    check_claim,
+    difference,
+    final_numbers,
+)
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages import figures
@@ -79,14 +86,14 @@ def verdict(measured: Measured) -> list[Finding]:
 
     costs = {figures.label(strength): change(strength, "accuracy", "1/100") for strength in (0.0, *STRENGTHS)}
     return [
-        judge(
+        check_claim(
             "Noise of 1/100 costs every model at least 10 points of accuracy",
             costs,
             lambda x: x <= -10,
             "+.1f",
         ),
         *(
-            judge(
+            check_claim(
                 f"Noise of 1/100 leaves the mark of λ = {strength:g} (WSR within 2 points)",
                 {"change": change(strength, "wsr", "1/100")},
                 lambda x: x >= -2,
@@ -94,7 +101,7 @@ def verdict(measured: Measured) -> list[Finding]:
             )
             for strength in (1.0, 0.1)
         ),
-        judge(
+        check_claim(
             "Noise of 1/30 brings the mark of λ = 0.01 down by more than 20 points",
             {"change": change(0.01, "wsr", "1/30")},
             lambda x: x < -20,

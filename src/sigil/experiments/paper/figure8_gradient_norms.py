@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import STRENGTHS
 from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import Page, Picture
@@ -48,13 +48,13 @@ def verdict(measured: Measured) -> list[Finding]:
         for strength in (0.01, 0.1)
     }
     return [
-        judge(
+        check_claim(
             "At λ = 1 the mark's share of the gradient falls to less than a half",
             falls,
             lambda x: x < 0.5,
             ".2f",
         ),
-        judge(
+        check_claim(
             "At weaker λ clipping holds it at λ (largest share over λ)", largest, lambda x: x <= 1.02, ".2f"
         ),
     ]

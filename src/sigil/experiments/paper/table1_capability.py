@@ -14,7 +14,7 @@ from sigil.experiments.lab.experiment import Experiment, Finding, Measured
 from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages.tables import MISSING, NOT_RUN, Answer, Entry, Page, Table, Words
-from sigil.experiments.paper.table1_server_trials import NO, NONE, PARTLY, YES, Outcome, Trial
+from sigil.experiments.paper.table1_server_trials import NO, NONE, PARTLY, YES, Trial, TrialResult
 from sigil.federation.run import Run
 
 FRAMEWORKS = {"FL": None, "SL / SFL": "sfl", "U-SL / U-SFL": "usfl"}
@@ -56,7 +56,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     row, mode = cell.options["row"], FRAMEWORKS[cell.options["framework"]]
     images, rounds = SIZES.at(store.scale)
     trial = Trial(mode or "usfl", cell.seed, images=images, rounds=rounds)
-    tries: dict[str, tuple[Callable[[], Outcome], Callable[[], Outcome]]] = {
+    tries: dict[str, tuple[Callable[[], TrialResult], Callable[[], TrialResult]]] = {
         "parameter watermark": (
             trial.parameter_mark_in_fl,
             lambda: trial.mark_at_the_server(ParameterMark()),

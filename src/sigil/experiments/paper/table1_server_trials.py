@@ -37,7 +37,7 @@ from sigil.models import Model
 from sigil.report import ALPHA
 
 YES, PARTLY, NO, NONE = "yes", "partly", "no", "–"
-Outcome = tuple[str, str]
+TrialResult = tuple[str, str]
 """The answer, and what happened."""
 
 
@@ -123,7 +123,7 @@ class Trial:
         )
         self.precision = choose("cpu", "float32")
 
-    def access(self, what: str, *, federated: bool) -> Outcome:
+    def access(self, what: str, *, federated: bool) -> TrialResult:
         """Does one round bring any of the clients' images, labels or parameters to the server?"""
         witness = Witness()
         if federated:
@@ -144,7 +144,7 @@ class Trial:
             f"which was given {len(witness.given)} tensors",
         )
 
-    def mark_at_the_server(self, mark: ParameterMark | Backdoor) -> Outcome:
+    def mark_at_the_server(self, mark: ParameterMark | Backdoor) -> TrialResult:
         """A server that would run a baseline's code if anything it is told about called it."""
 
         class AtTheServer(ServerObserver):
@@ -160,7 +160,7 @@ class Trial:
             f"all the same, its code leaves training {'bit for bit the clean one' if same else 'changed'}",
         )
 
-    def backdoor_at_the_server(self) -> Outcome:
+    def backdoor_at_the_server(self) -> TrialResult:
         """Trigger and label must come together: the server of SFL has one of them, that of U-SFL none."""
         backdoor = Backdoor(size=2)
         if self.settings.federation.mode == "usfl":
@@ -185,7 +185,7 @@ class Trial:
             f"to {without:.0f} % without",
         )
 
-    def parameter_mark_in_fl(self) -> Outcome:
+    def parameter_mark_in_fl(self) -> TrialResult:
         """The server of FL writes the bits into the average that it sends out."""
         mark = ParameterMark(weight=1.0, seed=self.settings.run.seed)
         model = self._federated()
@@ -204,7 +204,7 @@ class Trial:
             f"before; accuracy {right[0]:.0f} % before and {right[1]:.0f} % after",
         )
 
-    def backdoor_in_fl(self) -> Outcome:
+    def backdoor_in_fl(self) -> TrialResult:
         """The server of FL has the model but no images: it trains the patch in with noise."""
         backdoor, model = Backdoor(size=2), self._federated()
         right = [self._accuracy(model)]
@@ -231,7 +231,7 @@ class Trial:
             f"{right[0]:.0f} % before and {right[1]:.0f} % after",
         )
 
-    def sigil(self) -> Outcome:
+    def sigil(self) -> TrialResult:
         """The server adds Sigil's mark to the gradients that it returns anyway."""
         mark = self.settings.watermark.model_copy(update={"strength": 1.0})
         settings = self.settings.model_copy(update={"watermark": mark})

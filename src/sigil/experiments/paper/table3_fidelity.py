@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, final_numbers, judge
+from sigil.experiments.lab.experiment import (
+    Experiment,
+    Finding,
+    Measured,
+    check_claim,
+    difference,
+    final_numbers,
+)
 from sigil.experiments.lab.scales import STRENGTHS, TASKS, Scale
 from sigil.experiments.lab.store import Cell
 from sigil.experiments.pages.tables import Entry, Page, Row, Table
@@ -78,16 +85,18 @@ def verdict(measured: Measured) -> list[Finding]:
             costs[name] = difference(marked, clean)
             cosines[name] = number(model, strength, "cosine")
     return [
-        judge("Marking costs at most 2 points of accuracy", costs, lambda x: x >= -2, "+.1f"),
+        check_claim("Marking costs at most 2 points of accuracy", costs, lambda x: x >= -2, "+.1f"),
         *(
-            judge(
+            check_claim(
                 f"The mark is embedded at λ = {strength:g} (WSR of at least 95 %)",
                 {model: number(model, strength, "wsr") for model in TASKS},
                 lambda wsr: wsr >= 95,
             )
             for strength in STRENGTHS
         ),
-        judge("G_wm and G_main are orthogonal (cosine below 0.01)", cosines, lambda x: abs(x) < 0.01, ".0e"),
+        check_claim(
+            "G_wm and G_main are orthogonal (cosine below 0.01)", cosines, lambda x: abs(x) < 0.01, ".0e"
+        ),
     ]
 
 

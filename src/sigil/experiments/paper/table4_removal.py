@@ -15,7 +15,7 @@ from sigil.attacks.halves import Halves
 from sigil.data import Dataset
 from sigil.experiments.lab import published as paper
 from sigil.experiments.lab.attacked import LARGEST, attackers_share, entries, marks
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim, difference
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages.tables import Page, Row, Table
@@ -114,29 +114,29 @@ def verdict(measured: Measured) -> list[Finding]:
     sigil = ("λ = 1", "λ = 0.1", "λ = 0.01")
     pruned = "prune 80 %"
     return [
-        judge(
+        check_claim(
             "100 steps of fine-tuning leave embedded marks (2 points)",
             changes("finetune 100"),
             lambda x: x >= -2,
             "+.1f",
         ),
-        judge("INT4 leaves embedded marks (2 points)", changes("INT4"), lambda x: x >= -2, "+.1f"),
-        judge(
+        check_claim("INT4 leaves embedded marks (2 points)", changes("INT4"), lambda x: x >= -2, "+.1f"),
+        check_claim(
             "Pruning 80 % destroys accuracy (below 20 %)",
             {target: number(target, pruned, "accuracy") for target in TARGETS},
             lambda x: x < 20,
         ),
-        judge(
+        check_claim(
             "Pruning 80 % leaves Sigil above 70 %",
             {target: number(target, pruned) for target in sigil},
             lambda x: x > 70,
         ),
-        judge(
+        check_claim(
             "Pruning 80 % removes the backdoor (below 20 %)",
             {"BDWM": number("BDWM", pruned)},
             lambda x: x < 20,
         ),
-        judge(
+        check_claim(
             "The parameter mark survives everything (98 %)",
             {f"PWM {attack}": number("PWM", attack) for attack in ATTACKS},
             lambda x: x >= 98,

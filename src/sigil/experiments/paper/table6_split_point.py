@@ -11,7 +11,7 @@ from typing import Any
 
 from sigil import models
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, difference, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim, difference
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell
@@ -92,24 +92,28 @@ def verdict(measured: Measured) -> list[Finding]:
         known = [rate for rate in rates if rate is not None]
         lowest[cut] = min(known) if known else None
     return [
-        judge(
+        check_claim(
             "The mark embeds at every cut (WSR of at least 95 %)", numbers("none", "wsr"), lambda x: x >= 95
         ),
-        judge(
+        check_claim(
             "SplitOut counts fewer outliers at the deepest cut",
             steps(SPLITOUT, OUTLIERS),
             lambda x: x < 0,
             "+.2f",
         ),
-        judge(
+        check_claim(
             "Noise of 1/100 harms the mark less at the deepest cut",
             steps(NOISE, "wsr"),
             lambda x: x > 0,
             "+.1f",
         ),
-        judge("Noise of 1/100 harms the task more there", steps(NOISE, "accuracy"), lambda x: x < 0, "+.1f"),
-        judge("Pruning 80 % harms the mark less there", steps("prune 80 %", "wsr"), lambda x: x > 0, "+.1f"),
-        judge("The adaptive attack leaves every cut above 70 % (lowest WSR)", lowest, lambda x: x > 70),
+        check_claim(
+            "Noise of 1/100 harms the task more there", steps(NOISE, "accuracy"), lambda x: x < 0, "+.1f"
+        ),
+        check_claim(
+            "Pruning 80 % harms the mark less there", steps("prune 80 %", "wsr"), lambda x: x > 0, "+.1f"
+        ),
+        check_claim("The adaptive attack leaves every cut above 70 % (lowest WSR)", lowest, lambda x: x > 70),
     ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sigil.experiments.lab import published as paper
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, judge
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.lengths import LENGTHS
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.stealth import OUTLIERS
@@ -85,21 +85,21 @@ def verdict(measured: Measured) -> list[Finding]:
         return {f"{last} less {first}": after - before}
 
     return [
-        judge(
+        check_claim(
             "The mark embeds at every length (WSR of at least 95 %)",
             numbers("none", "wsr"),
             lambda x: x >= 95,
         ),
-        judge(
+        check_claim(
             "Length costs at most 2 points of accuracy", change("none", "accuracy"), lambda x: x >= -2, "+.1f"
         ),
-        judge(
+        check_claim(
             "A longer mark has more outliers for SplitOut",
             change(SPLITOUT, OUTLIERS),
             lambda x: x > 0,
             "+.2f",
         ),
-        judge(
+        check_claim(
             "A longer mark loses more to pruning 80 %", change("prune 80 %", "wsr"), lambda x: x < 0, "+.1f"
         ),
     ]
