@@ -13,12 +13,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from sigil.errors import ConfigError
 
 # Words that are turned into numbers at a time: the float64 intermediates stay in the cache, and the
 # memory needed beside the result stays at a few megabytes whatever the shape.
@@ -46,6 +49,19 @@ class KeyStream:
         """The first `count` bits, the lowest of each byte first: (count,) of zeros and ones."""
         octets = np.frombuffer(self.octets(0, -(-count // 8)), dtype=np.uint8)
         return np.unpackbits(octets, count=count, bitorder="little")
+
+    def normals(self, start: int, stop: int, shape: tuple[int, ...], *, what: str) -> npt.NDArray[np.float32]:
+        """Standard normal numbers (stop - start, *shape), rows `start` to `stop` of an endless table."""
+        size = math.prod(shape)
+        try:
+            out = np.empty((stop - start, *shape), dtype=np.float32)
+        except MemoryError:
+            raise ConfigError(
+                f"{stop - start} {what} need {(stop - start) * size * 4 / 2**30:.1f} GiB, more than this "
+                "machine can give; use fewer bits or derive fewer at a time."
+            ) from None
+        self.fill_normal(out, start=start * size)
+        return out
 
     def fill_normal(self, out: npt.NDArray[np.float32], *, start: int = 0, scale: float = 1.0) -> None:
         """Fill `out` with normal numbers of standard deviation `scale`, from word `start` on."""

@@ -236,7 +236,8 @@ class Key:
                 f"Rows {start} to {stop} were asked for, but the matrix of this key has rows "
                 f"0 to {self.dimension}; give 0 <= start <= stop <= {self.dimension}."
             )
-        return self._normals("matrix", start, stop, (self.bits,), what=f"rows of {self.bits} bits")
+        drawn = self._stream("matrix").normals(start, stop, (self.bits,), what=f"rows of {self.bits} bits")
+        return torch.from_numpy(drawn)
 
     def noise_probes(self, start: int, stop: int, shape: Sequence[int] | None = None) -> torch.Tensor:
         """Noise probes `start` to `stop` (exclusive) of this key, float32 (stop - start, *shape), N(0, 1).
@@ -248,7 +249,8 @@ class Key:
         sizes = check_shape(shape or self.fields.input_shape or (), "input shape")
         if not 0 <= start <= stop <= 2**32:
             raise ShapeError(f"Probes {start} to {stop} were asked for; give 0 <= start <= stop <= 2^32.")
-        return self._normals("probes", start, stop, sizes, what=f"probes of shape {sizes}")
+        drawn = self._stream("probes").normals(start, stop, sizes, what=f"probes of shape {sizes}")
+        return torch.from_numpy(drawn)
 
     def choose(self, count: int, population: int, purpose: str = "inputs") -> torch.Tensor:
         """`count` different indices below `population`, int64, in the order that the key draws them.
@@ -344,21 +346,6 @@ class Key:
         except KeyFileError as error:
             failure = KeyFileError(str(error))
         raise failure
-
-    def _normals(
-        self, purpose: str, start: int, stop: int, shape: tuple[int, ...], *, what: str
-    ) -> torch.Tensor:
-        size = math.prod(shape)
-        stream = self._stream(purpose)
-        try:
-            out = np.empty((stop - start, *shape), dtype=np.float32)
-        except MemoryError:
-            raise ConfigError(
-                f"{stop - start} {what} need {(stop - start) * size * 4 / 2**30:.1f} GiB, more than this "
-                "machine can give; use fewer bits or derive fewer at a time."
-            ) from None
-        stream.fill_normal(out, start=start * size)
-        return torch.from_numpy(out)
 
     def _initial_stream(self, name: str) -> KeyStream:
         if self.fields.initialiser is None:
