@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import sigil
-from sigil.data.inputs import Inputs
+from sigil.data.inputs import Inputs, parse_normalisation
 from sigil.evidence import Facts
 from sigil.evidence.repeating import open_commitment, repeat
 from sigil.evidence.signed import check
@@ -134,8 +134,9 @@ def test_the_examination_of_version_2_can_be_repeated(tmp_path: Path) -> None:
     key = open_key("v2/stamped-ecdsa.key", tmp_path)
     facts = check((HERE / "v2/case.json").read_bytes()).facts
     assert isinstance(facts, Facts)
-    # The judge's inputs of this case were further noise of the key.
-    inputs = Inputs(key.noise_probes(1024, 1324))
+    # The judge's inputs of this case were further noise of the key, normalised as the key states.
+    stated = parse_normalisation(key.fields.normalisation)
+    inputs = Inputs(key.noise_probes(1024, 1324), normalisation=stated)
     suspect = open_suspect(HERE / "v2/suspect.safetensors")
     roots = read_roots(HERE / "v2/root-ecdsa.pem")
     assert repeat(facts, key, suspect, inputs=inputs, inputs_from="judge", roots=roots).counts == 2 * 64 + 1
