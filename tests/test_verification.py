@@ -293,6 +293,16 @@ def test_alpha_decides_and_the_papers_rule_stands_beside() -> None:
     assert not clean.paper_rule
 
 
+def test_a_milder_level_than_the_key_states_is_an_experiment() -> None:
+    strict = Key.generate("ACME", shape=SHAPE, bits=50, seed=bytes(32), alpha=1e-9)
+    suspect = Marked(strict, marked=50, strength=200.0)
+    assert check(suspect, strict).owned
+    report = check(suspect, strict, alpha=3e-7)
+    assert report.reasons == ("the key states the level 1e-9, and a milder one of 3e-07 was chosen",)
+    assert not report.owned
+    assert check(suspect, strict, alpha=1e-12).reasons == ()
+
+
 def test_the_report_is_json_and_a_sentence() -> None:
     key = make_key()
     owned = check(Marked(key, marked=50, strength=200.0), key)

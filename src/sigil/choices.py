@@ -61,6 +61,10 @@ def chosen(
         (probes not in (None, stated.probes), f"the key asks for {stated.probes} probes and not {probes}"),
         (alpha > ALPHA, f"the level of {alpha:g} is not one of proof, which begins at {ALPHA:g}"),
         (
+            float(stated.alpha) < alpha <= ALPHA,
+            f"the key states the level {stated.alpha}, and a milder one of {alpha:g} was chosen",
+        ),
+        (
             stated.input_shape is not None and stated.input_shape != shape,
             f"the key states inputs of shape {stated.input_shape} and not {shape}",
         ),

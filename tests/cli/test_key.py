@@ -8,12 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 from sigil.cli.key import app, read_passphrase
 from sigil.cli.main import main
+from sigil.data.inputs import Inputs
 from sigil.errors import ConfigError, KeyFileError, SigilError
 from sigil.key import Key
 
@@ -53,6 +55,28 @@ def test_new_writes_a_key_and_prints_its_statement() -> None:
     assert stat.S_IMODE(Path("owner.key").stat().st_mode) == 0o600
     assert output.splitlines()[-1] == key.statement()
     assert "not encrypted" in output
+
+
+def test_what_the_mark_is_read_on_can_be_stated(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (300, 3, 8, 8), dtype=np.uint8)
+    np.save("images.npy", images)
+    succeed("new", "a.key", *NEW, "--inputs", "images.npy", "--normalisation", "0.5,0.5,0.5/0.25,0.25,0.25")
+    stated = Key.load("a.key").fields
+    assert stated.inputs_digest == Inputs(images).digest
+    assert stated.input_shape == (3, 8, 8)
+    assert stated.normalisation == "0.5,0.5,0.5/0.25,0.25,0.25"
+    assert "give one of them" in str(
+        fail("new", "b.key", *NEW, "--inputs", "images.npy", "--inputs-digest", "00")
+    )
+    assert "at least 256" in str(fail("new", "b.key", *NEW, "--inputs", str(few(tmp_path))))
+    assert "means, a slash" in str(fail("new", "b.key", *NEW, "--normalisation", "0.5"))
+    assert not Path("b.key").exists()
+
+
+def few(folder: Path) -> Path:
+    """Fewer inputs than a reading takes."""
+    np.save(folder / "few.npy", np.zeros((10, 3, 8, 8), np.uint8))
+    return folder / "few.npy"
 
 
 @pytest.mark.parametrize(("shape", "bits"), [("256,8,8", 512), ("256,2,2", 128), ("32,2,2", 64)])

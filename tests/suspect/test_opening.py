@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import time
 from collections.abc import Callable
@@ -103,16 +104,10 @@ def without(name: str) -> Callable[[dict[str, Tensor]], None]:
     return lambda state: state.__delitem__(name)
 
 
-def filled(value: float) -> Callable[[dict[str, Tensor]], None]:
-    return lambda state: state.update({"stage1.0.weight": torch.full_like(state["stage1.0.weight"], value)})
-
-
 CHANGES = {
     "lacks the tensor 'stage2.0.weight'": without("stage2.0.weight"),
     "has the tensor 'extra.weight'": lambda state: state.update({"extra.weight": torch.zeros(2)}),
     "other shapes": lambda state: state.update({"stage1.0.bias": torch.zeros(5)}),
-    "not finite": filled(float("nan")),
-    "that are not finite": filled(float("inf")),
     "as int8": lambda state: state.update({"stage1.0.weight": state["stage1.0.weight"].to(torch.int8)}),
 }
 
@@ -130,6 +125,28 @@ def test_weights_that_do_not_fit_give_one_sentence(
         open_suspect(path, **VGG)
     assert str(path) in str(info.value)
     assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_an_infinity_that_no_output_depends_on_does_not_keep_a_model_closed(
+    half: models.Model, images: Tensor, tmp_path: Path, suffix: str
+) -> None:
+    """A thief sets the shift of a channel that is never positive to minus infinity, and loses nothing."""
+    state = {name: tensor.clone() for name, tensor in half.state_dict().items()}
+    state["stage1.1.bias"][0] = -math.inf
+    path = tmp_path / f"suspect{suffix}"
+    (save_file if suffix == ".safetensors" else torch.save)(state, path)
+    assert bool(torch.isfinite(open_suspect(path, **VGG)(images)).all())
+
+
+def test_weights_that_are_no_numbers_are_read_as_nothing(half: models.Model, tmp_path: Path) -> None:
+    state = {name: tensor.clone() for name, tensor in half.state_dict().items()}
+    state["stage1.0.weight"].fill_(math.nan)
+    save_file(state, tmp_path / "suspect.safetensors")
+    key = Key.generate("ACME", shape=ACTIVATION, bits=8, seed=bytes(32))
+    report = verify(open_suspect(tmp_path / "suspect.safetensors", **VGG), key, input_shape=INPUT)
+    assert not report.owned
+    assert not report.readings[0].readable
 
 
 def test_wrong_names_list_what_exists(client: Path) -> None:

@@ -16,6 +16,7 @@ import typer
 from sigil import files
 from sigil.cli import outputs
 from sigil.cli.terminal import printable
+from sigil.cli.values import read_activation_shape, read_input_shape, read_normalisation
 from sigil.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
@@ -75,8 +76,21 @@ def new(
     input_shape: Annotated[
         str | None, typer.Option(metavar="C,H,W", help="State the shape of one input.")
     ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|FILE|NAME", help="State the real inputs to read the mark on, as for `sigil verify`."
+        ),
+    ] = None,
     inputs_digest: Annotated[
-        str | None, typer.Option(metavar="HEX", help="State which real inputs the mark is read on.")
+        str | None, typer.Option(metavar="HEX", help="The same by their digest, if they are elsewhere.")
+    ] = None,
+    normalisation: Annotated[
+        str | None,
+        typer.Option(metavar="MEANS/DEVIATIONS", help="State how 8-bit images are normalised, per channel."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where data sets lie; else SIGIL_DATA.")
     ] = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
@@ -101,8 +115,9 @@ def new(
     try costs a dated request, and the factor is 2^24. Such a key is of no
     use until `sigil key stamp` and `sigil key seal` have completed it.
 
-    What you state about the model cannot be chosen afterwards, and nobody
-    can say that it was.
+    What you state about the model and its inputs cannot be chosen
+    afterwards, and nobody can say that it was. Inputs that are stated count
+    as proof, by whomever they are shown later; keep them as they are.
 
     With a passphrase the file is encrypted. Type it at the terminal, or give
     it in a file or the variable SIGIL_PASSPHRASE; it is never an argument,
@@ -112,21 +127,32 @@ def new(
     Examples:
       sigil key new owner.key --owner ACME --shape 256,8,8
       sigil key new owner.key --owner ACME --shape 256,8,8 --to-be-stamped
+      sigil key new owner.key --owner ACME --shape 256,8,8 --inputs cifar10
       sigil key new owner.key --owner "ACME Labs" --shape 256,8,8 --passphrase
     """
     from sigil.key import Key
 
     outputs.check_apart([outputs.File("FILE", file)], {"--passphrase-file": passphrase_file})
+    taken = None if input_shape is None else read_input_shape(input_shape)
+    moments = None if normalisation is None else read_normalisation(normalisation)
+    if inputs is not None:
+        if inputs_digest is not None:
+            raise ConfigError("--inputs and --inputs-digest say the same thing: give one of them.")
+        from sigil.data.inputs import open_inputs
+
+        stated = open_inputs(inputs, shape=taken, data_dir=data_dir)
+        inputs_digest, taken, moments = stated.digest, stated.shape, moments or stated.normalisation
     secret = read_passphrase(ask=passphrase, file=passphrase_file, confirm=True)
     key = Key.generate(
         owner,
-        shape=_parse_shape(shape),
+        shape=read_activation_shape(shape),
         bits=bits,
         model=model,
         width=width,
         classes=classes,
         cut=cut,
-        input_shape=None if input_shape is None else _parse_shape(input_shape),
+        input_shape=taken,
+        normalisation=moments,
         scheme=scheme,
         inputs_digest=inputs_digest,
         seal="rfc3161" if to_be_stamped else "none",
@@ -279,15 +305,6 @@ def _passphrase_from(file: Path) -> str:
             f"and the file at most {_MAX_PASSPHRASE_BYTES} bytes."
         )
     return text
-
-
-def _parse_shape(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(size) for size in text.replace("x", ",").split(","))
-    except ValueError:
-        raise ConfigError(
-            "The shape must be whole numbers with commas between them, such as 256,8,8."
-        ) from None
 
 
 def _describe(key: Key, file: Path) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from sigil import files
 from sigil.cli import key as key_commands
 from sigil.cli import outputs
 from sigil.cli.command_line import recorded
+from sigil.cli.values import read_input_shape, read_normalisation
 from sigil.cli.verdict import show
 from sigil.errors import ConfigError, EvidenceError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from sigil.data.inputs import Normalisation
     from sigil.evidence.facts import Facts
     from sigil.report import Report
 
@@ -250,8 +250,8 @@ def verify(
         raise ConfigError("--sign-with signs an evidence file: give --evidence F.json as well.")
     if tries > _MOST_TRIES:
         raise ConfigError(f"--tries may be at most {_MOST_TRIES:,}.")
-    moments = None if normalisation is None else _parse_normalisation(normalisation)
-    shape = None if input_shape is None else _parse_shape(input_shape)
+    moments = None if normalisation is None else read_normalisation(normalisation)
+    shape = None if input_shape is None else read_input_shape(input_shape)
     page = None if report is None else outputs.page("--report", report, force=force)
     outputs.check(
         page,
@@ -355,32 +355,6 @@ def _signer(pem: Path) -> Ed25519PrivateKey:
         return answer
 
     return load_private_key(pem, ask=ask)
-
-
-def _parse_shape(text: str) -> tuple[int, ...]:
-    try:
-        shape = tuple(int(size) for size in text.split(","))
-    except ValueError:
-        shape = ()
-    if not 1 <= len(shape) <= 4 or not all(1 <= size <= 2**16 for size in shape):
-        raise ConfigError(
-            "--input-shape must be whole numbers of at least 1 with commas between them, such as 3,32,32."
-        )
-    return shape
-
-
-def _parse_normalisation(text: str) -> Normalisation:
-    from sigil.data.inputs import parse_normalisation
-
-    try:
-        found = parse_normalisation(text)
-    except ValueError:
-        found = None
-    if found is None:
-        raise ConfigError(
-            "--normalisation must be means, a slash and deviations, such as 0.49,0.48,0.45/0.25,0.24,0.26."
-        )
-    return found
 
 
 def _json_facts(outcome: Report, facts: Facts) -> dict[str, Any]:

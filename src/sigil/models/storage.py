@@ -214,8 +214,13 @@ def fill(
     read: Callable[[str], Tensor],
     *,
     source: str,
+    finite: bool = True,
 ) -> Model:
-    """Build what ``spec`` describes: names and shapes are compared first, only then ``read`` is called."""
+    """Build what ``spec`` describes: names and shapes are compared first, only then ``read`` is called.
+
+    With ``finite`` false, infinity and NaN are let in: one in a place that no output depends on is an easy
+    way to keep a model that works from being opened.
+    """
     model = assemble(spec)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     known = wanted if spec.part == "whole" else _whole_names(spec)
@@ -233,13 +238,14 @@ def fill(
             f"the first is {shapes[name]} and should be {wanted[name]}"
         )
     tensors = {
-        name: _checked(name, read(name), source) if name in shapes else torch.tensor(0) for name in wanted
+        name: _checked(name, read(name), source, finite) if name in shapes else torch.tensor(0)
+        for name in wanted
     }
     model.load_state_dict(tensors, assign=True)
     return model
 
 
-def _checked(name: str, tensor: Tensor, source: str) -> Tensor:
+def _checked(name: str, tensor: Tensor, source: str, finite: bool) -> Tensor:
     """A copy of one tensor in its proper dtype on the CPU; raises if its values are impossible."""
     allowed = _FLOATS + _INTEGERS if name.endswith(_COUNTER) else _FLOATS
     if tensor.dtype not in allowed:
@@ -249,7 +255,7 @@ def _checked(name: str, tensor: Tensor, source: str) -> Tensor:
         )
     # Contiguous and always a copy: the original may be a view of a file that somebody rewrites.
     copy = torch.empty(tensor.shape, dtype=torch.float32).copy_(tensor.detach())
-    if not bool(torch.isfinite(copy).all()):
+    if finite and not bool(torch.isfinite(copy).all()):
         raise SuspectError(f"{source} holds values in {shown(name)} that are not finite numbers")
     if name.endswith("running_var") and bool((copy < 0).any()):
         raise SuspectError(f"{source} holds negative variances in {shown(name)}")

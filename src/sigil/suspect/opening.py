@@ -166,7 +166,7 @@ def _open_weights(path: Path, source: _OneFile | Shards, wanted: _Wanted) -> Sus
         input_shape = wanted.input_shape or (described.input_shape if described else None)
         _check_fit(path, spec, input_shape, wanted.activation_shape)
         try:
-            module = fill(spec, shapes, source.tensor, source="it")
+            module = fill(spec, shapes, source.tensor, source="it", finite=False)
         except SuspectError as error:
             raise SuspectError(
                 f"{path} does not fit: {error}; if it is another model, say so with --architecture, --width, "
