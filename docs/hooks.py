@@ -24,6 +24,7 @@ REFERENCE = (
     "sigil.data",
     "sigil.federation",
     "sigil.transport",
+    "sigil.watching",
     "sigil.suspect",
     "sigil.alignment",
     "sigil.evidence",

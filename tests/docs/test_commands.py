@@ -40,7 +40,7 @@ PRESUPPOSED = {
     "alignment.md": ("sealed.key", "root.pem", "runs/sealed"),
     "attacks.md": ("owner.key", "runs/a"),
     "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem", "root.pem"),
-    "onnx.md": ("owner.key", "runs/first"),
+    "onnx.md": ("sealed.key", "root.pem", "runs/sealed"),
     "own-attack.md": ("owner.key", "runs/first"),
     "suspects.md": ("owner.key", "client.safetensors", "model.pt", "model.onnx"),
     "training.md": ("owner.key",),
