@@ -116,15 +116,7 @@ def verify(
     if isinstance(suspect, str | os.PathLike):
         from sigil.suspect import open_suspect
 
-        suspect = open_suspect(
-            suspect,
-            architecture=key.fields.model,
-            width=key.fields.width,
-            classes=key.fields.classes,
-            cut=key.fields.cut,
-            input_shape=input_shape or key.fields.input_shape,
-            activation_shape=key.shape,
-        )
+        suspect = open_suspect(suspect, key=key, input_shape=input_shape)
     if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
         # The key draws the weights that such a run began with; only correlations remain to be brought.
         reference = None if isinstance(module_of(suspect), Model) else reference

@@ -83,13 +83,13 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
     @cache
     def sealed_key() -> Key:
         waiting = Key.generate(
-            *("ACME", (16, 4, 4)),
-            bits=128,
+            *("ACME", (64, 2, 2)),
+            bits=64,
             seed=bytes(range(32)),
             model="resnet18",
-            width=8,
+            width=16,
             classes=10,
-            cut="layer2",
+            cut="layer3",
             input_shape=(1, 8, 8),
             seal="rfc3161",
         )
@@ -97,7 +97,13 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
 
     @cache
     def sealed_run() -> Run:
-        settings = SETTINGS | {"model": {"width": 8, "cut": "layer2"}}
+        # Signatures of the authority are random, and so is the key: a training with room to spare.
+        settings = SETTINGS | {
+            "model": {"width": 16},
+            "federation": {"clients": 2, "rounds": 4, "batch_size": 16},
+            "optimizer": {"warmup_rounds": 1, "lr": 0.05},
+            "watermark": {"strength": 0.3},
+        }
         return train(make(settings), home / "sealed", key=sealed_key())
 
     def write_sealed_key(path: Path) -> None:

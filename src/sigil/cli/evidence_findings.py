@@ -152,19 +152,12 @@ def _repeat(facts: Facts | FirstFacts, question: Question) -> Repeated:
     key = question.key
     assert key is not None
     assert question.suspect is not None
-    fields = key.fields
-    stated: dict[str, Any] = {
-        "architecture": fields.model,
-        "cut": fields.cut,
-        "width": fields.width,
-        "classes": fields.classes,
-    }
     given = {name: value for name, value in question.model.items() if value is not None}
     suspect = open_suspect(
         question.suspect,
-        **(stated | given),
+        **given,
         input_shape=facts.suspect.input_shape,
-        activation_shape=key.shape,
+        key=key,
     )
     try:
         if suspect.sha256 != facts.suspect.sha256:

@@ -274,20 +274,18 @@ def verify(
 
     owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     signer = _signer(sign_with) if sign_with is not None else None
-    stated = owner_key.fields
     opened = open_suspect(
         suspect,
-        # What the key states holds against what an adversary's file says of itself.
-        architecture=architecture or (None if at else stated.model),
-        cut=cut or (None if at else stated.cut),
-        width=width or (None if at or architecture else stated.width),
-        classes=classes or (None if at or architecture else stated.classes),
-        input_shape=shape or stated.input_shape,
+        architecture=architecture,
+        cut=cut,
+        width=width,
+        classes=classes,
+        input_shape=shape,
         at=at,
-        activation_shape=owner_key.shape,
+        key=owner_key,  # what it states holds against what an adversary's file says of itself
         time_limit=time_limit,
     )
-    shape = shape or stated.input_shape or opened.input_shape
+    shape = shape or owner_key.fields.input_shape or opened.input_shape
     outcome = run(
         opened,
         owner_key,

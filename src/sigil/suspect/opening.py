@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sigil import extras, models
 from sigil.errors import ModelError, ShapeError, SuspectError, shown
+from sigil.key import Key
 from sigil.models.building import assemble
 from sigil.models.recognition import recognise
 from sigil.models.spec import architecture as find_architecture
@@ -73,6 +74,7 @@ def open_suspect(
     input_shape: Sequence[int] | None = None,
     at: str | None = None,
     activation_shape: Sequence[int] | None = None,
+    key: Key | None = None,
     time_limit: float = TIME_LIMIT,
 ) -> Suspect:
     """Open a model file that an adversary may have written, without running anything in it.
@@ -83,8 +85,9 @@ def open_suspect(
     given as ``architecture``, ``width``, ``classes`` and ``cut`` wins. A whole model is cut there. A
     folder stands for the model in it, also if that lies in several files with an index, as Hugging
     Face stores them (:mod:`sigil.suspect.shards`). For ONNX name the activation: ``at`` is a tensor or a
-    node. With ``activation_shape`` (that of the key) a model that does not fit it is refused at
-    once. A process of its own takes the file apart and runs graphs of ONNX: it may take
+    node. With ``activation_shape`` a model that does not fit it is refused at once. With ``key`` that is
+    the key's, and what it states of the model holds where nothing is given; a graph of ONNX brings its
+    own architecture. A process of its own takes the file apart and runs graphs of ONNX: it may take
     ``time_limit`` seconds in all, opening and every later call together, and 2 GB of memory beyond
     what the model itself takes. Raises :class:`~sigil.errors.SuspectError` with one sentence for
     everything that is refused; docs/suspects.md lists it.
@@ -97,18 +100,39 @@ def open_suspect(
         input_shape=None if input_shape is None else tuple(input_shape),
         activation_shape=None if activation_shape is None else tuple(activation_shape),
     )
+    if key is not None:
+        wanted = replace(
+            wanted,
+            input_shape=wanted.input_shape or key.fields.input_shape,
+            activation_shape=wanted.activation_shape or key.shape,
+        )
     check_time_limit(time_limit)
     place = model_in(Path(path))
     if place.name.endswith(INDEX_END):
         if at is not None:
             raise _no_graph(place)
-        return _open_weights(place, Shards(place, time_limit=time_limit), wanted)
+        return _open_weights(place, Shards(place, time_limit=time_limit), _stated(wanted, key))
     with SuspectFile(place, time_limit=time_limit) as file:
         if file.format == "onnx":
             return _open_onnx(file, wanted, at, time_limit)
         if at is not None:
             raise _no_graph(file.path)
-        return _open_weights(file.path, _OneFile(file, time_limit), wanted)
+        return _open_weights(file.path, _OneFile(file, time_limit), _stated(wanted, key))
+
+
+def _stated(wanted: _Wanted, key: Key | None) -> _Wanted:
+    """With what a key states of a model's weights, where the caller says nothing of them."""
+    if key is None:
+        return wanted
+    stated = key.fields
+    other = wanted.architecture not in (None, stated.model)
+    return replace(
+        wanted,
+        architecture=wanted.architecture or stated.model,
+        cut=wanted.cut or stated.cut,
+        width=wanted.width or (None if other else stated.width),
+        classes=wanted.classes or (None if other else stated.classes),
+    )
 
 
 class _OneFile:
