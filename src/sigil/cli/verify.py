@@ -172,7 +172,7 @@ def verify(
         Path | None,
         typer.Option(
             metavar="F",
-            help="The run's directory, its reference.safetensors, or its initial weights (an experiment).",
+            help="Compare channels with a recorded reference or initial weights: an experiment.",
             rich_help_panel=_ALIGNMENT,
         ),
     ] = None,
@@ -231,8 +231,9 @@ def verify(
       sigil verify client.safetensors --key owner.key \\
         --inputs photos/ --inputs-from judge
 
-    A copy whose channels were reordered and rescaled (docs/alignment.md):
-      sigil verify copy.safetensors --key owner.key --reference runs/a
+    Channels that were reordered are put back by the initial weights that the
+    key drew. Where it drew none, by what the server recorded, which proves
+    nothing, since it could be made to fit (docs/alignment.md):
       sigil verify copy.onnx --at NODE --key owner.key \\
         --reference runs/a/reference.safetensors --inputs photos/
 
