@@ -313,7 +313,7 @@ def test_examples_of_the_help_work(capsys: pytest.CaptureFixture[str]) -> None:
     main(["key", "new", "--help"])
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     examples = [line for line in lines if line.startswith("sigil key new")]
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         arguments = [part for part in shlex.split(example)[2:] if part != "--passphrase"]
         succeed(*arguments, "--force")

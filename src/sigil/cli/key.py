@@ -127,7 +127,7 @@ def new(
     Examples:
       sigil key new owner.key --owner ACME --shape 256,8,8
       sigil key new owner.key --owner ACME --shape 256,8,8 --to-be-stamped
-      sigil key new owner.key --owner ACME --shape 256,8,8 --inputs cifar10
+      sigil key new owner.key --owner ACME --shape 256,8,8 --inputs digits
       sigil key new owner.key --owner "ACME Labs" --shape 256,8,8 --passphrase
     """
     from sigil.key import Key
