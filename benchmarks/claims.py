@@ -38,11 +38,11 @@ from torch.nn.functional import cross_entropy
 from sigil import models, statistics, verify
 from sigil.data import digits
 from sigil.experiments.authority import DemonstrationAuthority
-from sigil.key import Key
-from sigil.key_length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS
+from sigil.keys.key import Key
+from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS
+from sigil.keys.stamping import make_query
 from sigil.models import Model
-from sigil.report import ALPHA
-from sigil.stamping import make_query
+from sigil.verdict.report import ALPHA
 
 Floats = npt.NDArray[np.float32]
 

@@ -26,7 +26,7 @@ from sigil import models, verify
 from sigil.federation.from_settings import cut_shape, load_data
 from sigil.federation.run import open_run
 from sigil.federation.settings import read
-from sigil.key import Key
+from sigil.keys.key import Key
 
 CLIENTS = 9
 ROUNDS = 4

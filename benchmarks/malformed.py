@@ -37,7 +37,7 @@ from sigil.federation import Settings
 from sigil.federation.averaging import State
 from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport import (
     ClientCredentials,
     Limits,

@@ -43,7 +43,7 @@ from sigil.federation.averaging import WeightedAverage
 from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
 from sigil.federation.precision import Precision
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport import (
     ClientCredentials,
     Limits,

@@ -34,16 +34,16 @@ from sigil import attacks, data, origin
 from sigil.alignment import initial_half
 from sigil.attacks.halves import Halves
 from sigil.data import Dataset
-from sigil.descent import restored_origin
 from sigil.experiments.beyond.disguises import DISGUISES
 from sigil.federation import train
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.settings import Settings, make
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.origin import WEIGHTS, Origin, compare
-from sigil.report import ALPHA
+from sigil.verdict.descent import restored_origin
+from sigil.verdict.report import ALPHA
 from sigil.weighted_coins import log10_at_most
 
 SHAPE = (32, 2, 2)

@@ -30,7 +30,7 @@ from sigil.federation.from_settings import Training, build_halves, load_data
 from sigil.federation.judging import Update, UpdateJudge
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, Tick
-from sigil.key import Key
+from sigil.keys.key import Key
 
 CLIENTS, POISONED = 10, (2, 7)
 Lie = Callable[[State, State], State]

@@ -30,8 +30,8 @@ from torch.nn.functional import cross_entropy
 
 from sigil import data, models, statistics
 from sigil.data import Dataset, Inputs
-from sigil.key import Key
-from sigil.verification import INPUTS_READ, verify
+from sigil.keys.key import Key
+from sigil.verdict.verification import INPUTS_READ, verify
 
 BITS = 32
 PROBES = 256

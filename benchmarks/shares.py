@@ -37,9 +37,9 @@ from sigil.federation.precision import choose
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, RoundTrainer
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
-from sigil.verification import read_mark
+from sigil.verdict.verification import read_mark
 
 SHAPE = (16, 4, 4)
 CLIENTS, ROUNDS = 10, 8

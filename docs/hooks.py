@@ -70,7 +70,7 @@ def site_links(markdown: str, folder: Path) -> str:
     On the site results/ lies in docs/, and a folder is its README. What is not part of the site, such as a
     source file, keeps its text and loses its link. ``folder`` is where the page lies.
 
-    >>> site_links("[a](../results/cpu/) [b](../src/sigil/key.py) [c](data.md)", DOCS)
+    >>> site_links("[a](../results/cpu/) [b](../src/sigil/keys/key.py) [c](data.md)", DOCS)
     '[a](results/cpu/README.md) b [c](data.md)'
     >>> site_links("[the p-value](../../docs/p-value.md)", RESULTS / "cpu")
     '[the p-value](../../p-value.md)'

@@ -77,7 +77,7 @@ SLOW = (
     "models/test_*.py::*densenet121*",
     "models/test_splitting.py::test_a_client_half_exports_to_onnx",
     "models/test_splitting.py::test_a_client_half_is_one_graph*",
-    "seal/*",
+    "keys/seal/*",
     "suspect/*",
     "test_docs.py",
     "test_hardware.py::test_a_worker*",

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sigil
-from sigil.verification import read_mark
+from sigil.verdict.verification import read_mark
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -1,7 +1,7 @@
 """What a false claimant who has read the source tries: keys and references that were made to fit.
 
 Records that were invented and commitments that were copied are in tests/cli/test_evidence.py, time stamps
-that were altered in tests/seal.
+that were altered in tests/keys/seal.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sigil.evidence import gather, render, sign
 from sigil.evidence.repeating import repeat
 from sigil.evidence.signed import check
 from sigil.experiments.authority import DemonstrationAuthority
-from sigil.key import Key
+from sigil.keys.key import Key
+from sigil.keys.stamping import make_query
+from sigil.keys.statement import KeyFields
 from sigil.models import Model
-from sigil.report import ALPHA, TESTS
-from sigil.stamping import make_query
-from sigil.statement import KeyFields
 from sigil.suspect import open_suspect
+from sigil.verdict.report import ALPHA, TESTS
 
 INPUT = (1, 8, 8)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sigil.errors import KeyFileError
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.statistics import correct, in_words, p_value
 
 PAGE = Path(__file__).parents[1] / "docs" / "forgery.md"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sigil.errors import ConfigError, ShapeError, SigilError
 from sigil.injector import Injector
-from sigil.key import Key
+from sigil.keys.key import Key
 
 SHAPES = st.one_of(
     st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4)),

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from sigil.errors import SigilError
     from sigil.injector import Injector
     from sigil.inspection import Inspection, inspect
-    from sigil.key import Key
+    from sigil.keys.key import Key
     from sigil.logit_gradients import Loss, check_logit_gradient
-    from sigil.provability import check
-    from sigil.report import Report
-    from sigil.verification import verify
+    from sigil.verdict.provability import check
+    from sigil.verdict.report import Report
+    from sigil.verdict.verification import verify
 
 __all__ = [
     "Injector",
@@ -37,14 +37,14 @@ __all__ = [
 _HOMES = {
     "Injector": "sigil.injector",
     "Inspection": "sigil.inspection",
-    "Key": "sigil.key",
+    "Key": "sigil.keys.key",
     "Loss": "sigil.logit_gradients",
-    "Report": "sigil.report",
+    "Report": "sigil.verdict.report",
     "SigilError": "sigil.errors",
-    "check": "sigil.provability",
+    "check": "sigil.verdict.provability",
     "check_logit_gradient": "sigil.logit_gradients",
     "inspect": "sigil.inspection",
-    "verify": "sigil.verification",
+    "verify": "sigil.verdict.verification",
 }
 _PACKAGES = {"attacks", "baselines", "detectors", "models"}
 

@@ -259,7 +259,7 @@ class Injector:
 def _secret(key: Secret | str | os.PathLike[str]) -> Secret:
     """The key that was given, or the one in the file that was named."""
     if isinstance(key, str | os.PathLike):
-        from sigil.key import Key
+        from sigil.keys.key import Key
 
         return Key.load(key)
     # Without asking for the attributes, as a key derives its matrix only then.

@@ -1,9 +1,9 @@
 """Before a training: can this cut carry a mark that will be provable, and if not, what to change?
 
 Three things decide. The *dimension* d of the activation bounds the bits that fit, and a verdict needs a least
-number of bits (:mod:`sigil.key_length`). The *layers* in front of the cut must be able to move the activation
-towards the mark: that is tried out, on a copy of the half that follows the gradient of the mark alone. And
-what lies *at* the cut decides what a thief can undo without a trace.
+number of bits (:mod:`sigil.keys.length`). The *layers* in front of the cut must be able to move the
+activation towards the mark: that is tried out, on a copy of the half that follows the gradient of the mark
+alone. And what lies *at* the cut decides what a thief can undo without a trace.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 
-from sigil import wording
-from sigil.arguments import check_tensor
 from sigil.errors import ConfigError, ShapeError, reason
 from sigil.injector import Injector
-from sigil.key import Key
-from sigil.key_length import (
+from sigil.keys.key import Key
+from sigil.keys.length import (
     LEAST_DIMENSIONS_PER_BIT,
     PLAIN_ALLOWANCE_LOG2,
     STAMPED_ALLOWANCE_LOG2,
@@ -30,6 +28,8 @@ from sigil.key_length import (
     shortest_bits,
 )
 from sigil.probing import undisturbed
+from sigil.verdict import wording
+from sigil.verdict.arguments import check_tensor
 
 TRIAL_STEPS: Final = 60
 _TRIAL_BATCH: Final = 32

@@ -20,10 +20,10 @@ from sigil.alignment.references import MAX_FILE_BYTES
 from sigil.errors import AlignmentError, ShapeError, SigilError
 from sigil.federation.observers import Step
 from sigil.federation.reference import ReferenceRecorder
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
-from sigil.readings import read
-from sigil.verification import verify
+from sigil.verdict.readings import read
+from sigil.verdict.verification import verify
 
 SHAPE = (3, 16, 16)
 CUTS = {"resnet18": "layer3", "vgg11": "stage4", "mobilenetv2": "group7", "densenet121": "trans2"}

@@ -18,8 +18,8 @@ from sigil.federation import train
 from sigil.federation.federation import Federation
 from sigil.federation.from_settings import load_data
 from sigil.federation.settings import make
-from sigil.key import Key
-from sigil.statement import KeyFields
+from sigil.keys.key import Key
+from sigil.keys.statement import KeyFields
 
 SETTINGS = {
     "model": {"width": 4},

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from sigil import attacks, data, models
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from sigil import attacks, models
 from sigil.data import Dataset
 from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder, Recording
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from sigil.federation.federation import Federation
 from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder, Recording
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.logit_gradients import check_logit_gradient
 
 SHAPE = (8, 2, 2)

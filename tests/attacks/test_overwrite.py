@@ -9,7 +9,7 @@ import pytest
 from sigil import attacks
 from sigil.data import Dataset
 from sigil.errors import AttackError, SigilError
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 def test_the_second_mark_is_embedded(marked: Any, digits: Dataset) -> None:

@@ -11,7 +11,7 @@ from sigil.attacks import Starve
 from sigil.errors import AttackError
 from sigil.federation.observers import Step
 from sigil.injector import Injector
-from sigil.key import Key
+from sigil.keys.key import Key
 
 LABELS = torch.zeros(32, dtype=torch.long)
 AT = Step(1, 0, 1)

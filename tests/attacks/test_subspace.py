@@ -14,7 +14,7 @@ from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder, Recording
-from sigil.key import Key
+from sigil.keys.key import Key
 
 SHAPE = (16, 2, 2)
 

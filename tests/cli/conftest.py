@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from sigil import models
-from sigil.key import Key
+from sigil.keys.key import Key
 
 SEED = bytes(range(100, 132))
 

@@ -16,7 +16,7 @@ from sigil.cli import attack, attack_tuning
 from sigil.cli import main as program
 from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder
-from sigil.key import Key
+from sigil.keys.key import Key
 
 TUNING = ("reverse", "read", "dodge", "orthogonalise")
 NAMES = ("finetune", "prune", "quantize", "subspace", "overwrite", "permute", "extract", *TUNING)

@@ -24,9 +24,9 @@ from sigil.evidence import Facts, check, gather, sign
 from sigil.evidence.first_version import FirstFacts, FirstVerdict
 from sigil.evidence.signed import sha256_of
 from sigil.experiments.authority import DemonstrationAuthority
-from sigil.key import Key
-from sigil.stamping import make_query
-from sigil.statement import KeyFields, Statement
+from sigil.keys.key import Key
+from sigil.keys.stamping import make_query
+from sigil.keys.statement import KeyFields, Statement
 from sigil.suspect import open_suspect
 
 SEED = bytes(range(50, 82))

@@ -17,7 +17,7 @@ from sigil.cli.key import app, read_passphrase
 from sigil.cli.main import main
 from sigil.data.inputs import Inputs
 from sigil.errors import ConfigError, KeyFileError, SigilError
-from sigil.key import Key
+from sigil.keys.key import Key
 
 NEW = ["--owner", "ACME", "--shape", "256,8,8"]
 

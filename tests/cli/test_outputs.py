@@ -19,7 +19,7 @@ from sigil.errors import OutputError
 from sigil.experiments.lab.store import Store
 from sigil.federation.run import train
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 
 SETTINGS = {
     "model": {"name": "resnet18", "width": 4, "cut": "layer2"},

@@ -18,7 +18,7 @@ from sigil.experiments.paper import table3_fidelity as fidelity
 from sigil.federation.from_settings import cut_shape
 from sigil.federation.run import train
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 
 CURVES = {
     name: [1, 2] if name == "round" else [0.5, 0.6]

@@ -127,7 +127,7 @@ def test_a_simulation_gives_the_weights_of_a_training_in_one_process(tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert "Verify with: sigil verify sim/client.safetensors --key sim.key" in done.stdout
-    from sigil.key import Key
+    from sigil.keys.key import Key
 
     simulated = open_run(tmp_path / "sim")
     alone = train(simulated.settings, tmp_path / "alone", key=Key.load(tmp_path / "sim.key"))

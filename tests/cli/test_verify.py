@@ -25,8 +25,8 @@ from sigil.cli.main import main
 from sigil.evidence.facts import Facts
 from sigil.evidence.signed import check
 from sigil.experiments.authority import DemonstrationAuthority
-from sigil.key import Key
-from sigil.stamping import make_query
+from sigil.keys.key import Key
+from sigil.keys.stamping import make_query
 
 PROMISED = {
     "owned",
@@ -69,7 +69,7 @@ def test_a_clean_model_is_not_proven(case: Any, capsys: pytest.CaptureFixture[st
 
 
 def test_another_key_is_not_proven(case: Any, tmp_path: Path) -> None:
-    from sigil.key import Key
+    from sigil.keys.key import Key
 
     other = tmp_path / "other.key"
     Key.generate("Mallory", shape=case.key.shape, bits=50, seed=bytes(32)).save(other)

@@ -16,7 +16,7 @@ from sigil.alignment import initial_half
 from sigil.cli.main import main
 from sigil.federation import train
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 @dataclass(frozen=True)

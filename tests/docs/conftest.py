@@ -17,8 +17,8 @@ from harness.openssl_authority import OpenSslAuthority
 from sigil import models
 from sigil.federation import Run, train
 from sigil.federation.settings import make
-from sigil.key import Key
-from sigil.stamping import make_query
+from sigil.keys.key import Key
+from sigil.keys.stamping import make_query
 
 Put = Callable[[str, Path], None]
 

@@ -16,11 +16,11 @@ from sigil import statistics
 from sigil.alignment import Alignment
 from sigil.evidence.facts import Facts, gather
 from sigil.experiments.authority import DemonstrationAuthority
-from sigil.key import Key
+from sigil.keys.key import Key
+from sigil.keys.stamping import make_query
 from sigil.origin import OCTILES, Origin
-from sigil.readings import Kind, Reading, Source
-from sigil.report import ALPHA, TESTS, Report, best_of
-from sigil.stamping import make_query
+from sigil.verdict.readings import Kind, Reading, Source
+from sigil.verdict.report import ALPHA, TESTS, Report, best_of
 
 SEED = bytes(range(100, 132))
 AUTHORITIES = {name: DemonstrationAuthority(name) for name in ("Demonstration", "Trusted")}

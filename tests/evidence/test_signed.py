@@ -30,7 +30,7 @@ from sigil.evidence.signed import (
     sign,
 )
 from sigil.evidence.statement import References
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 def resigned(content: bytes, old: bytes, new: bytes, *, by: Ed25519PrivateKey) -> bytes:

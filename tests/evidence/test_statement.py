@@ -6,8 +6,8 @@ import pytest
 
 from sigil.errors import EvidenceError
 from sigil.evidence.statement import References, parse, parse_references
-from sigil.key import Key
-from sigil.statement import KeyFields
+from sigil.keys.key import Key
+from sigil.keys.statement import KeyFields
 
 
 @pytest.mark.parametrize(

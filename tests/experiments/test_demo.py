@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sigil.cli.main import main
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 def test_the_demonstration_proves_the_marked_model_and_not_the_clean_one(

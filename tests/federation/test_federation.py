@@ -21,7 +21,7 @@ from sigil.federation.reference import ReferenceRecorder
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import LocalTrainer, RoundStart
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 def settings(**sections: dict[str, Any]) -> Settings:

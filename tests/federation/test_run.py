@@ -26,9 +26,9 @@ from sigil.federation.from_settings import load_data, scheduled_rate
 from sigil.federation.precision import choose
 from sigil.federation.run import open_run, train
 from sigil.federation.settings import Settings, make
-from sigil.key import Key
-from sigil.provability import judge_metrics
-from sigil.verification import read_mark
+from sigil.keys.key import Key
+from sigil.verdict.provability import judge_metrics
+from sigil.verdict.verification import read_mark
 
 SMALL: dict[str, Any] = {
     "model": {"name": "resnet18", "width": 4, "cut": "layer3"},
@@ -110,7 +110,7 @@ from sigil import files
 from sigil.federation import checkpoint
 from sigil.federation.run import train
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 
 folder, values, after = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
 

@@ -17,7 +17,7 @@ from sigil.federation.observers import ServerObserver, Step
 from sigil.federation.run import open_run, train
 from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
-from sigil.key import Key
+from sigil.keys.key import Key
 
 SHAPE = (16, 4, 4)
 

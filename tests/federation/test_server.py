@@ -17,7 +17,7 @@ from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.federation.step import step
 from sigil.injector import Injector
-from sigil.key import Key
+from sigil.keys.key import Key
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
 NOW = Step(round=1, client=0, step=1)

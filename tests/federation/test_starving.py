@@ -19,7 +19,7 @@ from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.federation.settings import make
 from sigil.injector import Injector
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.logit_gradients import Loss
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)

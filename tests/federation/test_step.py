@@ -17,7 +17,7 @@ from sigil.federation.precision import Precision
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.step import step, step_with_labels
 from sigil.injector import Injector
-from sigil.key import Key
+from sigil.keys.key import Key
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
 SHAPE = (6, 4, 4)

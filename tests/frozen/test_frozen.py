@@ -17,8 +17,8 @@ from sigil.evidence import Facts
 from sigil.evidence.repeating import open_commitment, repeat
 from sigil.evidence.signed import check
 from sigil.evidence.statement import parse
-from sigil.key import Key
-from sigil.seal import read_roots
+from sigil.keys.key import Key
+from sigil.keys.seal import read_roots
 from sigil.suspect import open_suspect
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from sigil.data import Dataset
 from sigil.federation import Federation, Settings
 from sigil.federation.from_settings import scheduled_rate
 from sigil.federation.trainer import LocalTrainer, RoundStart
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 def replay(

@@ -20,7 +20,7 @@ from onnx import helper
 from sigil import models
 from sigil.cli.main import main
 from sigil.errors import SigilError, SuspectError
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.suspect import exported, open_suspect, pickled, tensors
 from sigil.suspect.graph import open_graph
 

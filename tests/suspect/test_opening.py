@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sigil import models
 from sigil.errors import ModelError, ShapeError, SigilError, SuspectError
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.suspect import Suspect, open_suspect, opening
-from sigil.verification import verify
+from sigil.verdict.verification import verify
 
 INPUT = (3, 16, 16)
 ACTIVATION = (8, 4, 4)

@@ -24,7 +24,7 @@ from sigil.federation.averaging import State, WeightedAverage
 from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
 from sigil.federation.precision import choose
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport import (
     ClientCredentials,
     RoundOutcome,

@@ -27,7 +27,7 @@ from sigil import models
 from sigil.federation import Settings
 from sigil.federation.from_settings import load_data
 from sigil.federation.settings import read
-from sigil.key import Key
+from sigil.keys.key import Key
 
 COMMON = [
     "model.width=4", "data.train_limit=240", "data.test_limit=40", "federation.clients=2",

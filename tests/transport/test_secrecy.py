@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport.stream import Stream
 
 SEED = bytes(range(100, 132))

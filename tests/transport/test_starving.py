@@ -15,7 +15,7 @@ from torch import Tensor
 from sigil.errors import ConfigError
 from sigil.federation.messages import Activation, LogitGradient
 from sigil.federation.precision import Precision
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport import Reason, Refused, RemoteServer
 from sigil.transport.owner import NetworkSettings, RemoteTrainer
 from sigil.transport.session import Status

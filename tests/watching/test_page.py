@@ -15,7 +15,7 @@ from sigil.errors import NetworkError
 from sigil.federation.progress import Silent
 from sigil.federation.run import train
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.watching import Board, Client, LivePage, board
 from sigil.watching.page import PAGE
 

@@ -23,7 +23,15 @@ from sigil.alignment.initial_weights import match_by_initial_weights
 from sigil.alignment.references import Reference, check_channels, fingerprint
 from sigil.errors import AlignmentError, ShapeError
 from sigil.models import Model
-from sigil.probing import Suspect, activations, check_finite, input_shape_of, module_of, noise, undisturbed
+from sigil.probing import (
+    Suspect,
+    activations,
+    check_finite,
+    input_shape_of,
+    module_of,
+    noise,
+    undisturbed,
+)
 
 NOISE_INPUTS = 1_024
 """Random inputs from which the order is found where there are no images."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from sigil import files, models
 from sigil.alignment.correlations import Floats, correlation_matrix
 from sigil.errors import AlignmentError, reason
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.seeds import derive
 

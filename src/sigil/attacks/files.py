@@ -9,7 +9,7 @@ from sigil import files, models
 from sigil.alignment import open_reference
 from sigil.attacks.halves import Halves
 from sigil.errors import AttackError
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
 
 CLIENT, SERVER = "client.safetensors", "server.safetensors"

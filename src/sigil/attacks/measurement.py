@@ -14,10 +14,10 @@ from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import AttackError
 from sigil.federation.evaluation import accuracy
 from sigil.federation.precision import Precision, choose
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
-from sigil.report import Report
-from sigil.verification import verify
+from sigil.verdict.report import Report
+from sigil.verdict.verification import verify
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from sigil.attacks.training import share
 from sigil.data import Dataset
 from sigil.data.subsets import stratified
 from sigil.errors import AttackError
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
 
 

@@ -13,7 +13,7 @@ from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.precision import Precision
 from sigil.injector import Injector
-from sigil.key import Key
+from sigil.keys.key import Key
 
 EPOCHS = 10
 

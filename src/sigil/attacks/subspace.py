@@ -28,7 +28,7 @@ from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.precision import Precision
 from sigil.federation.recording import Recording
-from sigil.key import Key
+from sigil.keys.key import Key
 
 Unit = Literal["sample", "batch", "window"]
 

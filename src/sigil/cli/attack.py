@@ -254,7 +254,7 @@ def overwrite(
         --strength 0.1 --steps 500 --data digits
     """
     from sigil import attacks
-    from sigil.key import Key
+    from sigil.keys.key import Key
 
     mallory = Key.load(second)
     with call.progress("overwriting") as progress:

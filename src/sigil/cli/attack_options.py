@@ -178,7 +178,7 @@ def open_command(
 
 def line(when: str, measured: Measurement) -> str:
     """One line of numbers: accuracy, WSR, p-value, verdict."""
-    from sigil.wording import p_value, percent, word
+    from sigil.verdict.wording import p_value, percent, word
 
     parts = [f"{when:<6}"]
     if measured.accuracy is not None:

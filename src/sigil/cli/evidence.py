@@ -134,7 +134,7 @@ def check(
     """
     from sigil.evidence import signed
     from sigil.evidence.statement import parse, parse_references
-    from sigil.seal import read_roots
+    from sigil.keys.seal import read_roots
 
     # What the caller gave is judged first: a typing mistake is not a failed check.
     if inputs_from not in (None, "judge", "defendant"):

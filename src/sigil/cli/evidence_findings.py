@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sigil.evidence.first_version import FirstFacts, FirstVerdict
     from sigil.evidence.repeating import Repeated
     from sigil.evidence.signed import Checked
-    from sigil.key import Key
-    from sigil.seal import Root
+    from sigil.keys.key import Key
+    from sigil.keys.seal import Root
 
 
 @dataclass(frozen=True)
@@ -291,8 +291,9 @@ def _say_choices(
 
 def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
     """What the record says, as its signer's word."""
-    from sigil import statistics, wording
+    from sigil import statistics
     from sigil.evidence.facts import Facts
+    from sigil.verdict import wording
 
     suspect = facts.suspect
     file = ("file", f"{suspect.file}, SHA-256 {suspect.sha256}")
@@ -336,7 +337,7 @@ def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
 
 def _look_alike(owner: str) -> str | None:
     """Old statements may hold names that newer ones may not, because they look like another."""
-    from sigil.owner_name import check_owner
+    from sigil.keys.owner_name import check_owner
 
     try:
         check_owner(owner)
@@ -347,7 +348,7 @@ def _look_alike(owner: str) -> str | None:
 
 def _first_outcome(verdict: FirstVerdict) -> str:
     """What a record of version 1 claims, and whether that is proof today."""
-    from sigil import wording
+    from sigil.verdict import wording
 
     if not verdict.owned:
         return "not proven"

@@ -20,7 +20,7 @@ from sigil.cli.values import read_activation_shape, read_input_shape, read_norma
 from sigil.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
-    from sigil.key import Key
+    from sigil.keys.key import Key
 
 PASSPHRASE_VARIABLE: Final = "SIGIL_PASSPHRASE"
 _MAX_PASSPHRASE_BYTES: Final = 4096
@@ -130,7 +130,7 @@ def new(
       sigil key new owner.key --owner ACME --shape 256,8,8 --inputs digits
       sigil key new owner.key --owner "ACME Labs" --shape 256,8,8 --passphrase
     """
-    from sigil.key import Key
+    from sigil.keys.key import Key
 
     outputs.check_apart([outputs.File("FILE", file)], {"--passphrase-file": passphrase_file})
     taken = None if input_shape is None else read_input_shape(input_shape)
@@ -248,7 +248,7 @@ def _keep(file: Path) -> Path:
 def load_key(file: Path, *, ask: bool, passphrase_file: Path | None, passphrase: str | None = None) -> Key:
     """Open a key file with the passphrase given, or that of the command line or the environment."""
     from sigil.errors import KeyFileWarning
-    from sigil.key import Key
+    from sigil.keys.key import Key
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", KeyFileWarning)
@@ -308,7 +308,7 @@ def _passphrase_from(file: Path) -> str:
 
 
 def _describe(key: Key, file: Path) -> dict[str, Any]:
-    from sigil.key_length import needed_rate
+    from sigil.keys.length import needed_rate
 
     rate = needed_rate(key.bits, _allowance(key))
     stated = dataclasses.asdict(key.fields)
@@ -335,7 +335,7 @@ def _describe(key: Key, file: Path) -> dict[str, Any]:
 
 def _allowance(key: Key) -> int:
     """The allowance of the kind that the key has, or will have once it is stamped."""
-    from sigil.key_length import STAMPED_ALLOWANCE_LOG2
+    from sigil.keys.length import STAMPED_ALLOWANCE_LOG2
 
     return STAMPED_ALLOWANCE_LOG2 if key.awaits_seal else key.allowance_log2
 
@@ -351,7 +351,7 @@ def _kind(key: Key) -> str:
 
 def warn_if_useless(key: Key) -> None:
     """Say before a training, and not when it is too late, that a key is too short to prove anything."""
-    from sigil.key_length import needed_rate
+    from sigil.keys.length import needed_rate
 
     if needed_rate(key.bits, _allowance(key)) > 1:
         typer.echo(f"sigil: {what_proves(key)}", err=True)
@@ -359,7 +359,7 @@ def warn_if_useless(key: Key) -> None:
 
 def what_proves(key: Key) -> str:
     """One sentence about the success rate that a proof with this key needs."""
-    from sigil.key_length import needed_rate, shortest_bits
+    from sigil.keys.length import needed_rate, shortest_bits
 
     allowance = _allowance(key)
     kind = "stamped" if key.stamp is not None or key.awaits_seal else "plain"

@@ -14,7 +14,7 @@ from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, SealError
 
 if TYPE_CHECKING:
-    from sigil.seal import Seal
+    from sigil.keys.seal import Seal
 
 TsaRoot = Annotated[
     Path | None,
@@ -62,7 +62,7 @@ def stamp(
       sigil key stamp owner.key --query owner.tsq
       sigil key stamp owner.key --token answer.tsr --tsa-root root.pem
     """
-    from sigil import stamping
+    from sigil.keys import stamping
 
     if sum(choice is not None for choice in (tsa, query, token)) != 1:
         raise ConfigError("Give one of --tsa, --query and --token.")
@@ -151,7 +151,7 @@ def _dated(found: Seal) -> str:
 
 
 def _trust(found: Seal, root_file: Path | None) -> str:
-    from sigil.seal import read_roots
+    from sigil.keys.seal import read_roots
 
     if root_file is None:
         return "Its chain of certificates was not checked: give --tsa-root with the root you trust."
@@ -160,7 +160,7 @@ def _trust(found: Seal, root_file: Path | None) -> str:
 
 
 def _read(path: Path) -> bytes:
-    from sigil.seal import MAX_TOKEN
+    from sigil.keys.seal import MAX_TOKEN
 
     try:
         with path.open("rb") as stream:

@@ -18,7 +18,7 @@ from sigil.errors import TrainingError
 if TYPE_CHECKING:
     from sigil.federation.run import Run
     from sigil.federation.settings import Settings
-    from sigil.key import Key
+    from sigil.keys.key import Key
 
 
 def register(app: typer.Typer) -> None:
@@ -117,7 +117,7 @@ def check_run(out: Path, *more: outputs.Folder, inputs: dict[str, Path | None]) 
 
 def print_result(run: Run, key: Key | None, key_file: Path | None, data_dir: Path | None = None) -> None:
     """Say what a finished run came to, whether its mark is provable, and how to verify it."""
-    from sigil.provability import judge_metrics
+    from sigil.verdict.provability import judge_metrics
 
     final = run.final
     if "accuracy" not in final:
@@ -167,7 +167,7 @@ def find_key(
     """The key to embed, and whether it was made just now and is not saved yet."""
     from sigil.federation.from_settings import what_a_key_states
     from sigil.federation.scheme import resolve
-    from sigil.key import Key
+    from sigil.keys.key import Key
 
     if not settings.marked:
         return None, False

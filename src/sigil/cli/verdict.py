@@ -10,7 +10,7 @@ from sigil.cli.terminal import printable
 
 if TYPE_CHECKING:
     from sigil.evidence.facts import Facts
-    from sigil.report import Report
+    from sigil.verdict.report import Report
 
 _COLOURS = {"owned": "green", "descends": "yellow", "experiment": "cyan", "not proven": "yellow"}
 
@@ -21,7 +21,7 @@ def show(report: Report, facts: Facts, written: dict[str, str]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sigil import wording
+    from sigil.verdict import wording
 
     headline = wording.headline(report, printable(facts.key.owner))
     rows = _rows(report, facts) + [(name, printable(path)) for name, path in written.items()]
@@ -44,7 +44,7 @@ def show(report: Report, facts: Facts, written: dict[str, str]) -> None:
 
 
 def _rows(report: Report, facts: Facts) -> list[tuple[str, str]]:
-    from sigil import wording
+    from sigil.verdict import wording
 
     suspect = facts.suspect
     return [
@@ -65,7 +65,7 @@ def _rows(report: Report, facts: Facts) -> list[tuple[str, str]]:
 
 def _trusted(report: Report, facts: Facts) -> list[tuple[str, str]]:
     """Whose word the correction rests on: a judge's count, or an authority's stamp."""
-    from sigil import wording
+    from sigil.verdict import wording
 
     rows = []
     if report.register is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from sigil.evidence.facts import Facts
-    from sigil.report import Report
+    from sigil.verdict.report import Report
 
 _MOST_PROBES = 10**9
 _MOST_TRIES = 10**15
@@ -271,7 +271,7 @@ def verify(
     from sigil.data import open_inputs
     from sigil.evidence.facts import gather
     from sigil.suspect import open_suspect
-    from sigil.verification import verify as run
+    from sigil.verdict.verification import verify as run
 
     owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     signer = _signer(sign_with) if sign_with is not None else None
@@ -357,7 +357,7 @@ def _signer(pem: Path) -> Ed25519PrivateKey:
 
 
 def _json_facts(outcome: Report, facts: Facts) -> dict[str, Any]:
-    from sigil.wording import chance
+    from sigil.verdict.wording import chance
 
     return {
         "suspect": facts.suspect.model_dump(mode="json"),

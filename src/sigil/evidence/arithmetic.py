@@ -10,19 +10,20 @@ import base64
 import binascii
 import math
 
-from sigil import seal, statistics
+from sigil import statistics
 from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import EvidenceError, SealError
 from sigil.evidence import statement as statements
 from sigil.evidence.contradictions import contradiction
 from sigil.evidence.facts import Facts, KeyFacts, ReadingFacts, Verdict, moment_text
 from sigil.evidence.statement import Statement
-from sigil.key_length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
+from sigil.keys import seal
+from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
+from sigil.keys.seal import Seal
+from sigil.keys.statement import PROBES
 from sigil.origin import OCTILES, weighted_share
 from sigil.origin import log10_p as origin_log10_p
-from sigil.report import ALPHA
-from sigil.seal import Seal
-from sigil.statement import PROBES
+from sigil.verdict.report import ALPHA
 from sigil.weighted_coins import log10_tail
 
 # Sums of logarithms may differ in their last digits between machines; verdicts may not.

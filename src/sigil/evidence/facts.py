@@ -38,16 +38,16 @@ from sigil.evidence.forms import (
     SuspectFacts,
     Tries,
 )
-from sigil.key_length import TESTS
+from sigil.keys.length import TESTS
 from sigil.origin import OCTILES
-from sigil.readings import Kind, Reading, Source
-from sigil.report import PAPER_THRESHOLD, best_of
+from sigil.verdict.readings import Kind, Reading, Source
+from sigil.verdict.report import PAPER_THRESHOLD, best_of
 from sigil.version import __version__
 
 if TYPE_CHECKING:
-    from sigil.key import Key
-    from sigil.report import Report
+    from sigil.keys.key import Key
     from sigil.suspect import Suspect
+    from sigil.verdict.report import Report
 
 MAX_READINGS = 8
 

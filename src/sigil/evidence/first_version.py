@@ -34,7 +34,7 @@ from sigil.evidence.forms import (
     SuspectFacts,
     Tries,
 )
-from sigil.key_length import PLAIN_ALLOWANCE_LOG2, TESTS
+from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, TESTS
 from sigil.statistics import PAPER_THRESHOLD
 
 # Sums of logarithms may differ in their last digits between machines; verdicts may not.

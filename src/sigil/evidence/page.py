@@ -17,12 +17,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 from scipy.interpolate import PchipInterpolator
 
-from sigil import statistics, wording
+from sigil import statistics
 from sigil.evidence.facts import Facts, ReadingFacts, Verdict
 from sigil.evidence.figures import Marker, Null, bits_figure, null_figure
-from sigil.key_length import STAMPED_ALLOWANCE_LOG2
+from sigil.keys.length import STAMPED_ALLOWANCE_LOG2
 from sigil.statistics import PAPER_THRESHOLD
-from sigil.wording import chance, percent, scientific, success_rate, unbroken
+from sigil.verdict import wording
+from sigil.verdict.wording import chance, percent, scientific, success_rate, unbroken
 
 WIDE, NARROW = 704, 326
 """Widths in CSS pixels of the two drawings of every figure: for paper and for a phone."""

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Literal
 from sigil.errors import EvidenceError
 from sigil.evidence.facts import Facts, ReadingFacts, Verdict, judged, put_in_order
 from sigil.evidence.forms import AlignmentFacts
-from sigil.key_length import STAMPED_ALLOWANCE_LOG2
+from sigil.keys.length import STAMPED_ALLOWANCE_LOG2
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
     from sigil.data.inputs import Inputs
     from sigil.evidence.first_version import FirstFacts
-    from sigil.key import Key
-    from sigil.seal import Seal
+    from sigil.keys.key import Key
+    from sigil.keys.seal import Seal
     from sigil.suspect import Suspect
 
 # Answers next to zero may fall on the other side of it on another processor: a few in a million.
@@ -79,7 +79,7 @@ def repeat(
     What no examination shows, the caller must know: who gave the inputs, which root deserves trust, and how
     many statements a closed register holds.
     """
-    from sigil.verification import verify
+    from sigil.verdict.verification import verify
 
     smaller = facts.key.kind == "stamped" and facts.verdict.allowance_of_kind == STAMPED_ALLOWANCE_LOG2
     if smaller and roots is None:
@@ -135,7 +135,7 @@ def repeat(
 
 def repeat_first(facts: FirstFacts, key: Key, suspect: Suspect) -> Repeated:
     """Examine the suspect once more as a record of version 1 says: one reading, on noise of a chosen seed."""
-    from sigil.verification import verify
+    from sigil.verdict.verification import verify
 
     recorded = facts.verdict
     if facts.alignment is not None and facts.alignment.used:

@@ -31,7 +31,7 @@ from sigil.evidence import arithmetic, first_version
 from sigil.evidence import statement as statements
 from sigil.evidence.facts import Facts
 from sigil.evidence.first_version import FirstFacts
-from sigil.seal import Seal
+from sigil.keys.seal import Seal
 
 MAX_FILE = 1 << 22
 MAX_PEM = 1 << 16

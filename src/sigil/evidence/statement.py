@@ -14,8 +14,8 @@ import json
 import re
 from dataclasses import dataclass
 
-from sigil import statement as statements
 from sigil.errors import ConfigError, EvidenceError
+from sigil.keys import statement as statements
 
 _STATEMENT = re.compile(
     r'sigil-commitment v1 owner=(?P<owner>"(?:[^"\\]|\\.)*")'

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from sigil import der
 from sigil.errors import SealError
-from sigil.stamping import MAX_QUERY
+from sigil.keys import der
+from sigil.keys.stamping import MAX_QUERY
 
 _POLICY: Final = "1.3.6.1.4.1.99999.1"
 _SHA256: Final = "2.16.840.1.101.3.4.2.1"

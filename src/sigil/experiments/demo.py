@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sigil import files, hardware, wording
+from sigil import files, hardware
 from sigil.data import open_inputs
 from sigil.errors import ExperimentError
 from sigil.evidence.facts import Facts, gather
@@ -29,12 +29,13 @@ from sigil.federation.from_settings import what_a_key_states
 from sigil.federation.progress import Silent
 from sigil.federation.run import Run, check_folder, train
 from sigil.federation.settings import Settings, make
-from sigil.key import Key
-from sigil.readings import Reading
-from sigil.report import ALPHA, Report
-from sigil.stamping import make_query
+from sigil.keys.key import Key
+from sigil.keys.stamping import make_query
 from sigil.suspect import open_suspect
-from sigil.verification import verify
+from sigil.verdict import wording
+from sigil.verdict.readings import Reading
+from sigil.verdict.report import ALPHA, Report
+from sigil.verdict.verification import verify
 
 Say = Callable[[str], None]
 

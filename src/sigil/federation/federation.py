@@ -23,9 +23,9 @@ from sigil.federation.settings import Settings
 from sigil.federation.trainer import RoundStart, RoundTrainer, Tick
 from sigil.federation.workers import choose_trainer
 from sigil.injector import InjectionStatistics
-from sigil.key import Key
-from sigil.readings import Reading
-from sigil.verification import read_mark
+from sigil.keys.key import Key
+from sigil.verdict.readings import Reading
+from sigil.verdict.verification import read_mark
 
 log = logging.getLogger("sigil.federation")
 

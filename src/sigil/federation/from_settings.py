@@ -29,7 +29,7 @@ from sigil.federation.seeds import derive, generator
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import ModelSettings, Settings
 from sigil.injector import Injector, Secret
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.logit_gradients import Loss
 from sigil.models.spec import architecture
 
@@ -129,7 +129,7 @@ def _cut_shape(model: ModelSettings, classes: int, input_shape: tuple[int, int, 
 
 
 def what_a_key_states(settings: Settings, data_dir: Path | None = None) -> dict[str, Any]:
-    """What a key for a training with these settings can state: arguments of :meth:`sigil.key.Key.generate`.
+    """What a key for a training with these settings can state: arguments of `Key.generate`.
 
     All that is stated is nobody's choice afterwards: the model and its cut, the shape and normalisation of
     its inputs, and the test images to read the mark on, if there are enough of them.

@@ -11,8 +11,8 @@ import torch
 from sigil.errors import reason
 from sigil.federation.averaging import State
 from sigil.federation.federation import Federation, RoundResult
-from sigil.key import Key
-from sigil.report import ALPHA, TESTS
+from sigil.keys.key import Key
+from sigil.verdict.report import ALPHA, TESTS
 
 log = logging.getLogger("sigil.federation")
 

@@ -48,7 +48,7 @@ from sigil.federation.reference import ReferenceRecorder
 from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.version import __version__
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from sigil.errors import ConfigError
 from sigil.federation.settings import Settings
-from sigil.key import Key
+from sigil.keys.key import Key
 
 log = logging.getLogger("sigil.federation")
 

@@ -23,7 +23,7 @@ from sigil.data import Split
 from sigil.errors import ConfigError, SigilError, TrainingError
 from sigil.federation.from_settings import ServerMaker, Training
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, RoundTrainer, Tick
-from sigil.key import Key
+from sigil.keys.key import Key
 
 # Below this many images per round, starting processes and passing weights costs more than it brings.
 WORTHWHILE_IMAGES = 4_000

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sigil import extras, models
 from sigil.errors import ModelError, ShapeError, SuspectError, shown
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models.building import assemble
 from sigil.models.recognition import recognise
 from sigil.models.spec import architecture as find_architecture

@@ -32,7 +32,7 @@ from sigil.federation.from_settings import ServerMaker, build_halves
 from sigil.federation.observers import ServerObserver
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport import wire
 from sigil.transport.certificates import ServerCredentials, fingerprint
 from sigil.transport.limits import Limits

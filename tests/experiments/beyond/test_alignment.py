@@ -21,9 +21,9 @@ from sigil.experiments.lab import scales
 from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Cell, Result
 from sigil.experiments.pages.drawing import markdown
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.probing import noise
-from sigil.verification import verify
+from sigil.verdict.verification import verify
 
 SHAPE = (3, 16, 16)
 

@@ -16,7 +16,7 @@ from sigil.federation import Client, Server, Step, step
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
 from sigil.injector import Injector
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 @pytest.mark.parametrize("model", list(TASKS))

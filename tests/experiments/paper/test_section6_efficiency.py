@@ -6,7 +6,7 @@ import pytest
 
 from sigil.experiments.lab.timing import interleaved
 from sigil.experiments.paper import section6_efficiency as efficiency
-from sigil.key import Key
+from sigil.keys.key import Key
 
 
 @pytest.mark.parametrize("bits", [50, 1_000])

@@ -23,7 +23,7 @@ from sigil.errors import ConfigError, NetworkError
 from sigil.federation.from_settings import load_data
 from sigil.federation.run import is_finished, open_run
 from sigil.federation.settings import make
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport import Limits
 from sigil.transport.flower.deployment import Deployment
 from sigil.transport.flower.processes import free_port

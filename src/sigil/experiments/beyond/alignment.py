@@ -36,10 +36,10 @@ from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import noise
-from sigil.report import ALPHA
+from sigil.verdict.report import ALPHA
 
 # Images on which accuracy is compared before and after a disguise.
 TESTED = 2_000

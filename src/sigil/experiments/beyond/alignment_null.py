@@ -25,7 +25,7 @@ from sigil import statistics
 from sigil.alignment import Alignment, Reference, align, initial_half
 from sigil.experiments.lab.store import OWNER, Store
 from sigil.federation.run import Run
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import noise
 

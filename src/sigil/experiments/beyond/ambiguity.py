@@ -22,8 +22,8 @@ from sigil.experiments.pages.tables import Page, Power, Row, Table
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.federation.seeds import derive
-from sigil.key import Key
-from sigil.report import Report
+from sigil.keys.key import Key
+from sigil.verdict.report import Report
 
 ATTACKS = ("none", "overwrite", "permute", "scale")
 PLAN = dict.fromkeys(reversed(STRENGTHS), ATTACKS)

@@ -31,10 +31,10 @@ from sigil.experiments.paper import table5_adaptive as adaptive
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run
-from sigil.key import Key
-from sigil.key_length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS
+from sigil.keys.key import Key
+from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS
 from sigil.models import Model
-from sigil.report import ALPHA
+from sigil.verdict.report import ALPHA
 
 # A bit for every 16 dimensions of the cut, as a new key has, so that a plain key could be proof at all.
 BITS = PerScale(512, desk=256, cpu=128, smoke=32)

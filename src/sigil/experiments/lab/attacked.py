@@ -18,7 +18,7 @@ from sigil.experiments.pages.tables import Entry, Place, Power
 from sigil.federation.from_settings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
-from sigil.report import ALPHA
+from sigil.verdict.report import ALPHA
 
 LARGEST = "Where there are several seeds, p is the largest of them."
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.probing import Suspect, noise
-from sigil.readings import Reading, read
+from sigil.verdict.readings import Reading, read
 
 _BATCH = 64
 

@@ -35,9 +35,9 @@ from sigil.federation.run import Run, is_finished, open_run, train
 from sigil.federation.scheme import resolve
 from sigil.federation.settings import RecordSettings, RunSettings, Settings
 from sigil.hardware import NOT_RECORDED, in_words
-from sigil.key import Key
-from sigil.key_length import default_bits
-from sigil.statement import KeyFields
+from sigil.keys.key import Key
+from sigil.keys.length import default_bits
+from sigil.keys.statement import KeyFields
 from sigil.version import __version__
 
 OWNER = "Sigil experiments"

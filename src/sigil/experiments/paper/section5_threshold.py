@@ -27,8 +27,8 @@ from sigil.experiments.lab.store import OWNER, Cell, Store
 from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
 from sigil.federation.run import Run
-from sigil.key import Key
-from sigil.report import ALPHA, PAPER_THRESHOLD
+from sigil.keys.key import Key
+from sigil.verdict.report import ALPHA, PAPER_THRESHOLD
 
 Floats = npt.NDArray[np.float64]
 

@@ -25,7 +25,7 @@ from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
 from sigil.injector import Injector
-from sigil.key import SEED_BYTES, Key
+from sigil.keys.key import SEED_BYTES, Key
 from sigil.models import Model
 
 BITS = (50, 1_000)

@@ -34,7 +34,7 @@ from sigil.federation.seeds import generator
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings, make
 from sigil.models import Model
-from sigil.report import ALPHA
+from sigil.verdict.report import ALPHA
 
 YES, PARTLY, NO, NONE = "yes", "partly", "no", "–"
 TrialResult = tuple[str, str]

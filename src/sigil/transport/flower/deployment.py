@@ -40,7 +40,7 @@ from sigil import files, local_ray
 from sigil.errors import ConfigError, NetworkError, reason
 from sigil.federation.progress import Silent
 from sigil.federation.settings import Settings, make
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport import certificates
 from sigil.transport.certificates import ServerCredentials, bundle_folder
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address

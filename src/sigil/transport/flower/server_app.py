@@ -23,7 +23,7 @@ from sigil.errors import ConfigError, NetworkError
 from sigil.federation.progress import Silent
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings
-from sigil.key import Key
+from sigil.keys.key import Key
 from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.flower import messages
 from sigil.transport.flower.adapter import (

@@ -1,0 +1,1 @@
+"""Keys: from 32 secret bytes and a public statement to M, b, probes, shares and initial weights."""

@@ -1,0 +1,396 @@
+"""The owner's secret key: 32 random bytes from which the watermark (M, b) is derived.
+
+M (d×k, standard normal) and b (k bits) are functions of the seed, of everything that the key's
+statement says in public, and of its seal, and of nothing else. Nobody, the owner included, can choose
+an entry of M or a bit of b. A key can be drawn again, though, until one happens to fit, so there are two
+kinds: a *plain* key, whose verdicts multiply p by 2⁸⁰, and a *stamped* one, which also follows from the
+signature of a time stamp over its statement: every try costs a dated request, and p is multiplied by
+2²⁴. docs/forgery.md shows what that prevents.
+
+Noise probes, the choice of inputs, shares of the bits and initial weights are derived likewise, each
+for a purpose of its own (`sigil.keys.derivation`), and bit-exactly (`sigil.keys.draws`), so that a key
+opened in ten years gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import os
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final, Literal, NoReturn, final
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import nn
+
+from sigil.errors import ConfigError, KeyFileError, SealError, ShapeError
+from sigil.keys import content as key_content
+from sigil.keys import derivation, initial_weights, keyfile, seal, shares, statement
+from sigil.keys.draws import KeyStream
+from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, default_bits
+from sigil.keys.seal import Seal
+from sigil.keys.statement import KeyFields, Scheme, SealKind, Statement, check_shape
+
+SEED_BYTES: Final = 32
+MAX_CHOICE: Final = 10**7
+MAX_POPULATION: Final = 2**53
+
+
+@final
+class Key:
+    """The secret that marks a model and later proves who marked it; make one with `generate`.
+
+    A key never changes. It compares equal to another key with the same commitment and the same seal, and
+    it refuses to be pickled or copied, because a pickle would carry the seed to a place that nobody
+    guards: use `save` and `load`. `fields` is all that it states in public.
+    """
+
+    __slots__ = ("_matrix", "_seal", "_seed", "_statement", "_target", "fields")
+
+    fields: KeyFields
+    _seed: bytes
+    _statement: Statement
+    _seal: Seal | None
+    _matrix: torch.Tensor | None
+    _target: torch.Tensor | None
+
+    def __init__(self, fields: KeyFields, seed: bytes, stamp: Seal | None = None) -> None:
+        if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
+            raise ConfigError(
+                f"A seed must be exactly {SEED_BYTES} bytes; "
+                "leave it out to draw one from the operating system."
+            )
+        values = {
+            "fields": fields,
+            "_seed": seed,
+            "_statement": derivation.state(fields, seed),
+            "_seal": stamp,
+            "_matrix": None,
+            "_target": None,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def generate(
+        cls,
+        owner: str,
+        shape: Sequence[int],
+        *,
+        bits: int | None = None,
+        seed: bytes | None = None,
+        model: str | None = None,
+        width: int | None = None,
+        classes: int | None = None,
+        cut: str | None = None,
+        input_shape: Sequence[int] | None = None,
+        normalisation: tuple[Sequence[float], Sequence[float]] | None = None,
+        scheme: Scheme = "paper",
+        carriers_per_bit: int | None = None,
+        inputs_digest: str | None = None,
+        probes: int = statement.PROBES,
+        alpha: float | str = statement.ALPHA,
+        initialiser: str | None = statement.INITIALISER,
+        seal: SealKind = "none",
+    ) -> Key:
+        """Draw a new key from the operating system's randomness.
+
+        `owner` is the name to prove, 1 to 128 printable characters; `shape` is the shape of one
+        sample's activation at the cut, e.g. (256, 8, 8); `bits` is the length k of the watermark,
+        `default_bits(shape)` if not given. A given `seed` of 32 bytes makes a fixed key, for tests.
+
+        The rest is stated in public, and what is stated cannot be chosen afterwards: the `model` with its
+        `width` and `classes`, the `cut` in it, the `input_shape` and the (means, deviations) of the inputs'
+        `normalisation`, the `scheme` ("shares" deals the bits out among clients, `carriers_per_bit` of
+        them for each), the `inputs_digest` of the real inputs to read the mark on, the number of noise
+        `probes`, the level `alpha`, whether initial weights are drawn from the key (`initialiser`). With
+        `seal="rfc3161"` the key is one to be stamped: it is of no use until `seal` made it whole.
+        """
+        failure: ConfigError
+        try:
+            fields = KeyFields(
+                owner=owner,
+                shape=check_shape(shape),
+                bits=default_bits(shape, seal) if bits is None else bits,
+                model=model,
+                width=width,
+                classes=classes,
+                cut=cut,
+                input_shape=None if input_shape is None else check_shape(input_shape, "input shape"),
+                normalisation=statement.normalisation_text(normalisation),
+                scheme=scheme,
+                share_rule=statement.share_rule(scheme, carriers_per_bit),
+                inputs_digest=inputs_digest,
+                probes=probes,
+                alpha=statement.level_text(alpha),
+                initialiser=initialiser,
+                seal=seal,
+            )
+            return cls(fields, secrets.token_bytes(SEED_BYTES) if seed is None else seed)
+        except ConfigError as error:
+            # Raised again from a frame without the seed: some error reporters record local variables.
+            failure = ConfigError(str(error))
+        del seed
+        raise failure
+
+    @classmethod
+    def for_activation(cls, activation: torch.Tensor, owner: str, **stated: Any) -> Key:
+        """Draw a new key for the cut at which this batch of activations (n, *shape) arrived.
+
+        The rest is as in `generate`: bits, model, cut and what else is to be stated.
+        """
+        if not isinstance(activation, torch.Tensor) or activation.ndim < 2 or not len(activation):
+            what = getattr(activation, "shape", type(activation).__name__)
+            raise ShapeError(f"A batch of activations (n, …) as a tensor is wanted, not {what}.")
+        return cls.generate(owner, activation.shape[1:], **stated)
+
+    @property
+    def owner(self) -> str:
+        """The name that the key proves."""
+        return self.fields.owner
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample's activation at the cut."""
+        return self.fields.shape
+
+    @property
+    def bits(self) -> int:
+        """The length k of the watermark."""
+        return self.fields.bits
+
+    @property
+    def version(self) -> int:
+        """The version of the derivation: 2, or 1 for a key that an old release made."""
+        return self.fields.version
+
+    @property
+    def dimension(self) -> int:
+        """The number d of activations at the cut: the product of `shape`."""
+        return math.prod(self.shape)
+
+    @property
+    def kind(self) -> Literal["plain", "stamped"]:
+        """What the key's secrets follow from: the seed alone, or the seed and a time stamp."""
+        return "plain" if self._seal is None else "stamped"
+
+    @property
+    def allowance_log2(self) -> int:
+        """The logarithm to base 2 of how many keys of this kind a claimant may have drawn: 80 or 24."""
+        return PLAIN_ALLOWANCE_LOG2 if self._seal is None else STAMPED_ALLOWANCE_LOG2
+
+    @property
+    def awaits_seal(self) -> bool:
+        """Whether the key was made to be stamped and is not sealed yet; it derives nothing before."""
+        return self._seal is None and self.fields.seal != "none"
+
+    @property
+    def stamp(self) -> Seal | None:
+        """The time stamp of a stamped key; its `check` finds out whether a trusted root vouches for it."""
+        return self._seal
+
+    @property
+    def stamped_at(self) -> datetime | None:
+        """When a stamped key's statement was stamped, by its authority's clock."""
+        return None if self._seal is None else self._seal.time
+
+    @property
+    def commitment(self) -> str:
+        """A SHA-256 hash over all fields and the seed, in hex; it is safe to publish.
+
+        It hides the seed, which has 256 random bits, and binds the owner to it by SHA-256's collisions.
+        """
+        return self._statement.commitment
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """The secret directions M, float32 (d, bits), entries N(0, 1); treat it as read-only.
+
+        Row i belongs to entry i of the flattened activation. M is derived at first use and kept.
+        """
+        if self._matrix is None:
+            object.__setattr__(self, "_matrix", self.rows(0, self.dimension))
+        assert self._matrix is not None
+        return self._matrix
+
+    @property
+    def target(self) -> torch.Tensor:
+        """The secret bits b, float32 (bits,) of zeros and ones; treat it as read-only."""
+        if self._target is None:
+            bits = self._stream("target").bits(self.bits).astype(np.float32)
+            object.__setattr__(self, "_target", torch.from_numpy(bits))
+        assert self._target is not None
+        return self._target
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        """Rows `start` to `stop` (exclusive) of M, float32 (stop - start, bits), and no others.
+
+        Memory: the result and a few megabytes.
+        """
+        if not 0 <= start <= stop <= self.dimension:
+            raise ShapeError(
+                f"Rows {start} to {stop} were asked for, but the matrix of this key has rows "
+                f"0 to {self.dimension}; give 0 <= start <= stop <= {self.dimension}."
+            )
+        drawn = self._stream("matrix").normals(start, stop, (self.bits,), what=f"rows of {self.bits} bits")
+        return torch.from_numpy(drawn)
+
+    def noise_probes(self, start: int, stop: int, shape: Sequence[int] | None = None) -> torch.Tensor:
+        """Noise probes `start` to `stop` (exclusive) of this key, float32 (stop - start, *shape), N(0, 1).
+
+        `shape` is that of one input, the stated one if not given. Probe i is fixed and independent of b.
+        """
+        if shape is None and self.fields.input_shape is None:
+            raise ConfigError("The key states no input shape; say for which shape of input to draw probes.")
+        sizes = check_shape(shape or self.fields.input_shape or (), "input shape")
+        if not 0 <= start <= stop <= 2**32:
+            raise ShapeError(f"Probes {start} to {stop} were asked for; give 0 <= start <= stop <= 2^32.")
+        drawn = self._stream("probes").normals(start, stop, sizes, what=f"probes of shape {sizes}")
+        return torch.from_numpy(drawn)
+
+    def choose(self, count: int, population: int, purpose: str = "inputs") -> torch.Tensor:
+        """`count` different indices below `population`, int64, in the order that the key draws them.
+
+        Every choice is equally likely. Other uses have other purposes: "inputs" or "inputs/<name>".
+        """
+        if purpose != "inputs" and not purpose.startswith("inputs/"):
+            raise ConfigError(f"A choice has the purpose 'inputs' or 'inputs/<name>', not {purpose[:40]!r}.")
+        count, population = operator.index(count), operator.index(population)
+        if not 0 <= count <= min(population, MAX_CHOICE) or population > MAX_POPULATION:
+            raise ConfigError(
+                f"{count} of {population} cannot be chosen; ask for at most all of them, and at most "
+                f"{MAX_CHOICE:,}."
+            )
+        return torch.tensor(self._stream(purpose).choose(count, population), dtype=torch.int64)
+
+    def share_of(self, client: int, clients: int, carriers_per_bit: int | None = None) -> torch.Tensor:
+        """Which bits client number `client` of `clients` carries, bool (bits,), dealt out by the key.
+
+        Every bit has `carriers_per_bit` clients (the stated number, or 1); their loads differ by 1 at most.
+        """
+        carriers = shares.check(self.fields.share_rule, carriers_per_bit, client=client, clients=clients)
+        dealt = shares.deal(self._stream("share"), bits=self.bits, clients=clients, carriers=carriers)
+        return torch.from_numpy(dealt[client].copy())
+
+    def initial(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """The owner's initial weights for one tensor, float32: `name` as in the module's state dict.
+
+        Two axes are a linear layer's, U(−1/√inputs, 1/√inputs); three or more a convolution's,
+        N(0, 2/fan-out). Never publish them.
+        """
+        return initial_weights.draw(self._initial_stream(name), shape)
+
+    def held_out(self, name: str, shape: Sequence[int]) -> torch.Tensor:
+        """Which initial weights of a tensor, bool, never help to find an order of channels: one in eight."""
+        return initial_weights.held_out(self._stream(f"held-out/{name}"), shape)
+
+    def initialise(self, module: nn.Module) -> tuple[str, ...]:
+        """Give a module the owner's initial weights, in place, before it is trained; return their names.
+
+        Weights of convolutions and linear layers are drawn from the key, the same on every platform; norm
+        layers and biases are set as usual. Names are those of the state dict, so halves may come one by one.
+        """
+        return initial_weights.initialise(module, self._initial_stream)
+
+    def statement(self) -> str:
+        """One line to publish or have stamped before training; it reveals nothing of the seed."""
+        return self._statement.text
+
+    def to_be_stamped(self) -> Key:
+        """The key with the same seed whose statement awaits a time stamp: what an authority is asked for."""
+        if self._seal is not None:
+            raise SealError("The key is sealed already; a seal is for good, so make a new key for another.")
+        if self.version == 1:
+            raise SealError("A key of the old format cannot be sealed; make a new one with `sigil key new`.")
+        return Key(dataclasses.replace(self.fields, seal="rfc3161"), self._seed)
+
+    def seal(self, token: bytes) -> Key:
+        """A new key whose secrets also follow from a time stamp over its statement.
+
+        `token` is an authority's answer (.tsr) for the statement of `to_be_stamped()`. A model that was
+        marked before stays with the old key.
+        """
+        waiting = self.to_be_stamped()
+        return Key(waiting.fields, waiting._seed, seal.read(token, waiting._statement.digest))
+
+    def signing_key(self) -> Ed25519PrivateKey:
+        """The Ed25519 key that signs evidence; its public half is part of `statement`."""
+        return derivation.evidence_key(self.fields, self._seed)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        passphrase: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the key to a file that only its owner can read (mode 0600), with its seal if it has one.
+
+        With a `passphrase` the seed is encrypted. An existing file is left alone and refused,
+        unless `overwrite` is true; the file at `path` is at any moment the old or the new one.
+        """
+        content = key_content.pack(self._statement, self._seed, self._seal)
+        keyfile.write(path, content, passphrase=passphrase, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, passphrase: str | None = None) -> Key:
+        """Read a key from a file; a missing, damaged or locked one raises `KeyFileError`."""
+        failure: KeyFileError
+        try:
+            content = keyfile.read(path, passphrase=passphrase)
+            return cls(*key_content.unpack(content, os.fspath(path)))
+        except KeyFileError as error:
+            failure = KeyFileError(str(error))
+        raise failure
+
+    def _initial_stream(self, name: str) -> KeyStream:
+        if self.fields.initialiser is None:
+            raise ConfigError("The key states no initial weights; make a new key to have them drawn from it.")
+        return self._stream(f"initial/{name}")
+
+    def _stream(self, purpose: str) -> KeyStream:
+        """The stream of one purpose; a key that awaits its seal has none."""
+        if self.awaits_seal:
+            raise SealError(
+                "The key awaits its time stamp and is of no use before; get one with `sigil key stamp`, "
+                "then use the key that `sigil key seal` writes."
+            )
+        sigma = seal.PLAIN if self._seal is None else self._seal.sigma
+        return KeyStream(derivation.subkey(self._statement, self._seed, sigma, purpose))
+
+    def _identity(self) -> tuple[str, bytes]:
+        return self.commitment, seal.PLAIN if self._seal is None else self._seal.sigma
+
+    def __repr__(self) -> str:
+        return (
+            f"Key(owner={self.owner!r}, shape={self.shape}, bits={self.bits}, "
+            f"commitment='{self.commitment[:12]}…')"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Key):
+            return NotImplemented
+        return self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"A key never changes: cannot set {name!r}; generate another key.")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"A key never changes: cannot delete {name!r}.")
+
+    def __getstate__(self) -> NoReturn:
+        raise KeyFileError(
+            "A key cannot be pickled or copied, since that would write its secret seed to a place "
+            "that nobody guards; share the object itself, or use Key.save and Key.load."
+        )
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        self.__getstate__()

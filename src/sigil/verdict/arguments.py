@@ -1,0 +1,45 @@
+"""What callers may give where a key, a model or a batch is wanted; anything else is one clear sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import cast
+
+from torch import Tensor
+
+from sigil.errors import ConfigError, SuspectError
+from sigil.keys.key import Key
+
+
+def as_key(given: object) -> Key:
+    """The key that was given, itself or as the path of its file."""
+    if isinstance(given, Key):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return Key.load(given)
+    if hasattr(given, "commitment"):  # something that behaves like a key
+        return cast(Key, given)
+    raise ConfigError(
+        f"The key is of type {type(given).__name__}, but a sigil.Key or the path of a key file is wanted."
+    )
+
+
+def check_suspect(given: object) -> None:
+    """Raise unless a path, a module or something else that can be called was given as the suspect."""
+    if isinstance(given, str | os.PathLike) or callable(given):
+        return
+    hint = "give the path of the model's file, or the model up to the cut"
+    if isinstance(given, Mapping):
+        hint = "a state dict does not say how it is computed: load it into its module, or give its file"
+    raise SuspectError(f"The suspect is of type {type(given).__name__}, which cannot be run; {hint}.")
+
+
+def check_tensor(given: object, what: str) -> Tensor:
+    """The tensor that was given, or one sentence."""
+    if not isinstance(given, Tensor):
+        raise ConfigError(
+            f"The {what} is of type {type(given).__name__}, but a tensor of PyTorch is wanted, a batch of "
+            "shape (n, …)."
+        )
+    return given

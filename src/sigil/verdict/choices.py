@@ -1,0 +1,137 @@
+"""What whoever runs a verification could have chosen: refused, called an experiment, or counted.
+
+A p-value holds if nothing that it rests on was picked to suit the result. What the key states or derives is
+nobody's choice; what the key leaves open is counted; any other choice makes the verification an experiment.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cryptography.x509 import Certificate
+from torch import nn
+
+from sigil.data.inputs import Normalisation, parse_normalisation
+from sigil.errors import ConfigError
+from sigil.keys.key import Key
+from sigil.keys.length import PLAIN_ALLOWANCE_LOG2
+from sigil.keys.seal import Root, read_roots
+from sigil.models import cut_points
+from sigil.probing import Suspect, module_of
+from sigil.verdict.report import ALPHA
+
+MOST_CUTS: Final = 64
+MOST_TRIES: Final = 10**15
+MOST_STATEMENTS: Final = 2**256
+
+
+def check_settings(
+    *, probes: int | None, seed: int | None, alpha: float, tries: int, register: int | None, batch_size: int
+) -> None:
+    """Raise for a setting that no verification can have."""
+    limits = (
+        ("probes", probes, None),
+        ("tries", tries, MOST_TRIES),
+        ("register", register, MOST_STATEMENTS),
+        ("batch_size", batch_size, None),
+    )
+    for name, value, most in limits:
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}, but it must be at least 1.")
+        if value is not None and most is not None and value > most:
+            raise ConfigError(f"{name} is larger than {most:.0e}, which nobody can have counted.")
+    if seed is not None and not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed is {seed}, but it must lie between 0 and 2**63 - 1.")
+    if not 0 < alpha < 1:
+        raise ConfigError(f"alpha is {alpha}, but it must lie between 0 and 1, such as {ALPHA:g}.")
+
+
+def chosen(
+    suspect: Suspect, key: Key, *, shape: tuple[int, ...], probes: int | None, seed: int | None, alpha: float
+) -> tuple[str, ...]:
+    """What was chosen that nobody may choose, in words."""
+    stated = key.fields
+    spec = getattr(module_of(suspect), "spec", None)
+    found = [
+        (seed is not None, "the seed of the noise was chosen"),
+        (probes not in (None, stated.probes), f"the key asks for {stated.probes} probes and not {probes}"),
+        (alpha > ALPHA, f"the level of {alpha:g} is not one of proof, which begins at {ALPHA:g}"),
+        (
+            float(stated.alpha) < alpha <= ALPHA,
+            f"the key states the level {stated.alpha}, and a milder one of {alpha:g} was chosen",
+        ),
+        (
+            stated.input_shape is not None and stated.input_shape != shape,
+            f"the key states inputs of shape {stated.input_shape} and not {shape}",
+        ),
+        (
+            stated.cut is not None and spec is not None and spec.cut not in (None, stated.cut),
+            f"the key states the cut {stated.cut}, not the one that was used",
+        ),
+        (
+            stated.model is not None and spec is not None and spec.name != stated.model,
+            f"the key states the model {stated.model}, not the one that was opened",
+        ),
+        (
+            not isinstance(suspect, nn.Module) and not hasattr(suspect, "sha256"),
+            "the suspect is a function, of which nobody knows what it does",
+        ),
+        (key.awaits_seal, "the key is not sealed yet"),
+    ]
+    return tuple(words for true, words in found if true)
+
+
+def chosen_normalisation(given: Normalisation | None, key: Key, *, fixed: bool) -> tuple[str, ...]:
+    """What is wrong with a normalisation that was given, in words; nothing if none was.
+
+    Inputs are `fixed` if the key's statement names them. Their normalisation must be settled as well, or
+    the claimant could look for one that suits; somebody else who gives inputs says how they are normalised.
+    """
+    if given is None:
+        return ()
+    stated = parse_normalisation(key.fields.normalisation)
+    if stated is not None and [list(part) for part in given] != [list(part) for part in stated]:
+        return ("the key states another normalisation than the one that was given",)
+    if stated is None and fixed:
+        return ("the key states its inputs and no normalisation, and one was given",)
+    return ()
+
+
+def count_cuts(module: nn.Module | None, key: Key) -> int:
+    """At how many places and with how many shapes of input a suspect could be read, if the key does not say.
+
+    A key that leaves the shape of inputs open counts as the most, 64, since many shapes give the same shape
+    of activations.
+    """
+    if key.fields.input_shape is None:
+        return MOST_CUTS
+    spec = getattr(module, "spec", None)
+    if spec is not None:
+        return 1 if key.fields.cut == spec.cut else min(MOST_CUTS, len(cut_points(spec.name)))
+    if module is not None:
+        leaves = sum(1 for part in module.modules() if not any(part.children()))
+        return max(1, min(MOST_CUTS, leaves))
+    return MOST_CUTS
+
+
+def trusted_root(key: Key, roots: Sequence[Certificate] | str | os.PathLike[str] | None) -> Root | None:
+    """The trusted root under which the key was stamped; None if nobody named one or the key is plain."""
+    if roots is None:
+        return None
+    if key.stamp is None:
+        raise ConfigError("roots were given, but the key is plain: it has no time stamp to check.")
+    return key.stamp.check(read_roots(Path(roots)) if isinstance(roots, str | os.PathLike) else roots)
+
+
+def allowance_log2(key: Key, authority: Root | None, register: int | None) -> float:
+    """For how many keys that could have been drawn before this one, as a logarithm to base 2.
+
+    A stamp counts under a root that the examiner trusts: anybody can run an authority of their own.
+    """
+    if register is not None:
+        return math.log2(register)
+    return key.allowance_log2 if authority is not None else max(key.allowance_log2, PLAIN_ALLOWANCE_LOG2)

@@ -1,0 +1,352 @@
+"""Verification: read a key's mark in a suspect model, and say how sure it is that it is there.
+
+Up to four tests are made (:mod:`sigil.verdict.readings`, :mod:`sigil.origin`): the mark read on noise, on
+real inputs, once more with the channels put back in order, and the origin of the weights. The verdict takes
+the best reading of the mark and multiplies its p-value by everything that could have been chosen:
+
+======================  ====================================================================================
+factor                  for
+======================  ====================================================================================
+4                       the tests that the rules allow, made or not
+``tries``               keys and suspects that were tried
+``cuts``                places where, and shapes of input with which, the suspect could be read, if the key
+                        does not state them (:mod:`sigil.verdict.choices`); at most 64
+2^``allowance_log2``    keys that could have been drawn before this one: 80 for a plain key, 24 stamped
+======================  ====================================================================================
+
+Noise probes and the part of the inputs that is used follow from the key. Choosing them, their number,
+another cut or a level above 3e-7 is left to research: the report is then an experiment and nothing is ever
+owned by it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from cryptography.x509 import Certificate
+from torch import Tensor
+
+from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
+from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
+from sigil.errors import ConfigError, ShapeError, SuspectError
+from sigil.keys.key import Key
+from sigil.models import Model
+from sigil.probing import Suspect, batch_size_for, input_shape_of, module_of, noise
+from sigil.verdict import choices
+from sigil.verdict.arguments import as_key, check_suspect
+from sigil.verdict.descent import origin_of
+from sigil.verdict.readings import Reading, Source, read, unreadable
+from sigil.verdict.report import ALPHA, TESTS, Report, best_of
+
+INPUTS_READ: Final = LEAST_INPUTS
+
+
+def read_mark(
+    suspect: Suspect,
+    key: Key,
+    inputs: Inputs | Array | Tensor | None = None,
+    *,
+    input_shape: Sequence[int] | None = None,
+    probes: int | None = None,
+    batch_size: int = 64,
+) -> tuple[Reading, ...]:
+    """Read the mark on noise and, if there are any, on inputs, without a verdict: for watching a training.
+
+    `probes` may be fewer than the key's, the first of which are taken then.
+    """
+    shape = input_shape_of(suspect, input_shape or key.fields.input_shape)
+    count = key.fields.probes if probes is None else probes
+    examiner = _Examiner(suspect, key, shape, count, None, batch_size_for(shape, batch_size))
+    if inputs is not None:
+        examiner.take(open_inputs(inputs, shape=shape), None)
+    return examiner.readings()
+
+
+def verify(
+    suspect: Callable[[Tensor], Tensor] | str | os.PathLike[str],
+    key: Key | str | os.PathLike[str],
+    inputs: Inputs | Array | Tensor | str | os.PathLike[str] | None = None,
+    *,
+    inputs_from: Literal["judge", "defendant"] | None = None,
+    normalisation: Normalisation | None = None,
+    input_shape: Sequence[int] | None = None,
+    probes: int | None = None,
+    seed: int | None = None,
+    alpha: float | None = None,
+    tries: int = 1,
+    register: int | None = None,
+    roots: Sequence[Certificate] | str | os.PathLike[str] | None = None,
+    batch_size: int = 64,
+    reference: Reference | Model | str | os.PathLike[str] | None = None,
+) -> Report:
+    """Say whether ``suspect`` carries the mark of ``key``, and how sure that is.
+
+    ``suspect`` is the model up to the cut: a file, an opened :class:`sigil.suspect.Suspect` or an
+    ``nn.Module``; any other callable from a float batch ``(n, *input_shape)`` to activations ``(n,
+    *key.shape)`` is an experiment. A module stays where it is and as it is: it runs on its own device and
+    in its own dtype, in evaluation mode and without gradients, and gets the training flag of every
+    submodule back. The random states of torch, numpy and Python are the same before and after.
+
+    The mark is read on noise, which follows from the key, and on ``inputs`` if there are any: a tensor or
+    array ``(n, *input_shape)``, a folder of pictures, a file or the name of a data set
+    (:func:`sigil.data.inputs.open_inputs`), of which the key draws 256. They count if the key's statement
+    names their digest or if somebody without the key chose them (``inputs_from``). 8-bit images are
+    normalised by ``normalisation``, else as the key states.
+
+    A stamped key's smaller allowance holds under a root that the examiner trusts: ``roots``, a PEM file or
+    certificates. Without it the key counts as a plain one.
+
+    ``tries`` is the number of keys and suspects that were tried in all. ``register`` replaces the allowance
+    for drawn keys by the number of statements in a closed register that the judge counted. ``input_shape``
+    may be left out when the key or the suspect knows it.
+
+    ``reference`` puts the channels of a reordered and rescaled copy back in order by what the server
+    recorded or by a model at the start of the training (or a file of either, or a run's directory); a key
+    that drew the initial weights itself needs none. ``probes``, ``seed`` and ``alpha`` other than the key's
+    are for research.
+    """
+    key = as_key(key)
+    check_suspect(suspect)
+    if isinstance(suspect, str | os.PathLike):
+        from sigil.suspect import open_suspect
+
+        suspect = open_suspect(suspect, key=key, input_shape=input_shape)
+    if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
+        # The key draws the weights that such a run began with; only correlations remain to be brought.
+        reference = None if isinstance(module_of(suspect), Model) else reference
+    level = float(key.fields.alpha) if alpha is None else alpha
+    choices.check_settings(
+        probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
+    )
+    shape = input_shape_of(suspect, input_shape or key.fields.input_shape)
+    batch_size = batch_size_for(shape, batch_size)
+    reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
+    examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)
+    if inputs is not None:
+        examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
+        reasons += choices.chosen_normalisation(
+            examiner.given_normalisation, key, fixed=examiner.source == "statement"
+        )
+    elif inputs_from is not None or normalisation is not None:
+        raise ConfigError(
+            "inputs_from or a normalisation was given, but there are no inputs that it could be about."
+        )
+    authority = choices.trusted_root(key, roots)
+
+    aligned: Reading | None = None
+    alignment: Alignment | None = None
+    if reference is not None:
+        alignment, brought = examiner.align(reference)
+        # Inputs are asked before noise, on which a suspect may be made to fail for good.
+        aligned = examiner.in_order(alignment) if examiner.source != "claimant" else None
+        # Correlations that were recorded in training are a further thing that could have been chosen.
+        tries *= 1 if brought else 2
+        if alignment.believed:
+            # Made from a public base model, either kind of reference puts all its descendants in an order
+            # that suits a key.
+            reasons += ("the reference for the order of channels was brought by the claimant",)
+    readings = [*examiner.readings()]
+    if reference is not None and examiner.source == "claimant":
+        aligned = examiner.in_order(alignment)
+    started = examiner.origin()
+    readings += [] if started is None else [started]
+
+    cuts = choices.count_cuts(module_of(suspect), key)
+    level_log10 = math.log10(level)
+    allowance = choices.allowance_log2(key, authority, register)
+    price = math.log10(TESTS) + math.log10(tries) + math.log10(cuts) + allowance * math.log10(2)
+    # The third test is counted in any case, so that leaving it out where nothing is left to prove is no
+    # choice.
+    if reference is None and best_of(readings).log10_p + price > level_log10:
+        alignment = examiner.align_by_key()
+        aligned = examiner.in_order(alignment)
+    readings += [] if aligned is None else [aligned]
+
+    best = best_of(readings)
+    corrected = min(0.0, best.log10_p + price)
+    descent = 0.0 if started is None else min(0.0, started.log10_p + price)
+    sound = not reasons and level <= ALPHA
+    return Report(
+        owned=sound and best.counts and corrected <= level_log10,
+        descends=sound and started is not None and descent <= level_log10,
+        readings=tuple(readings),
+        log10_p=corrected if best.counts or reasons else 0.0,
+        log10_p_origin=descent,
+        alpha=level,
+        tries=tries,
+        cuts=cuts,
+        allowance_log2=allowance,
+        bits=key.bits,
+        commitment=key.commitment,
+        owner=key.owner,
+        kind=key.kind,
+        threshold=best.threshold(10.0 ** (level_log10 - price)),
+        register=register,
+        authority=authority,
+        seed=seed,
+        alignment=alignment,
+        reasons=reasons,
+    )
+
+
+class _Examiner:
+    """One suspect, one key, and the inputs to ask with."""
+
+    def __init__(
+        self,
+        suspect: Suspect,
+        key: Key,
+        shape: tuple[int, ...],
+        probes: int,
+        seed: int | None,
+        batch_size: int,
+    ) -> None:
+        self.suspect, self.key, self.shape = suspect, key, shape
+        self.probes, self.seed, self.batch_size = probes, seed, batch_size
+        self.inputs: Inputs | None = None
+        self.given_normalisation: Normalisation | None = None
+        self.source: Source = "claimant"
+
+    def take(
+        self,
+        inputs: Inputs,
+        given_by: Literal["judge", "defendant"] | None,
+        normalisation: Normalisation | None = None,
+    ) -> None:
+        """Keep the inputs, how somebody wants them normalised, and who answers for their choice."""
+        if given_by not in (None, "judge", "defendant"):
+            raise ConfigError(f"inputs_from is {given_by!r}, but only the judge or the defendant can be it.")
+        stated = parse_normalisation(self.key.fields.normalisation)
+        given = normalisation or (None if inputs.is_data_set else inputs.normalisation)
+        self.inputs, self.given_normalisation = inputs.normalised(given, otherwise=stated), given
+        if given_by is not None:
+            self.source = given_by
+        elif self.key.fields.inputs_digest == inputs.digest:
+            self.source = "statement"
+
+    def readings(self) -> tuple[Reading, ...]:
+        """The mark on noise, and on inputs if there are any.
+
+        Inputs are asked first. A suspect may be made to fail on noise, or to end the process that it runs
+        in: that is an outcome if it answers the others. If it answers nothing, what was wrong is raised.
+        """
+        made: dict[str, Reading] = {}
+        failed: dict[str, SuspectError | ShapeError] = {}
+        asked = (
+            {"noise": self.on_noise}
+            if self.inputs is None
+            else {"inputs": self.on_inputs, "noise": self.on_noise}
+        )
+        for kind, ask in asked.items():
+            try:
+                made[kind] = ask()
+            except (SuspectError, ShapeError) as error:
+                failed[kind] = error
+        if not made:
+            raise failed["noise"]
+        if "noise" in failed:
+            made["noise"] = unreadable("noise", self.probes)
+        if "inputs" in failed and self.inputs is not None:
+            made["inputs"] = unreadable("inputs", INPUTS_READ, self.source, self.inputs.digest)
+        return tuple(made[kind] for kind in ("noise", "inputs") if kind in made)
+
+    def on_noise(self, alignment: Alignment | None = None) -> Reading:
+        """The paper's question: standard normal noise."""
+        return read(self.suspect, self.key, self._noise, kind="noise", count=self.probes, alignment=alignment)
+
+    def on_inputs(self, alignment: Alignment | None = None) -> Reading:
+        """Real inputs of the task, drawn by the key from those that were given."""
+        inputs = self.inputs
+        assert inputs is not None
+        chosen = self.key.choose(INPUTS_READ, len(inputs)).tolist()
+        return read(
+            self.suspect,
+            self.key,
+            lambda: inputs.batches(chosen, self.batch_size),
+            kind="inputs",
+            count=len(chosen),
+            source=self.source,
+            digest=inputs.digest,
+            alignment=alignment,
+        )
+
+    def origin(self) -> Reading | None:
+        """Which weights have the sign of their initial value, if the key draws initial weights."""
+        module = module_of(self.suspect)
+        found = None if module is None else origin_of(module, self.key)
+        if found is None:
+            return None
+        return Reading(
+            kind="origin",
+            count=found.count,
+            wsr=found.share,
+            log10_p=found.log10_p,
+            aligned=found.restored,
+            agreeing=found.agreeing,
+            tested=found.tested,
+        )
+
+    def in_order(self, alignment: Alignment | None) -> Reading | None:
+        """The mark once more with channels put back in order: on inputs if they count, else on noise."""
+        if alignment is None or not alignment.believed:
+            return None
+        try:
+            return self.on_noise(alignment) if self.source == "claimant" else self.on_inputs(alignment)
+        except (SuspectError, ShapeError):
+            return None
+
+    def align_by_key(self) -> Alignment | None:
+        """The order of the channels by the initial weights that the key drew, which nobody chose."""
+        module = module_of(self.suspect)
+        if self.key.fields.initialiser is None or not isinstance(module, Model) or len(self.key.shape) < 2:
+            return None
+        if not all(bool(weight.isfinite().all()) for weight in module.parameters()):
+            return None  # nothing to compare
+        start = copy.deepcopy(module)
+        self.key.initialise(start)
+        return align(self.suspect, start, None, input_shape=self.shape, batch_size=self.batch_size)
+
+    def align(self, reference: Reference | Model | str | os.PathLike[str]) -> tuple[Alignment, bool]:
+        """The order of the channels by a reference, and whether it could have been made to fit.
+
+        Correlations were recorded in training, which counts as one more try; weights from a file could be
+        anybody's.
+        """
+        module = module_of(self.suspect)
+        check_channels(self.key.shape)
+        known = reference
+        if isinstance(known, str | os.PathLike):
+            # Only weights of a known architecture can be compared with initial ones, and images only serve to
+            # compare activations.
+            weights = self.inputs is None and isinstance(module, Model)
+            known = open_reference(known, kind="initial weights" if weights else "correlations")
+        if isinstance(known, Reference) and known.shape != self.key.shape:
+            raise ShapeError(
+                f"The reference was recorded at activations of shape {known.shape}, but the key was made for "
+                f"{self.key.shape}: give the reference of the training that this key marked."
+            )
+        pictures = self._pictures() if isinstance(known, Reference) else None
+        order = align(self.suspect, known, pictures, input_shape=self.shape, batch_size=self.batch_size)
+        return order, not isinstance(known, Reference)
+
+    def _pictures(self) -> Tensor | None:
+        """Up to 2,000 of the inputs for comparing activations, drawn by the key."""
+        if self.inputs is None:
+            return None
+        chosen = self.key.choose(min(2_000, len(self.inputs)), len(self.inputs), "inputs/alignment").tolist()
+        return torch.cat(list(self.inputs.batches(chosen, self.batch_size)))
+
+    def _noise(self) -> Iterator[Tensor]:
+        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        for start in range(0, self.probes, self.batch_size):
+            stop = min(start + self.batch_size, self.probes)
+            if generator is not None:
+                yield noise(self.shape, stop - start, generator=generator)
+            else:
+                yield self.key.noise_probes(start, stop, self.shape)

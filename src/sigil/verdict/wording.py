@@ -1,0 +1,394 @@
+"""The wording of a verdict: all that a report, the command line and the evidence page say of one.
+
+Numbers are rounded so that no claim becomes stronger than it is. Texts with a name or a number that a page
+sets in its own way are given with a placeholder, such as ``{owner}``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from sigil import statistics
+from sigil.statistics import PAPER_THRESHOLD
+from sigil.verdict.outcome import ChannelOrder, HasProbability, KeyKind, OneReading, Verdict
+
+LEVEL = 3e-7
+"""The level of proof: no larger p-value is ever called proof."""
+
+NOT_DISPROVEN = (
+    "Not proven is not disproven: the mark may be absent, or weakened, or it may belong\n"
+    "to another key or to another cut."
+)
+
+DESCENT_ONLY = (
+    "Descent shows that the weights go back to those that the owner gave to its clients. Every client\n"
+    "received them, so it does not show that anything trained was taken."
+)
+
+DEMONSTRATION = "demonstration seal: worth nothing outside"
+"""What is said of a time stamp by the authority of Sigil's own demonstrations."""
+
+ORIGIN = (
+    "A mark shows that a model was trained with this key. The origin shows less: that its weights descend "
+    "from the initial weights which the key drew and which every client of the owner’s training received. A "
+    "client who went on alone from them, or a model to which a little of them was added, shows the same "
+    "origin. It does not show that anything trained was taken."
+)
+
+_DEMONSTRATION_AUTHORITY = "CN=Demonstration time stamps"
+_SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+
+
+Outcome = Literal["owned", "descends", "experiment", "not proven"]
+
+
+def outcome(verdict: Verdict) -> Outcome:
+    """What a verdict comes to: the mark decides, then the origin; an experiment decides nothing."""
+    if verdict.experiment:
+        return "experiment"
+    if verdict.owned:
+        return "owned"
+    return "descends" if verdict.descends else "not proven"
+
+
+_STAMPS: dict[Outcome, str] = {
+    "owned": "Proven",
+    "descends": "Descent proven, mark not proven",
+    "experiment": "Experiment",
+    "not proven": "Not proven",
+}
+_TITLES: dict[Outcome, str] = {
+    "owned": "Ownership proven",
+    "descends": "Descent proven, ownership not proven",
+    "experiment": "Experiment",
+    "not proven": "Ownership not proven",
+}
+_HEADINGS: dict[Outcome, str] = {
+    "owned": "This model carries the watermark of {owner}.",
+    "descends": "This model descends from the initial weights of {owner}; its watermark is not proven.",
+    "experiment": "An experiment with the key of {owner}: nothing is proven by it.",
+    "not proven": "The watermark of {owner} is not proven in this model.",
+}
+_HEADLINES: dict[Outcome, str] = {
+    "owned": "OWNED: this model carries the mark of {owner}.",
+    "descends": "DESCENDS from the initial weights of {owner}; the mark is not proven.",
+    "experiment": "EXPERIMENT: nothing is proven by it, whatever the numbers say.",
+    "not proven": "NOT PROVEN: the mark of {owner} is not proven in this model.",
+}
+
+
+def word(verdict: Verdict) -> str:
+    """The verdict in a list of results."""
+    return outcome(verdict)
+
+
+def stamp(verdict: Verdict) -> str:
+    """The verdict on a page, by itself."""
+    return _STAMPS[outcome(verdict)]
+
+
+def title(verdict: Verdict) -> str:
+    """The verdict as the title of a page."""
+    return _TITLES[outcome(verdict)]
+
+
+def heading(verdict: Verdict) -> str:
+    """The verdict as the heading of a page, with the place of the ``{owner}``."""
+    return _HEADINGS[outcome(verdict)]
+
+
+def headline(verdict: Verdict, owner: str) -> str:
+    """The verdict as the first line in a terminal."""
+    return _HEADLINES[outcome(verdict)].replace("{owner}", owner)
+
+
+def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
+    """The verdict in one sentence for people."""
+    wsr, needed = success_rate(verdict)
+    found = f"its bits agree with the key of {owner} in {_closed(wsr)} of cases"
+    if aligned:
+        found += " once its channels are back in order"
+    if verdict.experiment:
+        return f"This was an experiment, which proves nothing: {found} ({p_value(verdict)} after correction)."
+    if verdict.owned:
+        return (
+            f"The suspect carries the mark: {found}, which chance alone would reach with a "
+            f"probability of {chance(verdict)}."
+        )
+    level = f"(p <= {verdict.alpha:.1g})"
+    if needed is None:
+        proof = f"no agreement on its {verdict.bits} bits would be proof {level}"
+    else:
+        proof = f"proof {level} takes {_closed(needed)}"
+    return (
+        f"The suspect is not shown to carry the mark: {found}, which chance alone would reach "
+        f"with a probability of {chance(verdict)}, and {proof}."
+    )
+
+
+def explanation(owned: bool) -> str:
+    """What the probability says, with the places of the ``{chance}`` and the ``{level}`` of proof."""
+    if owned:
+        return (
+            "By chance alone, a model that has nothing to do with this key would agree with it this well "
+            "with a probability of {chance}."
+        )
+    return (
+        "Agreement with the key at least as good as this has a probability of {chance} by chance alone; "
+        "proof here asks for {level} or less."
+    )
+
+
+_NO_VERDICT_ON_THE_MARK = (
+    "The mark itself is not proven: it may be absent, because only the initial weights were used, or it may "
+    "have been weakened or removed."
+)
+
+
+def meaning(verdict: Verdict) -> list[str]:
+    """What the verdict means and what it does not, in paragraphs."""
+    wsr, needed = success_rate(verdict)
+    if verdict.owned:
+        return [
+            "A model that was never trained with this key answers its secret questions like a tossed coin, "
+            "right about half of the time; this one gave the owner’s answer in "
+            f"{unbroken(wsr)} of {verdict.bits * verdict.probes:,} answers. Provided that the key was fixed "
+            "before the model existed, coincidence is not a reasonable explanation: the mark was put there "
+            "in training, with this key, into this model or into one that it was made from."
+        ]
+    if verdict.experiment:
+        return [
+            "Something was chosen that nobody may choose if the result is to prove anything, and somebody "
+            "who may choose it can choose what suits them. So this is an experiment: its numbers are right "
+            "as numbers, and nothing follows from them, neither for the owner nor against."
+        ]
+    if verdict.descends:
+        return [ORIGIN, _NO_VERDICT_ON_THE_MARK]
+    paragraphs = [
+        "The agreement found is not rare enough to rule out coincidence at the level that was set, so this "
+        "test gives no verdict for the owner. It does not show that the model is independent of the owner’s: "
+        "a mark can be absent, but it can also have been weakened or removed, belong to another key, or lie "
+        "at another place in the network than the one examined."
+    ]
+    if needed is None:
+        paragraphs.append(
+            "With this key and this model no agreement, however good, could have reached the level: "
+            f"{verdict.bits} bits are too few, or the model answers too many of them at random. A longer key "
+            "is needed for proof at this level."
+        )
+    elif verdict.paper_rule:
+        paragraphs.append(
+            f"The fixed rule of the original paper, more than {unbroken(percent(PAPER_THRESHOLD, 0))} "
+            "agreement, is met. It is not relied on here because it does not say how often chance meets it."
+        )
+    return paragraphs
+
+
+def rate_and_proof(verdict: Verdict) -> str:
+    """The success rate, and the one at which proof begins."""
+    wsr, needed = success_rate(verdict)
+    proof = f"proof begins at {needed}" if needed else "no rate is proof here, the key is too short"
+    return f"{wsr} ({proof})"
+
+
+def p_value(verdict: HasProbability) -> str:
+    """The p-value as a number: "p = 8.9e-16", or "p <= …" for a bound."""
+    return f"p {'=' if verdict.exact else '<='} {decimal(verdict.log10_p)}"
+
+
+def by_chance(verdict: Verdict) -> str:
+    """The p-value in words and as a number, and what proof asks for."""
+    asked = (
+        f"proof asks for {verdict.alpha:g}" if verdict.alpha <= LEVEL else f"compared with {verdict.alpha:g}"
+    )
+    return f"{chance(verdict)} ({p_value(verdict)}; {asked})"
+
+
+def corrections(verdict: Verdict) -> str:
+    """What the p-value was multiplied by."""
+    parts = ["4 tests"]
+    if verdict.tries > 1:
+        parts.append(f"{verdict.tries:,} tries")
+    if verdict.cuts > 1:
+        parts.append(f"{verdict.cuts} cuts and input shapes")
+    parts.append(f"2^{verdict.allowance_log2:g} keys")
+    return f"p was multiplied by {' · '.join(parts)} that could have been chosen"
+
+
+def reading(found: OneReading) -> str:
+    """One reading as a line: what agreed, how likely by chance, and whether it counts."""
+    if not found.readable:
+        return f"does not let itself be read on {found.kind}: it gives no finite activations there"
+    what = "weights have the sign of their start" if found.kind == "origin" else "of the answers agree"
+    order = ", channels put back in order" if found.aligned else ""
+    choice = "" if found.kind != "inputs" else f", chosen by the {found.source}"
+    if not found.counts:
+        choice += ", which proves nothing"
+    return (
+        f"{percent(found.wsr)} {what} ({found.count:,}{order}{choice}; "
+        f"p = {decimal(found.log10_p)} before correction)"
+    )
+
+
+def ending(verdict: Verdict) -> str:
+    """What must be said below a verdict, or nothing."""
+    match outcome(verdict):
+        case "owned":
+            return ""
+        case "descends":
+            return DESCENT_ONLY
+        case "experiment":
+            return ""
+        case _:
+            return NOT_DISPROVEN
+
+
+def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) -> str:
+    """What the p-value was multiplied by, as one sentence on a page."""
+    parts = ["4 for the tests that the rules allow, made or not"]
+    if verdict.tries > 1:
+        parts.append(f"{verdict.tries:,} for the tries declared")
+    if verdict.cuts > 1:
+        parts.append(f"{verdict.cuts} for the cuts and input shapes that the key leaves open")
+    if register is None:
+        parts.append(f"2^{verdict.allowance_log2:g} for {kind} keys that could have been drawn beforehand")
+    else:
+        parts.append(f"{register:,} for the statements that the judge counted in a closed register")
+    last = parts.pop()
+    return f"The probability was multiplied by {', by '.join(parts)} and by {last}."
+
+
+def kind_of_key(key: KeyKind, allowance_log2: float | None = None) -> str:
+    """The kind of a key: plain, or when and by whom it was stamped, and what it is counted as."""
+    if key.kind == "plain":
+        return "plain, without a date: 2^80 keys that could have been drawn beforehand are allowed for"
+    of_demonstration = f" ({DEMONSTRATION})" if is_demonstration(key) else ""
+    moment = (key.stamped_at or "").replace("T", " ").replace("Z", " UTC")
+    counted = "2^24 keys are allowed for"
+    if allowance_log2 is not None and allowance_log2 > 24:
+        counted = (
+            f"no trusted root was named, so that 2^{allowance_log2:g} are allowed for as for a plain key"
+        )
+    return f"stamped on {moment} by {key.authority}{of_demonstration}: {counted}"
+
+
+def is_demonstration(key: KeyKind) -> bool:
+    """Whether a key's time stamp is one of Sigil's own demonstrations, by the name of its authority."""
+    return key.authority == _DEMONSTRATION_AUTHORITY
+
+
+def reading_name(reading: OneReading) -> str:
+    """What was read, in words."""
+    name = {"noise": "mark, on noise", "inputs": "mark, on real inputs", "origin": "origin of the weights"}
+    return name[reading.kind] + (", channels put back in order" if reading.aligned else "")
+
+
+def reading_counts(reading: OneReading) -> str:
+    """Whether a reading may carry a verdict, and who chose what was asked."""
+    if not reading.readable:
+        return "no: the model does not let itself be read so"
+    return {
+        "key": "yes: nobody chose, it follows from the key",
+        "statement": "yes: the inputs were fixed in the key’s statement",
+        "judge": "yes: the judge chose the inputs",
+        "defendant": "yes: the defendant chose the inputs",
+        "claimant": "no: the claimant chose the inputs",
+    }[reading.source]
+
+
+def paper_rule(verdict: Verdict) -> str:
+    """Whether the paper's fixed rule is met."""
+    return f"{met(verdict)} (success rate above {percent(PAPER_THRESHOLD, 0)})"
+
+
+def met(verdict: Verdict) -> str:
+    """Whether the paper's fixed rule is met, by itself."""
+    return "met" if verdict.paper_rule else "not met"
+
+
+def chance(verdict: HasProbability) -> str:
+    """The p-value in words, and whether it is a bound: "at most one in 3.3 million"."""
+    return ("" if verdict.exact else "at most ") + statistics.in_words(verdict.log10_p)
+
+
+def channel_order(found: ChannelOrder | None) -> list[tuple[str, str]]:
+    """Rows about the order of channels: none if no reference was given."""
+    if found is None:
+        return []
+    sure = f"{found.sure_channels} channels recognised by {found.compared}"
+    used = f"{sure}, put back in order" if found.used else f"not used: only {sure}, so examined as it is"
+    return [("alignment", used), ("reference", f"fingerprint {found.reference}")]
+
+
+def channel_order_at_length(found: ChannelOrder | None) -> str:
+    """The same as a clause on a page."""
+    if found is None:
+        return "none: the model was examined as it is"
+    if found.used:
+        return (
+            f"channels were first put back in the owner’s order; {found.sure_channels} of them were "
+            f"recognised by {found.compared}"
+        )
+    return (
+        f"tried and not used, since only {found.sure_channels} channels were recognised by "
+        f"{found.compared}: the model was examined as it is"
+    )
+
+
+def success_rate(verdict: Verdict) -> tuple[str, str | None]:
+    """The WSR and the WSR at which proof begins (None if out of reach), as percentages.
+
+    They have one decimal, or as many as tell them from each other and from 100 %.
+    """
+    threshold = verdict.threshold if verdict.threshold is not None and verdict.threshold <= 1 else None
+    for digits in (1, 2, 3, 4):
+        wsr = percent(verdict.wsr, digits)
+        needed = None if threshold is None else percent(threshold, digits)
+        if (wsr != needed or verdict.wsr == threshold) and "than" not in wsr:
+            break
+    return wsr, needed
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as a percentage; what is less than all never reads as 100 %."""
+    if share >= 1.0:
+        return "100 %"
+    text = f"{100 * share:.{digits}f}"
+    if float(text) >= 100.0:
+        return f"more than {100 - 10.0**-digits:.{digits}f} %"
+    return f"{text} %"
+
+
+def decimal(log10: float) -> str:
+    """A probability in the form 8.9e-16, which is never smaller than the true one."""
+    mantissa, exponent = _round_up(log10)
+    return f"{mantissa:g}e{exponent}" if log10 < -2 else f"{_hundredths(log10):g}"
+
+
+def scientific(log10: float) -> str:
+    """A probability in the form 8.9 × 10⁻¹⁶, which is never smaller than the true one."""
+    mantissa, exponent = _round_up(log10)
+    if log10 >= -2:
+        return f"{_hundredths(log10):g}"
+    return f"{mantissa:g} × 10{str(exponent).translate(_SUPERSCRIPT)}"
+
+
+def _round_up(log10: float) -> tuple[float, int]:
+    exponent = math.floor(log10)
+    # A logarithm carries rounding: without the slack 3e-7 could read 3.1e-7.
+    mantissa = math.ceil(10 ** (log10 - exponent) * 10 - 1e-9) / 10
+    return (1.0, exponent + 1) if mantissa >= 10 else (mantissa, exponent)
+
+
+def _hundredths(log10: float) -> float:
+    return math.ceil(10 ** (log10 + 2) - 1e-9) / 100
+
+
+def unbroken(text: str) -> str:
+    """Keep a number and what belongs to it on one line."""
+    return text.replace(" ", "\u00a0")
+
+
+def _closed(percentage: str) -> str:
+    return percentage.replace(" %", "%")

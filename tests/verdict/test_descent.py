@@ -1,0 +1,129 @@
+"""Descent of whole client halves: as they are, disguised, and of strangers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sigil import attacks, models
+from sigil.keys.key import Key
+from sigil.models import Model
+from sigil.origin import WEIGHTS
+from sigil.verdict.descent import origin_of, restored_origin
+
+
+def key_of(seed: int, **options: object) -> Key:
+    return Key.generate("ACME", shape=(32, 8, 8), bits=8, seed=bytes([seed]) * 32, **options)  # type: ignore[arg-type]
+
+
+def model(seed: int, name: str = "resnet18") -> Model:
+    return models.build(name, classes=10, width=8, input_size=(32, 32), seed=seed)
+
+
+def descendant(key: Key, *, noise: float = 1.0, name: str = "resnet18") -> Model:
+    """A whole model whose client half began with the key's weights and moved."""
+    whole = model(1, name)
+    key.initialise(whole)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            if parameter.ndim >= 2:
+                step = torch.randn(parameter.shape, generator=generator)
+                parameter += noise * parameter.std() * step
+    return whole
+
+
+def half(whole: Model, cut: str = "layer3") -> Model:
+    return models.split(whole, cut)[0]
+
+
+@torch.no_grad()
+def flipped(half: Model) -> Model:
+    """Every second filter and its batch norm's scale change sign together: the same function."""
+    for conv, norm in (
+        ("conv1", "bn1"),
+        ("layer1.0.conv1", "layer1.0.bn1"),
+        ("layer2.1.conv2", "layer2.1.bn2"),
+    ):
+        half.get_submodule(conv).weight[::2] *= -1  # type: ignore[index,operator]
+        half.get_submodule(norm).weight[::2] *= -1  # type: ignore[index,operator]
+    return half
+
+
+def test_a_descendant_is_recognised_as_it_is() -> None:
+    key = key_of(1)
+    found = origin_of(half(descendant(key)), key)
+    assert found is not None
+    assert not found.restored
+    assert found.log10_p < -500
+    assert origin_of(half(descendant(key)), key_of(2)).log10_p > -6  # type: ignore[union-attr]
+
+
+def test_a_key_without_initial_weights_has_no_origin() -> None:
+    assert origin_of(half(model(0)), key_of(1, initialiser=None)) is None
+    assert origin_of(nn.ReLU(), key_of(1)) is None
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenetv2", "densenet121"])
+def test_reordered_and_scaled_channels_are_put_back(name: str) -> None:
+    key = key_of(1)
+    cut = models.default_cut(name)
+    suspect = half(attacks.permute(descendant(key, noise=0.5, name=name), cut=cut, seed=4, scale=0.5), cut)
+    found = restored_origin(suspect, key)
+    assert found is not None
+    assert found.log10_p < -40
+    assert restored_origin(suspect, key_of(2)).log10_p > -6  # type: ignore[union-attr]
+
+
+def test_signs_that_change_with_their_batch_norm_are_put_back() -> None:
+    key = key_of(1)
+    suspect = flipped(half(attacks.permute(descendant(key), seed=4)))
+    found = restored_origin(suspect, key)
+    assert found is not None
+    assert found.log10_p < -100
+
+
+def test_the_order_found_for_strangers_leaves_the_null_where_it_is() -> None:
+    """Matching is free to fit the compared entries, and the held-out ones know nothing of it."""
+    stranger = half(model(7))
+    found = [restored_origin(stranger, key_of(seed)) for seed in range(40)]
+    scores = []
+    for one in found:
+        assert one is not None
+        tested, agreeing = np.array(one.tested), np.array(one.agreeing)
+        q = np.array(WEIGHTS)
+        scores.append(float((q * (2 * agreeing - tested)).sum() / math.sqrt((q**2 * tested).sum())))
+    assert abs(np.mean(scores)) < 4 / math.sqrt(40)
+    assert 0.6 < np.std(scores) < 1.5
+
+
+def test_damaged_weights_have_no_order() -> None:
+    suspect = half(model(0))
+    with torch.no_grad():
+        suspect.get_submodule("conv1").weight[0, 0, 0, 0] = torch.nan  # type: ignore[index,operator]
+    assert restored_origin(suspect, key_of(1)) is None
+    assert origin_of(suspect, key_of(1)) is not None
+
+
+def test_the_key_draws_what_is_held_out() -> None:
+    shape = (32, 32, 3, 3)
+    held = key_of(1).held_out("conv1.weight", shape)
+    assert held.dtype == torch.bool
+    assert tuple(held.shape) == shape
+    assert abs(float(held.float().mean()) - 1 / 8) < 0.02
+    assert torch.equal(held, key_of(1).held_out("conv1.weight", shape))
+    assert not torch.equal(held, key_of(2).held_out("conv1.weight", shape))
+    # One in eight of the first key's are the second's too, as for independent draws.
+    both = held & key_of(2).held_out("conv1.weight", shape)
+    assert abs(float(both.float().mean()) - 1 / 64) < 0.01
+
+
+def test_a_half_inside_something_larger_is_found() -> None:
+    key = key_of(1)
+    found = origin_of(nn.Sequential(half(descendant(key)), nn.ReLU()), key)
+    assert found is not None
+    assert found.log10_p < -500

@@ -1,0 +1,185 @@
+"""Numbers in words never claim more than the numbers do."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sigil.experiments.authority import DemonstrationAuthority
+from sigil.verdict import wording
+from sigil.verdict.wording import chance, decimal, percent, scientific, success_rate
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.5, "50.0 %"), (1.0, "100 %"), (0.9994, "99.9 %"), (0.99999, "more than 99.9 %")],
+)
+def test_percent(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("p", "plain", "raised"),
+    [
+        (2**-50, "8.9e-16", "8.9 × 10⁻¹⁶"),
+        (3e-7, "3e-7", "3 × 10⁻⁷"),
+        (9.99e-8, "1e-7", "1 × 10⁻⁷"),
+        (0.2069, "0.21", "0.21"),
+        (1.0, "1", "1"),
+    ],
+)
+def test_probabilities_are_rounded_up(p: float, plain: str, raised: str) -> None:
+    assert decimal(math.log10(p)) == plain
+    assert scientific(math.log10(p)) == raised
+
+
+@given(st.floats(min_value=-300, max_value=0))
+def test_a_written_probability_is_never_smaller_than_the_true_one(log10: float) -> None:
+    assert math.log10(float(decimal(log10))) >= log10 - 1e-9
+
+
+def test_far_below_the_smallest_float() -> None:
+    assert decimal(-903.09) == "8.2e-904"
+
+
+def verdict(**changes: Any) -> Any:
+    numbers = {
+        "owned": True,
+        "wsr": 0.98,
+        "log10_p": math.log10(2**-50),
+        "exact": True,
+        "alpha": 3e-7,
+        "threshold": 0.83,
+        "tries": 1,
+        "bits": 50,
+        "probes": 512,
+        "paper_rule": True,
+        "descends": False,
+        "experiment": False,
+        "cuts": 1,
+        "allowance_log2": 24,
+    }
+    return SimpleNamespace(**numbers | changes)
+
+
+def test_rate_and_threshold_can_be_told_apart() -> None:
+    assert success_rate(verdict(wsr=0.82984, threshold=0.83016)) == ("82.98 %", "83.02 %")
+    assert success_rate(verdict(wsr=0.99996))[0] == "99.996 %"
+    assert success_rate(verdict(threshold=None))[1] is None
+    assert success_rate(verdict(threshold=math.inf))[1] is None
+
+
+def test_a_bound_is_called_one() -> None:
+    assert chance(verdict()) == "one in 1.1 quadrillion"
+    assert chance(verdict(exact=False)).startswith("at most one in")
+    assert wording.p_value(verdict()) == "p = 8.9e-16"
+    assert wording.p_value(verdict(exact=False)) == "p <= 8.9e-16"
+
+
+def test_the_sentence_claims_no_more_than_the_other_texts() -> None:
+    """It once rounded 99.96 % to 100.0%, and a rate just short of proof to the rate of proof."""
+    nearly = wording.sentence(verdict(wsr=0.9996), owner="ACME", aligned=False)
+    assert "in 99.96% of cases" in nearly
+    short = verdict(owned=False, wsr=0.82984, threshold=0.83016)
+    assert "in 82.98% of cases" in wording.sentence(short, owner="ACME", aligned=False)
+    assert "takes 83.02%." in wording.sentence(short, owner="ACME", aligned=False)
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_all_texts_give_the_same_verdict(owned: bool) -> None:
+    found = verdict(owned=owned)
+    texts = [
+        wording.word(found),
+        wording.stamp(found),
+        wording.title(found),
+        wording.heading(found),
+        wording.headline(found, "ACME"),
+        wording.sentence(found, owner="ACME", aligned=False),
+        " ".join(wording.meaning(found)),
+    ]
+    for text in texts:
+        negative = any(part in text.lower() for part in ("not proven", "not shown", "no verdict"))
+        assert negative is not owned, text
+
+
+def test_an_experiment_is_never_called_proven() -> None:
+    found = verdict(owned=False, experiment=True)
+    texts = [
+        wording.word(found),
+        wording.stamp(found),
+        wording.title(found),
+        wording.heading(found),
+        wording.headline(found, "ACME"),
+        wording.sentence(found, owner="ACME", aligned=False),
+        " ".join(wording.meaning(found)),
+    ]
+    for text in texts:
+        assert "experiment" in text.lower(), text
+        assert "Proven" not in text, text
+        assert "owned" not in text.lower(), text
+
+
+def test_descent_is_not_called_theft() -> None:
+    found = verdict(owned=False, descends=True)
+    assert "the mark is not proven" in wording.headline(found, "ACME")
+    meaning = " ".join(wording.meaning(found))
+    assert "every client" in meaning
+    assert "does not show that anything trained was taken" in meaning
+
+
+def test_corrections_are_one_sentence() -> None:
+    found = verdict(tries=3, cuts=7)
+    text = wording.corrections_at_length(found, kind="stamped", register=None)
+    for part in ("4 for the tests", "3 for the tries", "7 for the cuts", "2^24 for stamped keys"):
+        assert part in text
+    counted = wording.corrections_at_length(found, kind="plain", register=1200)
+    assert "1,200 for the statements that the judge counted" in counted
+    assert "2^" not in counted
+
+
+def test_the_demonstration_authority_is_recognised() -> None:
+    name = DemonstrationAuthority().certificate.subject.rfc4514_string()
+    key: Any = SimpleNamespace(kind="stamped", stamped_at="2026-01-02T03:04:05Z", authority=name)
+    assert wording.is_demonstration(key)
+    assert "worth nothing outside" in wording.kind_of_key(key)
+    other: Any = SimpleNamespace(kind="stamped", stamped_at="2026-01-02T03:04:05Z", authority="CN=Real")
+    assert wording.kind_of_key(other) == (
+        "stamped on 2026-01-02 03:04:05 UTC by CN=Real: 2^24 keys are allowed for"
+    )
+
+
+def test_an_order_that_was_not_used_is_said_to_be_so() -> None:
+    found: Any = SimpleNamespace(compared="initial weights", reference="1a" * 32, sure_channels=3, used=False)
+    assert "not used: only 3 channels" in dict(wording.channel_order(found))["alignment"]
+    assert wording.channel_order_at_length(found).startswith("tried and not used, since only 3 channels")
+    assert wording.channel_order(None) == []
+    assert wording.channel_order_at_length(None).startswith("none")
+
+
+@pytest.mark.parametrize("changes", [{"experiment": True}, {"descends": True}])
+def test_an_experiment_and_descent_alone_are_never_called_ownership(changes: dict[str, bool]) -> None:
+    found = verdict(owned=False, **changes)
+    assert "OWNED" not in wording.headline(found, "ACME")
+    assert "Proven" not in wording.stamp(found)
+
+
+def test_descent_alone_says_what_it_shows() -> None:
+    found = verdict(owned=False, descends=True)
+    assert wording.headline(found, "ACME").startswith("DESCENDS from the initial weights of ACME")
+    assert "received" in wording.ending(found)
+
+
+def test_a_level_above_proof_is_only_compared_with() -> None:
+    assert "proof" not in wording.by_chance(verdict(alpha=0.99))
+    assert "proof asks for 3e-07" in wording.by_chance(verdict(alpha=3e-7))
+
+
+def test_everything_that_p_was_multiplied_by_is_said() -> None:
+    said = wording.corrections(verdict(tries=7, cuts=5, allowance_log2=80))
+    factors = "4 tests · 7 tries · 5 cuts and input shapes · 2^80 keys"
+    assert said == f"p was multiplied by {factors} that could have been chosen"
