@@ -51,6 +51,32 @@ def module_of(suspect: Suspect) -> nn.Module | None:
     return suspect if isinstance(suspect, nn.Module) else getattr(suspect, "module", None)
 
 
+def filters_of(suspect: Suspect, input_shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """The weights of the suspect's two-dimensional convolutions, in the order of computing.
+
+    A module runs on one random input to show that order. A suspect that is no module may tell by a method
+    ``filters``; of one that does not, nothing is known.
+    """
+    module = module_of(suspect)
+    if module is None:
+        return tuple(getattr(suspect, "filters", tuple)())
+    found: dict[int, Tensor] = {}
+
+    def note(layer: nn.Module, *_: object) -> None:
+        assert isinstance(layer.weight, Tensor)
+        found.setdefault(id(layer), layer.weight.detach().to("cpu"))
+
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        with undisturbed(suspect, seed=0):
+            activations(suspect, noise(input_shape, 1, generator=torch.Generator().manual_seed(0)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return tuple(found.values())
+
+
 def noise(shape: Sequence[int], count: int, *, generator: torch.Generator) -> Tensor:
     """``count`` inputs from N(0, 1), drawn one by one, so that batches do not change the stream."""
     return torch.stack([torch.randn(tuple(shape), generator=generator) for _ in range(count)])

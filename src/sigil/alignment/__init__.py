@@ -24,6 +24,7 @@ from sigil.alignment.references import (
     open_reference,
     save_sums,
 )
+from sigil.alignment.unknown_layers import restored_unknown
 
 __all__ = [
     "Alignment",
@@ -37,5 +38,6 @@ __all__ = [
     "initial_half",
     "open_reference",
     "restored_filters",
+    "restored_unknown",
     "save_sums",
 ]

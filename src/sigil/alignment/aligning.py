@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +21,14 @@ from sigil.alignment.correlations import (
 )
 from sigil.alignment.initial_weights import match_by_initial_weights
 from sigil.alignment.references import Reference, check_channels, fingerprint
+from sigil.alignment.unknown_layers import match_filters
 from sigil.errors import AlignmentError, ShapeError
 from sigil.models import Model
 from sigil.probing import (
     Suspect,
     activations,
     check_finite,
+    filters_of,
     input_shape_of,
     module_of,
     noise,
@@ -86,8 +88,9 @@ def align(
     are, uint8 is normalised by the images' own moments. Without probes random inputs are used, which is
     enough for many models and not for all.
 
-    With the model or client half at the start of the training as reference, the suspect must be of
-    :mod:`sigil.models`, and no probes are needed.
+    With the model or client half at the start of the training as reference no probes are needed. A suspect
+    that is none of :mod:`sigil.models`, or has other numbers of channels, is compared by its filters alone
+    (:mod:`sigil.alignment.unknown_layers`), if it shows them.
 
     An alignment that is not ``believed`` should not be used: the suspect does not resemble the owner's model.
     """
@@ -96,13 +99,7 @@ def align(
     if isinstance(reference, Model):
         if probes is not None:
             raise AlignmentError("Initial weights are compared with weights: leave the probe images out.")
-        module = module_of(suspect)
-        if not isinstance(module, Model):
-            raise AlignmentError(
-                "The suspect's weights cannot be compared with initial weights, because it is none of the "
-                f"architectures {', '.join(models.names())}: give the recorded reference instead."
-            )
-        found, source = match_by_initial_weights(module, reference), "initial weights"
+        found, source = _by_initial_weights(suspect, reference, shape), "initial weights"
     else:
         check_channels(reference.shape)
         if probes is None:
@@ -129,6 +126,27 @@ def align(
         source=source,
         fingerprint=fingerprint(reference),
     )
+
+
+def _by_initial_weights(suspect: Suspect, reference: Model, shape: tuple[int, ...]) -> Match:
+    """Layer by layer where the suspect is of Sigil's models, else by its filters alone."""
+    module = module_of(suspect)
+    if isinstance(module, Model) and not _is_widened(module, reference):
+        return match_by_initial_weights(module, reference)
+    filters = filters_of(suspect, shape)
+    if not filters:
+        raise AlignmentError(
+            "The suspect's weights cannot be compared with initial weights, because it is none of the "
+            f"architectures {', '.join(models.names())} and shows no convolutions: give the recorded "
+            "reference instead."
+        )
+    return match_filters(filters, reference)
+
+
+def _is_widened(half: Model, reference: Model) -> bool:
+    """Whether two client halves differ in nothing but their width, as if channels had been split."""
+    ours, theirs = reference.spec, half.spec
+    return theirs.width > ours.width and replace(ours, classes=theirs.classes, width=theirs.width) == theirs
 
 
 def _by_correlation(correlation: Floats, known: Floats) -> Match:

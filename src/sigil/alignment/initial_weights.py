@@ -18,6 +18,7 @@ and the sign is found with the order.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -58,75 +59,125 @@ def restored_filters(half: Model, initial: Model) -> dict[str, Tensor]:
     it leans to its initial value. Entries of ``initial`` that are zero decide nothing, so that they can be
     held out. Layers without positions are left out.
     """
-    search = _search(half, initial)
-    restored = {}
-    for link in search.topology.links:
-        ours = search.ours[link.layer]
-        if ours.ndim == 4:
-            theirs = search.read(search.theirs[link.layer], link.reads)[search.orders[link.writes]]
-            leaning = (ours * theirs).sum((1, 2, 3), keepdims=True)
-            restored[f"{link.layer}.weight"] = torch.from_numpy(np.where(leaning < 0, -theirs, theirs))
-    return restored
+    return _search(half, initial).restored()
 
 
-def _search(half: Model, initial: Model) -> _Search:
+def _search(half: Model, initial: Model) -> Search:
     """All orders and signs, after going through the spaces several times."""
     initial = _fitting(half, initial)
+    topology = topology_of(half)
+    ours, theirs = (
+        {link.layer: _weights(model, link) for link in topology.links} for model in (initial, half)
+    )
+    return Search(topology, ours, theirs, channels=initial.spec.channels).run()
+
+
+def topology_of(half: Model) -> HalfTopology:
+    """Which layers of a client half share channels."""
     assert half.spec.cut is not None
     rows = {name for name, _ in half.named_children()}
-    topology = channel_topology(half.spec).client_half(half.spec.cut, rows)
-    search = _Search(topology, ours=initial, theirs=half)
-    for _ in range(PASSES):
-        for space in dict.fromkeys(link.writes for link in topology.links):
-            search.match(space)
-    return search
+    return channel_topology(half.spec).client_half(half.spec.cut, rows)
 
 
-class _Search:
-    """The orders and signs found so far, and how to find more."""
+class Search:
+    """The orders and signs found so far, and how to find more.
 
-    def __init__(self, topology: HalfTopology, *, ours: Model, theirs: Model) -> None:
-        self.topology = topology
-        self.ours, self.theirs = (
-            {link.layer: _weights(model, link) for link in topology.links} for model in (ours, theirs)
-        )
-        self.sizes = {link.writes: len(self.ours[link.layer]) for link in topology.links}
-        self.sizes[IMAGE] = ours.spec.channels
-        self.orders: dict[str, Order] = {IMAGE: np.arange(self.sizes[IMAGE])}
-        self.signs: dict[str, Order] = {IMAGE: np.ones(self.sizes[IMAGE], np.int64)}
+    ``ours`` are the initial weights of all layers, ``theirs`` the suspect's of those that are known, which
+    may have more or fewer channels: channel i of ours is channel ``orders[space][i]`` of theirs, or none if
+    that is -1. ``channels`` is the number of the images' channels. With ``lean`` nothing is known of batch
+    norms, so that each of their filters is taken with the sign with which it leans to ours.
+    """
+
+    def __init__(
+        self,
+        topology: HalfTopology,
+        ours: Mapping[str, Floats],
+        theirs: Mapping[str, Floats],
+        *,
+        channels: int,
+        lean: bool = False,
+    ) -> None:
+        self.topology, self.ours, self.theirs, self.lean = topology, ours, dict(theirs), lean
+        self.sizes = {link.writes: len(ours[link.layer]) for link in topology.links} | {IMAGE: channels}
+        self.orders: dict[str, Order] = {IMAGE: np.arange(channels)}
+        self.signs: dict[str, Order] = {IMAGE: np.ones(channels, np.int64)}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """How many channels the suspect has in each space that is known."""
+        known = (link for link in self.topology.links if link.layer in self.theirs)
+        return {link.writes: len(self.theirs[link.layer]) for link in known} | {IMAGE: self.sizes[IMAGE]}
+
+    def run(self) -> Search:
+        """Go through the spaces several times."""
+        for _ in range(PASSES):
+            for space in dict.fromkeys(link.writes for link in self.topology.links):
+                self.match(space)
+        return self
 
     def match(self, space: str) -> None:
+        """Find the order of a space by all of its links whose other side is in order."""
         likeness = self.likeness(space)
-        order = np.asarray(scipy.optimize.linear_sum_assignment(np.abs(likeness), maximize=True)[1], np.int64)
-        self.orders[space] = order
-        self.signs[space] = np.where(likeness[np.arange(len(order)), order] < 0, -1, 1)
+        if likeness is None:
+            return
+        rows, columns = scipy.optimize.linear_sum_assignment(np.abs(likeness), maximize=True)
+        order, signs = (np.full(self.sizes[space], value, np.int64) for value in (-1, 1))
+        order[rows], signs[rows] = columns, np.where(likeness[rows, columns] < 0, -1, 1)
+        self.orders[space], self.signs[space] = order, signs
 
-    def likeness(self, space: str) -> Floats:
-        """Cosines of all filters of a space with all, each link weighted by its numbers a filter.
+    def likeness(self, space: str) -> Floats | None:
+        """Cosines of all filters of a space with all, each link weighted by its numbers per filter.
 
         That is the weight of a link in the likelihood: ten numbers say ten times as much as one. Behind a
         rectifier a sign is that of a γ alone, which may have crossed zero in training, and does not count.
+        None where nothing of it is in order.
         """
-        total, numbers = np.zeros((self.sizes[space],) * 2), 0
+        total, numbers = np.zeros((self.sizes[space], self.widths.get(space, 0))), 0
         for link in self.topology.links:
-            for ours, theirs in self._filters(link, space):
+            for ours, theirs, signed in self._filters(link, space):
                 count = ours[0].size
-                cosines = _unit(ours) @ _unit(theirs).T
-                total += count * (cosines if space in self.topology.linear else np.abs(cosines))
+                cosines = unit(ours) @ unit(theirs).T
+                total += count * (cosines if signed else np.abs(cosines))
                 numbers += count
-        return total / numbers
+        return total / numbers if numbers else None
 
-    def _filters(self, link: Link, space: str) -> list[tuple[Floats, Floats]]:
-        """Our and their filters of a link for each channel of a space, as far as the rest is in order."""
+    def _filters(self, link: Link, space: str) -> list[tuple[Floats, Floats, bool]]:
+        """Our and their filters of a link for each channel of a space, as far as the rest is in order.
+
+        And whether their signs count. What leans is compared with its sign where it is read: behind a
+        rectifier a channel is never negative, so that a copy that is read with the other sign is another.
+        """
+        if link.layer not in self.theirs:
+            return []
         ours, theirs = self.ours[link.layer], self.theirs[link.layer]
+        linear = space in self.topology.linear
         found = []
         if link.writes == space and all(name in self.orders for name in link.reads):
-            found.append((ours, self.read(theirs, link.reads)))
+            found.append((ours, self.read(theirs, link.reads), linear))
         if space in link.reads and link.writes in self.orders and link.writes != space:
-            start = sum(self.sizes[name] for name in link.reads[: link.reads.index(space)])
-            part = slice(start, start + self.sizes[space])
-            written = theirs[self.orders[link.writes]] * self.signs[link.writes][:, None, None, None]
-            found.append((ours[:, part].swapaxes(0, 1), written[:, part].swapaxes(0, 1)))
+            mine, other = (
+                sum(sizes[name] for name in link.reads[: link.reads.index(space)])
+                for sizes in (self.sizes, self.widths)
+            )
+            written = taken(theirs, self.orders[link.writes], 0) * self._written_signs(link)
+            found.append(
+                (
+                    ours[:, mine : mine + self.sizes[space]].swapaxes(0, 1),
+                    written[:, other : other + self.widths[space]].swapaxes(0, 1),
+                    linear or self.lean,
+                )
+            )
+        return found
+
+    def _written_signs(self, link: Link) -> Floats:
+        """The signs with which their filters of a link are taken, in our order, for all other axes."""
+        if self.lean and all(name in self.orders for name in link.reads):
+            return np.where(self._leaning(link) < 0, -1.0, 1.0)
+        return self.signs[link.writes][:, None, None, None].astype(np.float64)
+
+    def _leaning(self, link: Link) -> Floats:
+        theirs = taken(self.read(self.theirs[link.layer], link.reads), self.orders[link.writes], 0)
+        found: Floats = (self.ours[link.layer] * theirs).sum((1, 2, 3), keepdims=True)
         return found
 
     def read(self, filters: Floats, spaces: tuple[str, ...]) -> Floats:
@@ -134,37 +185,68 @@ class _Search:
         if not spaces:
             return filters
         signs = np.concatenate([self.signs[name] for name in spaces])
-        return filters[:, self._order(spaces)] * signs[None, :, None, None]
+        return taken(filters, self._order(spaces), 1) * signs[None, :, None, None]
 
     def _order(self, spaces: tuple[str, ...]) -> Order:
         """The order of several spaces that lie one after the other."""
-        starts = np.cumsum([0, *(self.sizes[name] for name in spaces)])
-        return np.concatenate(
-            [self.orders[name] + start for name, start in zip(spaces, starts, strict=False)]
-        )
+        starts = np.cumsum([0, *(self.widths[name] for name in spaces)])
+        orders = [(self.orders[name], start) for name, start in zip(spaces, starts, strict=False)]
+        return np.concatenate([np.where(order < 0, -1, order + start) for order, start in orders])
+
+    def restored(self) -> dict[str, Tensor]:
+        """Their filters in our order, each with the sign with which it leans to ours, by names of weights."""
+        found = {}
+        for link in self.topology.links:
+            known = link.writes in self.orders and all(name in self.orders for name in link.reads)
+            if link.layer in self.theirs and self.ours[link.layer].ndim == 4 and known:
+                read = self.read(self.theirs[link.layer], link.reads)
+                theirs = taken(read, self.orders[link.writes], 0)
+                leaning = (self.ours[link.layer] * theirs).sum((1, 2, 3), keepdims=True)
+                found[f"{link.layer}.weight"] = torch.from_numpy(np.where(leaning < 0, -theirs, theirs))
+        return found
 
     def result(self) -> Match:
+        """The order at the cut, and how sure it is."""
         at_cut = self.topology.at_cut
         sure, cosines = 0, []
         for space in at_cut:
-            likeness = np.abs(self.likeness(space)).clip(0, 1 - 1e-9)
-            every, own = np.arange(self.sizes[space]), self.orders[space]
-            found = likeness[every, own]
-            likeness[every, own] = 0.0
-            others = likeness.max(axis=0)[own]
-            sure += int((np.arctanh(found) > CLEAR * np.arctanh(others)).sum())
-            cosines.append(np.where(found > others, found, np.nan))
+            found = self.likeness(space)
+            likeness = np.abs(np.zeros((self.sizes[space], 1)) if found is None else found).clip(0, 1 - 1e-9)
+            if found is None:
+                self.orders[space] = np.full(self.sizes[space], -1)
+                self.signs[space] = np.ones(self.sizes[space], np.int64)
+            own = self.orders[space]
+            every = np.flatnonzero(own >= 0)
+            partner = own[every]
+            agreeing = likeness[every, partner]
+            likeness[every, partner] = 0.0
+            others = likeness.max(axis=0)[partner]
+            sure += int((np.arctanh(agreeing) > CLEAR * np.arctanh(others)).sum())
+            kept = np.full(len(own), np.nan)
+            kept[every] = np.where(agreeing > others, agreeing, np.nan)
+            cosines.append(kept)
         cosine = np.concatenate(cosines)
         known = np.isfinite(cosine)
         agreement = float(cosine[known].mean()) if known.any() else 0.0
         signs = np.concatenate([self.signs[space] for space in at_cut])
+        order = (
+            self._order(at_cut) if all(space in self.widths for space in at_cut) else np.full(len(known), -1)
+        )
         return Match(
-            order=np.where(known, self._order(at_cut), -1),
+            order=np.where(known, order, -1),
             agreement=agreement,
             sure=sure,
             believed=bool(known.sum() >= FEWEST * len(known) and sure >= SURE * known.sum()),
             signs=np.ones_like(signs) if self.topology.rectified else signs,
         )
+
+
+def taken(values: Floats, order: Order, axis: int) -> Floats:
+    """The entries of an axis in this order, zeros for -1."""
+    found = values.take(order, axis)
+    if (order < 0).any():
+        found[(slice(None),) * axis + (order < 0,)] = 0.0
+    return found
 
 
 def _weights(model: Model, link: Link) -> Floats:
@@ -176,7 +258,8 @@ def _weights(model: Model, link: Link) -> Floats:
     return found
 
 
-def _unit(filters: Floats) -> Floats:
+def unit(filters: Floats) -> Floats:
+    """Filters as rows of length one."""
     rows: npt.NDArray[np.float64] = filters.reshape(len(filters), -1)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
 

@@ -129,6 +129,17 @@ class Examination:
             raise self._broken()
         return _tensor(data, torch.float32, shape)
 
+    def filters(self) -> tuple[Tensor, ...]:
+        """The weights of a graph's convolutions, in the order of computing."""
+        found = []
+        for place, shape in enumerate(self.opened["filters"]):
+            size = 4 * math.prod(shape)
+            _, data = self._ask({"do": "filter", "place": place}, most=size)
+            if len(data) != size:
+                raise self._broken()
+            found.append(_tensor(data, torch.float32, shape))
+        return tuple(found)
+
     def _tensors(self) -> Mapping[str, tuple[str, list[int]]]:
         return cast(Mapping[str, tuple[str, list[int]]], self.opened["tensors"])
 
@@ -345,8 +356,14 @@ def _is_shape(value: object) -> bool:
 
 def _is_graph(value: dict[str, Any]) -> bool:
     """Whether this is what the process may say of a graph."""
-    shape = value.get("input_shape")
-    return isinstance(value.get("tensor"), str) and (shape is None or (_is_shape(shape) and 0 not in shape))
+    shape, filters = value.get("input_shape"), value.get("filters")
+    return (
+        isinstance(value.get("tensor"), str)
+        and (shape is None or (_is_shape(shape) and 0 not in shape))
+        and isinstance(filters, list)
+        and all(_is_shape(one) and len(one) == 4 for one in filters)
+        and 4 * sum(map(math.prod, filters)) <= MAX_ANSWER_BYTES
+    )
 
 
 def _is_index(value: dict[str, Any]) -> bool:

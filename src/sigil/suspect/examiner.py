@@ -64,6 +64,8 @@ def _serve(task: dict[str, Any], requests: BinaryIO, answers: BinaryIO) -> None:
                 _answer(answers, header)
             elif request["do"] == "run":
                 _answer(answers, *_run(suspect, request["shape"], payload))
+            elif request["do"] == "filter":
+                _answer(answers, {}, _bytes(suspect.filters[request["place"]]))
             else:
                 tensor: StoredTensor = suspect[request["name"]]
                 _answer(answers, {}, tensor.read())
@@ -91,7 +93,8 @@ def _open_graph(task: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         threads=task["threads"],
         memory=task["memory"],
     )
-    return graph, {"input_shape": graph.input_shape, "tensor": graph.tensor[:200]}
+    shapes = [filters.shape for filters in graph.filters]
+    return graph, {"input_shape": graph.input_shape, "tensor": graph.tensor[:200], "filters": shapes}
 
 
 def _open_weights(task: dict[str, Any]) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
@@ -119,8 +122,13 @@ def _run(graph: Any, shape: list[int], payload: bytes) -> tuple[dict[str, Any], 
     import numpy as np
 
     activation = graph.run(np.frombuffer(payload, np.float32).reshape(shape))
-    contiguous = np.ascontiguousarray(activation)
-    return {"shape": activation.shape}, contiguous.reshape(-1).view(np.uint8).data
+    return {"shape": activation.shape}, _bytes(activation)
+
+
+def _bytes(values: Any) -> memoryview:
+    import numpy as np
+
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
 
 
 def _confine(memory: int) -> None:

@@ -25,6 +25,7 @@ import onnxruntime
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from sigil.errors import SuspectError, reason, shown
+from sigil.suspect.graph_filters import convolution_filters
 
 MAX_NODES = 100_000
 MAX_INPUT_ELEMENTS = 1 << 24
@@ -55,11 +56,15 @@ _FLOATS: dict[int, type[np.floating[Any]]] = {
 
 @dataclass(frozen=True)
 class Graph:
-    """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations."""
+    """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations.
+
+    ``filters`` are the weights of its convolutions, in the order of computing.
+    """
 
     run: Callable[[Numbers], npt.NDArray[np.float32]]
     input_shape: tuple[int, ...] | None
     tensor: str
+    filters: Sequence[npt.NDArray[np.float32]] = ()
 
 
 def open_graph(
@@ -107,14 +112,24 @@ def open_graph(
     _check_input(sizes[:1], rest, source)
     name, dtype = entry.name, _FLOATS[kind.elem_type]
     content = part.SerializeToString()
-    del part, entry, kind
     session = _session(content, source, threads=threads, memory=memory)
+    del content
+
+    def evaluate(constants: bytes) -> Sequence[Any]:
+        try:
+            return _session(constants, source, threads=threads, memory=memory).run(None, {})
+        except Exception as error:
+            _check_memory(error)
+            raise SuspectError(f"{source} computes its weights in a way that fails.") from error
+
+    filters = convolution_filters(part, evaluate)
+    del part, entry, kind
 
     def run(batch: Numbers) -> npt.NDArray[np.float32]:
         return _run(session, batch, name, dtype, sizes, source)
 
     known = len(rest) == len(sizes) - 1 and bool(rest)
-    return Graph(run, tuple(rest) if known else None, tensor)
+    return Graph(run, tuple(rest) if known else None, tensor, filters)
 
 
 def _check_input(batch: Sequence[int | None], sizes: Sequence[int], source: Path) -> None:

@@ -41,11 +41,16 @@ class Suspect:
     input_shape: tuple[int, ...] | None
     module: models.Model | None = dataclasses.field(repr=False)
     _run: Callable[[Tensor], Tensor] = dataclasses.field(repr=False)
+    _filters: Callable[[], tuple[Tensor, ...]] = dataclasses.field(repr=False, default=tuple)
     _close: Callable[[], None] = dataclasses.field(repr=False, default=lambda: None)
 
     def __call__(self, batch: Tensor) -> Tensor:
         with torch.no_grad():
             return self._run(batch).float()
+
+    def filters(self) -> tuple[Tensor, ...]:
+        """The weights of the convolutions of an ONNX graph up to the cut, in the order of computing."""
+        return self._filters()
 
     def close(self) -> None:
         """End the process in which the suspect runs, if there is one."""
@@ -62,6 +67,8 @@ class _Wanted:
     classes: int | None
     input_shape: tuple[int, ...] | None
     activation_shape: tuple[int, ...] | None
+    # Whether a model with more channels than the activation can be compared with initial weights.
+    may_be_wider: bool = False
 
 
 def open_suspect(
@@ -105,6 +112,7 @@ def open_suspect(
             wanted,
             input_shape=wanted.input_shape or key.fields.input_shape,
             activation_shape=wanted.activation_shape or key.shape,
+            may_be_wider=activation_shape is None and key.fields.initialiser is not None,
         )
     check_time_limit(time_limit)
     place = model_in(Path(path))
@@ -176,6 +184,7 @@ def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: f
         input_shape=wanted.input_shape or own_shape,
         module=None,
         _run=examination.run,
+        _filters=examination.filters,
         _close=examination.close,
     )
 
@@ -188,7 +197,7 @@ def _open_weights(path: Path, source: _OneFile | Shards, wanted: _Wanted) -> Sus
         shapes = source.shapes()
         spec = _client_spec(path, wanted, described, shapes)
         input_shape = wanted.input_shape or (described.input_shape if described else None)
-        _check_fit(path, spec, input_shape, wanted.activation_shape)
+        _check_fit(path, spec, input_shape, wanted)
         try:
             module = fill(spec, shapes, source.tensor, source="it", finite=False)
         except SuspectError as error:
@@ -264,16 +273,18 @@ def _check_fit(
     path: Path,
     spec: models.ModelSpec,
     input_shape: tuple[int, ...] | None,
-    activation_shape: tuple[int, ...] | None,
+    wanted: _Wanted,
 ) -> None:
     """Raise if the architecture, run without weights, does not give the wanted activation."""
+    activation_shape = wanted.activation_shape
     if input_shape is None or activation_shape is None:
         return
     try:
         found = models.activation_shape(assemble(spec), input_shape)
     except ModelError as error:
         raise SuspectError(f"{path} does not fit: {error}.") from error
-    if found != activation_shape:
+    wider = len(found) > 1 and found[0] > activation_shape[0] and found[1:] == activation_shape[1:]
+    if found != activation_shape and not (wider and wanted.may_be_wider):
         raise ShapeError(
             f"{path}, opened as the {spec}, has activations of shape {found} for inputs of shape "
             f"{input_shape}, but the key was made for {activation_shape}: name the cut at which "

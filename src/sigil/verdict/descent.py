@@ -4,45 +4,114 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from sigil import origin
-from sigil.alignment import restored_filters
-from sigil.errors import AlignmentError
+from sigil import models, origin
+from sigil.alignment import restored_filters, restored_unknown
+from sigil.errors import AlignmentError, ModelError, ShapeError, SuspectError
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.origin import Origin
+from sigil.probing import Suspect, filters_of, module_of
 
 # With this there is nothing left to prove, whatever p is multiplied by. Both orders are paid for in any case,
 # so that leaving the second one out is no choice.
 _ENOUGH: Final = -100.0
 
 
-def origin_of(module: nn.Module, key: Key) -> Origin | None:
-    """Whether a client half descends from the key's initial weights; None if the key draws none for it.
+def origin_of(suspect: Suspect, key: Key, input_shape: Sequence[int] | None = None) -> Origin | None:
+    """Whether a client half descends from the key's initial weights; None if that cannot be compared.
 
-    The better one of two tests: of all signs in the order as it is, and of the held-out signs after channels
-    were put back in order, which takes a model whose layers Sigil knows (:mod:`sigil.origin`).
+    The better one of two tests: of all signs in the order as it is, by the names of the layers, and of the
+    held-out signs after channels were put back in order, which takes a model whose layers Sigil knows
+    (:mod:`sigil.origin`). Of any other model the filters are compared, if the key states which model it drew
+    the weights for; that takes the shape of an input.
     """
     if key.fields.initialiser is None:
         return None
-    # A client half inside something larger has the names of its layers only within itself.
-    module = next((part for part in module.modules() if isinstance(part, Model)), module)
+    module = module_of(suspect)
+    named = None if module is None else _by_names(module, key)
+    if named is not None and named.log10_p <= _ENOUGH:
+        return named
+    half = None if module is None else _half_in(module)
+    if isinstance(half, Model) and not _differs(half, key):
+        restored = restored_origin(half, key)
+    else:
+        shape = input_shape if input_shape is not None else key.fields.input_shape
+        restored = None if shape is None else _by_filters(suspect, key, shape)
+    found = [one for one in (named, restored) if one is not None]
+    return min(found, key=lambda one: one.log10_p) if found else None
+
+
+def start_of(key: Key) -> Model | None:
+    """The client half that the key states, with the weights that it draws; None if it does not state it."""
+    stated = key.fields
+    if stated.initialiser is None or stated.model not in models.names() or stated.width is None:
+        return None
+    channels = 3 if stated.input_shape is None else stated.input_shape[0]
+    try:
+        size = (32, 32) if stated.input_shape is None else (stated.input_shape[1], stated.input_shape[2])
+        whole = models.build(
+            stated.model, classes=10, width=stated.width, channels=channels, input_size=size, seed=0
+        )
+        half = models.split(whole, stated.cut or models.default_cut(stated.model))[0]
+    except (ModelError, IndexError):
+        return None
+    key.initialise(half)
+    return half
+
+
+def _half_in(module: nn.Module) -> nn.Module:
+    """The model of Sigil's inside a module, if there is one: its layers have their names only within it."""
+    return next((part for part in module.modules() if isinstance(part, Model)), module)
+
+
+def _differs(half: Model, key: Key) -> bool:
+    """Whether the key drew its weights for another width of the same model, as if channels were split."""
+    stated = key.fields
+    return stated.model == half.spec.name and stated.width not in (None, half.spec.width)
+
+
+def _by_names(module: nn.Module, key: Key) -> Origin | None:
+    half = _half_in(module)
     drawn = {
         f"{name}.weight" if name else "weight": tuple(layer.weight.shape)
-        for name, layer in module.named_modules()
+        for name, layer in half.named_modules()
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
     }
-    if not drawn:
+    return origin.compare(half.state_dict(), drawn, key.initial) if drawn else None
+
+
+def _by_filters(suspect: Suspect, key: Key, shape: Sequence[int]) -> Origin | None:
+    """The test of the held-out signs of a suspect of which only the filters are known."""
+    start = start_of(key)
+    if start is None:
         return None
-    found = origin.compare(module.state_dict(), drawn, key.initial)
-    if found.log10_p <= _ENOUGH:
-        return found
-    restored = restored_origin(module, key) if isinstance(module, Model) else None
-    return found if restored is None else min(found, restored, key=lambda one: one.log10_p)
+    try:
+        filters = filters_of(suspect, shape)
+    except (SuspectError, ShapeError):
+        return None
+    if not filters:
+        return None
+    known = _hold_out(start, key)
+    restored = restored_unknown(filters, start)
+    drawn = {name: tuple(value.shape) for name, value in restored.items()}
+    return origin.compare(restored, drawn, lambda name, shape: known[name], held_out=key.held_out)
+
+
+def _hold_out(start: Model, key: Key) -> dict[str, Tensor]:
+    """Draw the key's weights into a model, with those that are held out as zeros; returns all of them."""
+    names = key.initialise(start)
+    known = {name: start.get_parameter(name).detach().clone() for name in names}
+    with torch.no_grad():
+        for name in names:
+            weight = start.get_parameter(name)
+            weight.masked_fill_(key.held_out(name, weight.shape).to(weight.device), 0.0)
+    return known
 
 
 def restored_origin(half: Model, key: Key) -> Origin | None:
@@ -50,14 +119,9 @@ def restored_origin(half: Model, key: Key) -> Origin | None:
     if half.spec.part != "client":
         return None
     start = copy.deepcopy(half)
-    names = key.initialise(start)
-    known = {name: start.get_parameter(name).detach().clone() for name in names}
-    with torch.no_grad():
-        for name in names:
-            weight = start.get_parameter(name)
-            weight.masked_fill_(key.held_out(name, weight.shape).to(weight.device), 0.0)
-        if not all(math.isfinite(float(value.abs().sum())) for value in half.parameters()):
-            return None  # what is not finite has no order
+    known = _hold_out(start, key)
+    if not all(math.isfinite(float(value.detach().abs().sum())) for value in half.parameters()):
+        return None  # what is not finite has no order
     try:
         restored = restored_filters(half, start)
     except AlignmentError:

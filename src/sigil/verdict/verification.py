@@ -34,13 +34,13 @@ from torch import Tensor
 
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
-from sigil.errors import ConfigError, ShapeError, SuspectError
+from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import Suspect, batch_size_for, input_shape_of, module_of, noise
 from sigil.verdict import choices
 from sigil.verdict.arguments import as_key, check_suspect
-from sigil.verdict.descent import origin_of
+from sigil.verdict.descent import origin_of, start_of
 from sigil.verdict.readings import Reading, Source, read, unreadable
 from sigil.verdict.report import ALPHA, TESTS, Report, best_of
 
@@ -151,7 +151,12 @@ def verify(
             # Made from a public base model, either kind of reference puts all its descendants in an order
             # that suits a key.
             reasons += ("the reference for the order of channels was brought by the claimant",)
-    readings = [*examiner.readings()]
+    unread: ShapeError | None = None
+    try:
+        readings = [*examiner.readings()]
+    except ShapeError as error:
+        # Channels may have been split, or idle ones added: then the weights still tell which is which.
+        readings, unread = [*examiner.unreadable()], error
     if reference is not None and examiner.source == "claimant":
         aligned = examiner.in_order(alignment)
     started = examiner.origin()
@@ -167,6 +172,8 @@ def verify(
         alignment = examiner.align_by_key()
         aligned = examiner.in_order(alignment)
     readings += [] if aligned is None else [aligned]
+    if unread is not None and aligned is None and (started is None or started.log10_p + price > level_log10):
+        raise unread
 
     best = best_of(readings)
     corrected = min(0.0, best.log10_p + price)
@@ -250,11 +257,14 @@ class _Examiner:
                 failed[kind] = error
         if not made:
             raise failed["noise"]
-        if "noise" in failed:
-            made["noise"] = unreadable("noise", self.probes)
-        if "inputs" in failed and self.inputs is not None:
-            made["inputs"] = unreadable("inputs", INPUTS_READ, self.source, self.inputs.digest)
-        return tuple(made[kind] for kind in ("noise", "inputs") if kind in made)
+        return tuple(made.get(reading.kind, reading) for reading in self.unreadable())
+
+    def unreadable(self) -> tuple[Reading, ...]:
+        """The mark on noise, and on inputs if there are any, of a suspect that answers neither."""
+        found = [unreadable("noise", self.probes)]
+        if self.inputs is not None:
+            found.append(unreadable("inputs", INPUTS_READ, self.source, self.inputs.digest))
+        return tuple(found)
 
     def on_noise(self, alignment: Alignment | None = None) -> Reading:
         """The paper's question: standard normal noise."""
@@ -278,8 +288,7 @@ class _Examiner:
 
     def origin(self) -> Reading | None:
         """Which weights have the sign of their initial value, if the key draws initial weights."""
-        module = module_of(self.suspect)
-        found = None if module is None else origin_of(module, self.key)
+        found = origin_of(self.suspect, self.key, self.shape)
         if found is None:
             return None
         return Reading(
@@ -304,13 +313,23 @@ class _Examiner:
     def align_by_key(self) -> Alignment | None:
         """The order of the channels by the initial weights that the key drew, which nobody chose."""
         module = module_of(self.suspect)
-        if self.key.fields.initialiser is None or not isinstance(module, Model) or len(self.key.shape) < 2:
+        if self.key.fields.initialiser is None or len(self.key.shape) < 2:
             return None
-        if not all(bool(weight.isfinite().all()) for weight in module.parameters()):
-            return None  # nothing to compare
-        start = copy.deepcopy(module)
-        self.key.initialise(start)
-        return align(self.suspect, start, None, input_shape=self.shape, batch_size=self.batch_size)
+        start = start_of(self.key)
+        if isinstance(module, Model):
+            if not all(bool(weight.isfinite().all()) for weight in module.parameters()):
+                return None  # nothing to compare
+            if start is None or module.spec.width == start.spec.width:
+                start = copy.deepcopy(module)
+                self.key.initialise(start)
+        if start is None:
+            return None
+        try:
+            return align(self.suspect, start, None, input_shape=self.shape, batch_size=self.batch_size)
+        except (AlignmentError, SuspectError, ShapeError):
+            if isinstance(module, Model):
+                raise
+            return None  # another architecture, or one that does not show its filters
 
     def align(self, reference: Reference | Model | str | os.PathLike[str]) -> tuple[Alignment, bool]:
         """The order of the channels by a reference, and whether it could have been made to fit.
