@@ -10,6 +10,7 @@ thousands of keys are tried, and for the power one of width 8 cut at layer3.
   (Kolmogorov-Smirnov), and none may be proof, not even before any allowance.
 - *Restored*: the same for the held-out signs after the channels were put back in the order that fits the rest
   best. The order is found anew for every key.
+- *Filters*: the same for the held-out signs where nothing but the filters is known, no name and no shape.
 - *Power*: a model that was trained from a key's initial weights, after attacks and disguises: log10 p in the
   order as it is and restored, the accuracy, and z, the sum in standard deviations.
 """
@@ -42,11 +43,26 @@ from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.origin import WEIGHTS, Origin, compare
-from sigil.verdict.descent import restored_origin
+from sigil.verdict.descent import origin_of, restored_origin
 from sigil.verdict.report import ALPHA
 from sigil.weighted_coins import log10_at_most
 
 SHAPE = (32, 2, 2)
+# For the owner of the wider model the cut and the width are others, which only the filters' test asks for.
+STATED: dict[str, Any] = {"model": "resnet18", "width": 4, "cut": "layer2", "input_shape": (1, 8, 8)}
+
+
+class Unnamed(torch.nn.Module):
+    """The rows of a client half, of which nothing but the layers is known."""
+
+    def __init__(self, half: Model) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(half.children())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            images = part(images)
+        return images
 
 
 def settings(seed: int, *, marked: bool, rounds: int) -> Settings:
@@ -70,13 +86,18 @@ def settings(seed: int, *, marked: bool, rounds: int) -> Settings:
 
 def key_of(number: int) -> Key:
     secret = hashlib.sha256(f"origin benchmark {number}".encode()).digest()
-    return Key.generate("ACME", shape=SHAPE, bits=8, seed=secret)
+    return Key.generate("ACME", shape=SHAPE, bits=8, seed=secret, **STATED)
 
 
 def direct(half: Model, key: Key) -> Origin:
     """The test of all signs in the order as it is."""
     shapes = {name: tuple(value.shape) for name, value in half.state_dict().items() if value.ndim >= 2}
     return compare(half.state_dict(), shapes, key.initial)
+
+
+def by_filters(half: Model, key: Key) -> Origin | None:
+    """The test of the held-out signs without the names of layers."""
+    return origin_of(Unnamed(half), key, key.fields.input_shape)
 
 
 def deficit(found: Origin) -> int:
@@ -179,6 +200,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     parser.add_argument("--strangers", type=int, default=10_000, help="keys against clean models")
     parser.add_argument("--restored", type=int, default=5_000, help="keys whose order is found first")
+    parser.add_argument("--filters", type=int, default=2_000, help="keys that know nothing but filters")
     parser.add_argument("--clean", type=int, default=8, help="clean models to train")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each training")
     arguments = parser.parse_args()
@@ -195,6 +217,7 @@ def main() -> None:
         tests: dict[str, tuple[int, Callable[[Model, Key], Origin | None]]] = {
             "strangers": (arguments.strangers, direct),
             "restored": (arguments.restored, restored_origin),
+            "filters": (arguments.filters, by_filters),
         }
         result: dict[str, Any] = {"clean_models": len(clean)}
         for name, (draws, test) in tests.items():

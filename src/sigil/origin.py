@@ -19,7 +19,9 @@ One entry in eight is *held out*: channels that were reordered, scaled or change
 others (:func:`sigil.alignment.restored_filters`), and then only the held-out signs are tested. Given the
 suspect and the entries that were compared, they are fair coins still. The key draws which entries these are:
 a thief who knew them could disguise all layers, which costs nothing, and then turn these signs alone. So
-there are two tests, of which the better one counts, and its p-value is multiplied by two.
+there are two tests, of which the better one counts, and its p-value is multiplied by two. Where the layers
+have no names, or other numbers of channels, the second one compares the filters that are there
+(:mod:`sigil.alignment.unknown_layers`): a graph of ONNX and a copy with split channels descend as well.
 
 It shows descent and nothing more. Every client holds w0, so one who trains alone from it scores as high, and
 so does a stranger's model to which a little of w0 was added: what descends was not necessarily stolen.

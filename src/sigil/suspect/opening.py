@@ -112,7 +112,7 @@ def open_suspect(
             wanted,
             input_shape=wanted.input_shape or key.fields.input_shape,
             activation_shape=wanted.activation_shape or key.shape,
-            may_be_wider=activation_shape is None and key.fields.initialiser is not None,
+            may_be_wider=(activation_shape is None and width is None and key.fields.initialiser is not None),
         )
     check_time_limit(time_limit)
     place = model_in(Path(path))
@@ -259,10 +259,13 @@ def _client_spec(
     )
     known = said or standard
     channels = wanted.input_shape[0] if wanted.input_shape else known.channels
+    width = known.width if wanted.width is None else wanted.width
+    if wanted.may_be_wider and said is not None and said.width > width:
+        width = said.width
     return models.ModelSpec(
         name=name,
         classes=known.classes if wanted.classes is None else wanted.classes,
-        width=known.width if wanted.width is None else wanted.width,
+        width=width,
         channels=channels,
         part="client",
         cut=wanted.cut or known.cut or models.default_cut(name),
