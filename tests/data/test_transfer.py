@@ -66,8 +66,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if server.cut_after:
             body = body[: server.cut_after.pop(0)]
+        server.sent += len(body)  # before, as who has read the last byte may look at once
         self.wfile.write(body)
-        server.sent += len(body)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -24,9 +24,12 @@ except TakenOver as told:
 """
 
 
-@pytest.fixture
-def first(tmp_path: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", FIRST, str(tmp_path)]
+IGNORING = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+
+
+@pytest.fixture(params=["", IGNORING], ids=["in front", "put behind a script, which ignores Ctrl-C"])
+def first(tmp_path: Path, request: pytest.FixtureRequest) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", request.param + FIRST, str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "in\n"
@@ -48,6 +51,7 @@ def test_a_second_process_is_refused_unless_it_takes_over_and_the_first_is_told(
         pass
 
 
+@pytest.mark.parametrize("first", [""], ids=["in front"], indirect=True)
 def test_a_process_that_was_killed_leaves_nothing_behind(
     tmp_path: Path, first: subprocess.Popen[str]
 ) -> None:

@@ -49,7 +49,8 @@ def only_process(bundle: Path, *, take_over: bool) -> Iterator[None]:
         asked, ended = threading.Event(), threading.Event()
         threading.Thread(target=_watch, args=(request, asked, ended), daemon=True).start()
         try:
-            yield
+            with _heard(asked):
+                yield
         except KeyboardInterrupt:
             if not asked.is_set():
                 raise
@@ -58,6 +59,24 @@ def only_process(bundle: Path, *, take_over: bool) -> Iterator[None]:
             ) from None
         finally:
             ended.set()
+
+
+@contextmanager
+def _heard(asked: threading.Event) -> Iterator[None]:
+    """Let a request interrupt also a process that ignores Ctrl-C, as one does that a script put behind it."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _take(file: IO[bytes], request: Path, bundle: Path, *, take_over: bool) -> None:
