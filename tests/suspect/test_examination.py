@@ -109,6 +109,10 @@ def opened(graph: Path, **options: Any) -> Examination:
         ("say({}); say({}); time.sleep(600)", "answer that is none"),
         ("say({}); say({'tensor': 'a', 'input_shape': [3, -1]}); time.sleep(600)", "answer that is none"),
         (
+            "say({}); say({'tensor': 'a', 'filters': [[1 << 20, 1 << 20, 3, 3]]}); time.sleep(600)",
+            "answer that is none",
+        ),
+        (
             "say({}); os.write(1, struct.pack('<IQ', 60000, 0) + b'[' * 60000); time.sleep(600)",
             "answer that is none",
         ),
