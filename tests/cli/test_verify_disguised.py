@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from sigil import attacks, data, models
@@ -42,7 +43,14 @@ def disguised(tmp_path_factory: pytest.TempPathFactory) -> Disguised:
     names = ("owner.key", "copy.safetensors", "run", "pictures", "initial.safetensors")
     found = Disguised(*(folder / name for name in names))
     key = Key.generate(
-        "ACME", shape=(32, 2, 2), bits=50, seed=bytes(range(32)), cut="layer3", input_shape=(1, 8, 8)
+        "ACME",
+        shape=(32, 2, 2),
+        bits=50,
+        seed=bytes(range(32)),
+        model="resnet18",
+        width=8,
+        cut="layer3",
+        input_shape=(1, 8, 8),
     )
     key.save(found.key_file)
     settings = make(
@@ -178,3 +186,17 @@ def test_bad_references_are_one_sentence(
         assert printed.out == ""
         assert printed.err.count("\n") == 1
         assert words in printed.err
+
+
+def test_a_graph_without_names_is_put_back_in_order_too(
+    disguised: Disguised, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exported and reordered, a copy once showed neither the mark nor where its weights came from."""
+    half, graph = models.load(disguised.copy), tmp_path / "copy.onnx"
+    torch.onnx.export(half.eval(), (torch.zeros(1, 1, 8, 8),), str(graph), dynamo=False)
+    with_key = ["--key", str(disguised.key_file), "--register", "1", "--json"]
+    assert main(["verify", str(graph), *with_key]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["owned"]
+    assert found["aligned"]
+    assert found["descends"]
