@@ -70,6 +70,7 @@ class Nothing:
     def __init__(self, half: torch.nn.Module, optimizer: object, **_: object) -> None:
         self.half = half
         self.injections: list[object] = []
+        self.repetitions = None
         self._activation = torch.empty(0)
 
     def forward(self, message: Activation) -> Logits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -147,11 +148,34 @@ def test_an_offender_does_not_disturb_the_others(net: Any, service: Any) -> None
     assert outcome.clients[0].reason is Reason.ORDER
 
 
-def test_a_narrow_wire_takes_nothing_else(net: Any) -> None:
-    with net.service(wire="bfloat16") as service:
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_a_narrow_wire_takes_nothing_else(net: Any, wire: str) -> None:
+    with net.service(wire=wire) as service:
         tickets = net.open(service, service.initial_state, clients=1)
         stream = net.raw(service).send(net.hello(tickets[0]), *net.activation())
         assert stream.refusal() is Reason.DTYPE
+
+
+def test_eight_bits_are_refused_where_they_were_not_agreed_on(net: Any, service: Any) -> None:
+    tickets = net.open(service, service.initial_state, clients=1)
+    stream = net.raw(service).send(net.hello(tickets[0]))
+    stream.receive()
+    values = torch.ones(4, *net.shape)
+    frame = wire.frame(Kind.ACTIVATION, values, round_number=1, client=0, step=1, wire="int8")
+    assert stream.send(*frame).refusal() is Reason.DTYPE
+
+
+@pytest.mark.parametrize("scale", [NAN, INFINITY, -1.0, 3e38])
+def test_hostile_scales_end_the_clients_round(net: Any, scale: float) -> None:
+    with net.service(wire="int8") as service:
+        tickets = net.open(service, service.initial_state, clients=1)
+        stream = net.raw(service).send(net.hello(tickets[0]))
+        stream.receive()
+        values = torch.ones(4, *net.shape)
+        header, content = wire.frame(Kind.ACTIVATION, values, round_number=1, client=0, step=1, wire="int8")
+        hostile = content[:12] + struct.pack("<f", scale) + content[16:]
+        assert stream.send(header, hostile).refusal() is Reason.VALUES
+        assert service.metrics.rejections()[Reason.VALUES] == 1
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "any"])

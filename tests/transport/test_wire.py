@@ -24,9 +24,9 @@ def field(offset: int, layout: str, value: int) -> bytes:
     return bytes(message)
 
 
-def through(values: torch.Tensor, *, widen: bool = False) -> torch.Tensor:
-    header, *chunks = wire.frame(Kind.ACTIVATION, values, round_number=1, client=0, step=1)
-    assembly = Assembly(unpack(header), widen=widen)
+def through(values: torch.Tensor, *, widen: bool = False, form: wire.Wire = "float32") -> torch.Tensor:
+    header, *chunks = wire.frame(Kind.ACTIVATION, values, round_number=1, client=0, step=1, wire=form)
+    assembly = Assembly(unpack(header), widen=widen, finite=True)
     for chunk in chunks:
         assembly.add(chunk)
     assert assembly.complete
@@ -66,10 +66,10 @@ def test_narrow_numbers_are_widened_on_arrival(order: torch.memory_format) -> No
 def test_numbers_narrowed_on_the_way_are_those_narrowed_before(layout: torch.memory_format) -> None:
     values = torch.randn(3, 64, 64, 64).to(memory_format=layout)  # more than one chunk
     place = {"round_number": 1, "client": 0, "step": 1}
-    narrowed = list(wire.frame(Kind.ACTIVATION, values, narrow=True, **place))
+    narrowed = list(wire.frame(Kind.ACTIVATION, values, wire="bfloat16", **place))
     assert narrowed == list(wire.frame(Kind.ACTIVATION, values.bfloat16(), **place))
     logits = torch.randn(3, 10)
-    assert list(wire.frame(Kind.LOGITS, logits, narrow=True, **place)) == list(
+    assert list(wire.frame(Kind.LOGITS, logits, wire="bfloat16", **place)) == list(
         wire.frame(Kind.LOGITS, logits, **place)
     )
 
@@ -116,7 +116,8 @@ def test_a_tensor_header_comes_back() -> None:
         (field(6, "B", 9), Reason.MALFORMED),
         (field(6, "B", Kind.FINISH), Reason.MALFORMED),  # a control frame with a tensor
         (field(7, "B", 0), Reason.DTYPE),
-        (field(7, "B", 3), Reason.DTYPE),
+        (field(7, "B", 3), Reason.SIZE),  # eight bits, announced with the size of float32
+        (field(7, "B", 4), Reason.DTYPE),
         (field(7, "B", 2), Reason.SIZE),  # bfloat16, announced with the size of float32
         (field(20, "B", 2), Reason.MALFORMED),
         (field(21, "B", 0), Reason.MALFORMED),  # a tensor without axes
@@ -172,18 +173,92 @@ def test_a_chunk_has_the_one_right_length(size: int) -> None:
     assert not assembly.complete
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("widen", [True, False])
+def test_eight_bits_are_right_to_half_a_step_of_each_sample(order: torch.memory_format, widen: bool) -> None:
+    values = torch.randn(30, 64, 32, 32, generator=torch.Generator().manual_seed(0)).to(memory_format=order)
+    values *= 10.0 ** torch.arange(-15, 15).view(-1, 1, 1, 1)  # more than one chunk, and every size of sample
+    arrived = through(values, form="int8", widen=widen)
+    assert arrived.dtype is (torch.float32 if widen else torch.bfloat16)
+    assert arrived.stride() == values.stride()
+    largest = values.abs().amax((1, 2, 3), keepdim=True)
+    allowed = largest / 254 * 1.001 if widen else largest / 254 + largest / 256
+    assert bool(((arrived.float() - values).abs() <= allowed).all())
+    sizes = [sum(map(len, wire.frame(Kind.ACTIVATION, values, round_number=1, client=0, step=1, wire=form)))
+             for form in ("int8", "float32")]  # fmt: skip
+    assert sizes[0] / sizes[1] < 0.2502
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+def test_eight_bits_take_every_finite_number(numbers: list[float]) -> None:
+    values = torch.tensor([numbers, [0.0] * len(numbers)])
+    arrived = through(values, form="int8", widen=True)
+    assert bool(arrived.isfinite().all())
+    assert not arrived[1].any()
+    # Where the step itself is hardly a number, no more can be asked than the size.
+    allowed = max(values.abs().max().item() / 254 * 1.001, 2.0**-142)
+    assert (arrived - values).abs().max().item() <= allowed
+
+
+def test_logits_and_their_gradients_do_not_travel_in_eight_bits() -> None:
+    place = {"round_number": 1, "client": 0, "step": 1}
+    for kind in (Kind.LOGITS, Kind.LOGIT_GRADIENT):
+        logits = torch.randn(3, 10)
+        assert list(wire.frame(kind, logits, wire="int8", **place)) == list(wire.frame(kind, logits, **place))
+        with pytest.raises(Rejection) as rejection:
+            unpack(Header(kind, 1, 0, 1, torch.int8, False, (3, 10)).pack())
+        assert rejection.value.reason is Reason.DTYPE
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800000, 0xFF800000, 0x80000001, 0xBF800000, 0x7C000001])
+@pytest.mark.parametrize("sample", [0, 2])
+def test_a_scale_that_is_no_size_is_refused(bits: int, sample: int) -> None:
+    """NaN, both infinities, negative ones small and large, and one beyond which a byte could overflow."""
+    header = Header(Kind.ACTIVATION, 1, 0, 1, torch.int8, False, (3, 5))
+    scales = [0x3F800000] * 3
+    scales[sample] = bits
+    assembly = Assembly(header, widen=True, finite=True)
+    assembly.add(struct.pack("<3I", *scales) + bytes(15))
+    with pytest.raises(Rejection) as rejection:
+        assembly.tensor()
+    assert rejection.value.reason is Reason.VALUES
+
+
+def test_the_largest_scale_makes_no_infinity() -> None:
+    assembly = Assembly(Header(Kind.ACTIVATION, 1, 0, 1, torch.int8, False, (1, 2)), widen=True)
+    assembly.add(struct.pack("<I2b", 0x7C000000 - 1, -128, 127))
+    assert bool(assembly.tensor().isfinite().all())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_sample_that_is_not_finite_is_refused_in_eight_bits_too(value: float) -> None:
+    values = torch.ones(3, 4)
+    values[1, 2] = value
+    with pytest.raises(Rejection) as rejection:
+        through(values, form="int8")
+    assert rejection.value.reason is Reason.VALUES
+
+
+@pytest.mark.parametrize("widen", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, 77, 99])
-def test_one_bad_number_is_found(dtype: torch.dtype, value: float, place: int) -> None:
+def test_one_bad_number_is_found(dtype: torch.dtype, value: float, place: int, widen: bool) -> None:
     values = torch.randn(5, 2, 2, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
     values = values.to(memory_format=torch.channels_last)
     check_finite(values)
+    through(values, widen=widen)
     values[place // 20, place // 10 % 2, place // 5 % 2, place % 5] = value
     with pytest.raises(Rejection) as rejection:
         check_finite(values)
     assert rejection.value.reason is Reason.VALUES
+    with pytest.raises(Rejection) as rejection:
+        through(values, widen=widen)
+    assert rejection.value.reason is Reason.VALUES
 
 
 def test_the_largest_numbers_are_still_numbers() -> None:
-    check_finite(torch.full((4, 4), torch.finfo(torch.float32).max))
+    for dtype in (torch.float32, torch.bfloat16):
+        values = torch.full((4, 4), torch.finfo(dtype).max, dtype=dtype)
+        check_finite(values)
+        assert torch.equal(through(values), values)

@@ -99,7 +99,6 @@ def join(
                 address=tunnel.address,
                 ca=tunnel.ca,
                 private_key=bundle / "node.key",
-                node_id=invitation["node"],
                 config=config,
             ) as node:
                 node.work(client_app.app, finished=client_app.finished.is_set)
@@ -124,12 +123,10 @@ def _check_pictures(folder: Path) -> None:
 def _read(file: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(file.read_text())
-        node = found["node"]
         return {
             "client": int(found["client"]),
             "clients": int(found["clients"]) if "clients" in found else None,
             "server": str(found["server"]),
-            "node": None if node is None else int(node),
         }
     except (OSError, ValueError, KeyError, TypeError):
         raise NetworkError(

@@ -98,8 +98,10 @@ def serve(
         ),
     ] = None,
     wire: Annotated[
-        Literal["float32", "bfloat16"],
-        typer.Option(metavar="FORMAT", help="float32, or bfloat16 for half the bytes."),
+        Literal["float32", "bfloat16", "int8"],
+        typer.Option(
+            metavar="FORMAT", help="float32, bfloat16 for half the bytes, or int8 for a quarter (slow links)."
+        ),
     ] = "float32",
     limit: Annotated[
         list[str] | None,

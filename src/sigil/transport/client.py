@@ -177,7 +177,7 @@ class RemoteServer:
         self._classes = classes
         self._credentials = credentials
         self._precision = precision
-        self._narrow = wire == "bfloat16"
+        self._wire = wire
         self._patience = patience
         self._answers = 0
         self._shape: tuple[int, ...] = ()
@@ -223,7 +223,7 @@ class RemoteServer:
                 round_number=self._round,
                 client=self._client,
                 step=step,
-                narrow=self._narrow,
+                wire=self._wire,
             )
             line.send(messages)
         header = wire.unpack(line.receive())

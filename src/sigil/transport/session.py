@@ -35,7 +35,7 @@ from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.scheduler import Budget, Scheduler
-from sigil.transport.wire import Header, Kind, Wire, check_finite
+from sigil.transport.wire import Header, Kind, Wire, agreed_formats, check_finite
 
 log = logging.getLogger("sigil.transport")
 
@@ -288,9 +288,8 @@ class Session:
             )
         served, limits = self._served, self._served.limits
         if wanted is Kind.ACTIVATION:
-            narrow = served.wire == "bfloat16"
-            if narrow and header.dtype is not torch.bfloat16:
-                raise Rejection(Reason.DTYPE, "Activations travel as bfloat16 here.")
+            if header.dtype not in agreed_formats(served.wire):
+                raise Rejection(Reason.DTYPE, f"Activations travel as {served.wire} here.")
             samples = header.shape[0]
             if header.shape[1:] != served.shape or not 2 <= samples <= served.samples_per_batch:
                 raise Rejection(
@@ -312,8 +311,7 @@ class Session:
             raise Rejection(Reason.STEPS, "This client has sent all the bytes that a round allows.")
 
     def forward(self, values: Tensor) -> Tensor:
-        """Activation to logits; on the compute thread."""
-        check_finite(values)
+        """Activation, all of it finite, to logits; on the compute thread."""
         before = self.repeated
         try:
             logits = self._live().forward(Activation(values.to(self._served.precision.device))).values
@@ -325,8 +323,7 @@ class Session:
         return logits.float().cpu()
 
     def backward(self, values: Tensor) -> Tensor:
-        """Logit gradient to cut gradient; on the compute thread."""
-        check_finite(values)
+        """Logit gradient, all of it finite, to cut gradient; on the compute thread."""
         try:
             final = self._live().backward(LogitGradient(values.to(self._served.precision.device))).values
         except LossError as error:

@@ -145,7 +145,7 @@ class Stream:
             session.waited = 0.0
             session.began = asyncio.get_running_loop().time()
         began = clock()
-        assembly = wire.Assembly(header, widen=not self._served.precision.bfloat16)
+        assembly = wire.Assembly(header, widen=not self._served.precision.bfloat16, finite=True)
         async with self._waiting(session):
             while not assembly.complete:
                 assembly.add(await self._read())
@@ -190,7 +190,7 @@ class Stream:
             round_number=session.round,
             client=session.client,
             step=step,
-            narrow=self._served.wire == "bfloat16",
+            wire=self._served.wire,
         )
         async with self._waiting(session):
             for message in messages:

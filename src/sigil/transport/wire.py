@@ -9,7 +9,7 @@ offset  type      field
 0       4 bytes   magic, ``SIGL``
 4       uint16    version of the protocol, 1
 6       uint8     kind (:class:`Kind`)
-7       uint8     number format: 0 none, 1 float32, 2 bfloat16
+7       uint8     number format: 0 none, 1 float32, 2 bfloat16, 3 eight bits
 8       uint32    round, from 1
 12      uint32    client, from 0
 16      uint32    step, from 1; in HELLO and WELCOME the number of answers received or given so far
@@ -27,6 +27,10 @@ The tensor travels as its raw numbers. A safetensors file would put the same byt
 up to 100 MB, which must be parsed first and could name several tensors, other shapes and gaps: all of them
 things that would then have to be refused. Nothing is ever unpickled. The memory order travels along because
 convolutions round differently in different orders, and a remote training must equal a local one bit for bit.
+
+In eight bits, the tensor is one float32 per sample, its scale, and then one signed byte per number: a number
+is its byte times the scale of its sample. Logits and their gradients never travel that way: they are small,
+and the server judges a logit gradient by digits that eight bits lack (:mod:`sigil.logit_gradients`).
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ from enum import IntEnum
 from typing import Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -55,8 +60,8 @@ HEADER_BYTES: Final = _HEADER.size
 # gRPC itself refuses longer messages before Sigil sees them.
 MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + 4096
 
-Wire = Literal["float32", "bfloat16"]
-"""How activations and cut gradients travel: as they were computed, or narrowed to half the bytes."""
+Wire = Literal["float32", "bfloat16", "int8"]
+"""How activations and cut gradients travel: as they were computed, or in half or a quarter of the bytes."""
 
 METHOD: Final = "/sigil.Split/Train"
 REASON_KEY: Final = "sigil-reason"
@@ -76,10 +81,21 @@ class Kind(IntEnum):
     FINISHED = 8
 
 
-_DTYPES: Final = {1: torch.float32, 2: torch.bfloat16}
+_DTYPES: Final = {1: torch.float32, 2: torch.bfloat16, 3: torch.int8}
 _CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
 _TENSORS: Final = (Kind.ACTIVATION, Kind.LOGITS, Kind.LOGIT_GRADIENT, Kind.CUT_GRADIENT)
 _AT_CUT: Final = (Kind.ACTIVATION, Kind.CUT_GRADIENT)
+_NARROW: Final[dict[Wire, torch.dtype]] = {"bfloat16": torch.bfloat16, "int8": torch.int8}
+# What a sample's scale may be at most: with it, even the byte -128 stands for a finite number.
+_LARGEST_SCALE: Final = torch.finfo(torch.float32).max / 128
+_SCALE_BYTES: Final = 4
+# Up to this size, torch works on the thread that asks; waking others for each chunk costs more than it saves.
+_BLOCK: Final = 32_768
+
+
+def agreed_formats(wire: Wire) -> tuple[torch.dtype, ...]:
+    """The number formats in which activations may come; float32 means: as they were computed."""
+    return (_NARROW[wire],) if wire in _NARROW else (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +113,10 @@ class Header:
     @property
     def size(self) -> int:
         """Bytes of the tensor that follows."""
-        return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
+        if self.dtype is None:
+            return 0
+        scales = _SCALE_BYTES * self.shape[0] if self.dtype is torch.int8 else 0
+        return math.prod(self.shape) * self.dtype.itemsize + scales
 
     def pack(self) -> bytes:
         """The 48 bytes."""
@@ -136,7 +155,9 @@ def unpack(message: bytes) -> Header:
     if (kind in _TENSORS) != bool(axes) or (order and axes != MAX_AXES):
         raise Rejection(Reason.MALFORMED, "The header of this kind of frame does not look like that.")
     if code not in (_DTYPES if axes else (0,)):
-        raise Rejection(Reason.DTYPE, "The number format is neither float32 nor bfloat16.")
+        raise Rejection(Reason.DTYPE, "There is no such number format.")
+    if code == _CODES[torch.int8] and kind not in _AT_CUT:
+        raise Rejection(Reason.DTYPE, "Logits and their gradients do not travel in eight bits.")
     header = Header(Kind(kind), number, client, step, _DTYPES.get(code), bool(order), shape[:axes])
     if size != header.size:
         raise Rejection(
@@ -169,37 +190,72 @@ def frame(
     round_number: int,
     client: int,
     step: int,
-    narrow: bool = False,
+    wire: Wire = "float32",
 ) -> Iterator[bytes]:
     """The messages of one tensor: its header, then its numbers in chunks.
 
-    With `narrow`, what lies at the cut travels as bfloat16: narrowed chunk by chunk, while the ones before
-    are already on their way.
+    What lies at the cut is narrowed to the format of the `wire`: to bfloat16 chunk by chunk, while the ones
+    before are already on their way.
     """
     values = values.detach().cpu()
-    dtype = torch.bfloat16 if narrow and kind in _AT_CUT else values.dtype
+    dtype = _NARROW.get(wire, values.dtype) if kind in _AT_CUT else values.dtype
     yield Header(
         kind, round_number, client, step, dtype, _is_channels_last(values), tuple(values.shape)
     ).pack()
-    for part in _in_memory_order(values).split(CHUNK_BYTES // dtype.itemsize):
-        yield part.to(dtype).view(torch.uint8).numpy().tobytes()
+    numbers = _in_memory_order(values)
+    if dtype is torch.int8:
+        yield from _cut(_quantised(numbers.view(len(values), -1)))
+    elif dtype is numbers.dtype:
+        yield from _cut(memoryview(numbers.view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    else:
+        yield from _narrowed(numbers)
+
+
+def _cut(content: memoryview) -> Iterator[bytes]:
+    for start in range(0, len(content), CHUNK_BYTES):
+        yield bytes(content[start : start + CHUNK_BYTES])
+
+
+def _narrowed(numbers: Tensor) -> Iterator[bytes]:
+    """As bfloat16, through one buffer."""
+    buffer = torch.empty(CHUNK_BYTES // torch.bfloat16.itemsize, dtype=torch.bfloat16)
+    for part in numbers.split(len(buffer)):
+        for start in range(0, len(part), _BLOCK):
+            buffer[start : start + _BLOCK][: len(part) - start].copy_(part[start : start + _BLOCK])
+        yield buffer[: len(part)].view(torch.uint8).numpy().tobytes()
+
+
+def _quantised(samples: Tensor) -> memoryview:
+    """Scales, then bytes: the largest number of each row of (N, D) becomes 127 or -127.
+
+    A sample that holds NaN or infinity gets such a scale, which the other end refuses.
+    """
+    samples = samples.float()
+    scales = samples.abs().amax(1, keepdim=True) / 127
+    steps = torch.where(scales > 0, samples / scales, 0.0).round_().clamp_(-127, 127)
+    packed = torch.cat((scales.view(torch.uint8).flatten(), steps.to(torch.int8).view(torch.uint8).flatten()))
+    return memoryview(packed.numpy())  # type: ignore[arg-type]
 
 
 class Assembly:
     """A tensor on its way in: takes chunks of the right length until it is whole.
 
-    With `widen`, bfloat16 becomes float32 chunk by chunk, while the next ones are still on their way.
+    With `widen`, narrow formats become float32, bfloat16 chunk by chunk, while the next ones are still on
+    their way; without, eight bits become bfloat16. With `finite`, NaN and infinity are refused as they come.
     """
 
-    def __init__(self, header: Header, *, widen: bool = False) -> None:
+    def __init__(self, header: Header, *, widen: bool = False, finite: bool = False) -> None:
         assert header.dtype is not None
         self._header = header
         self._widens = widen and header.dtype is torch.bfloat16
+        self._target = torch.float32 if widen else torch.bfloat16
+        self._finite = finite
+        eight = header.dtype is torch.int8
         self._numbers = torch.empty(
-            math.prod(header.shape), dtype=torch.float32 if self._widens else header.dtype
+            header.size if eight else math.prod(header.shape),
+            dtype=torch.uint8 if eight else torch.float32 if self._widens else header.dtype,
         )
-        self._view = memoryview(self._numbers.view(torch.uint8).numpy())  # type: ignore[arg-type]
-        self._words = self._numbers.numpy().view(np.uint32) if self._widens else np.empty(0, np.uint32)
+        self._bytes: npt.NDArray[np.uint8] = self._numbers.view(torch.uint8).numpy()
         self._filled = 0
 
     @property
@@ -213,23 +269,44 @@ class Assembly:
         if len(chunk) != wanted:
             raise Rejection(Reason.SIZE, f"The next chunk must have {wanted} bytes, but it has {len(chunk)}.")
         end = self._filled + wanted
+        # In numpy, because torch would wake its threads for each chunk.
+        came = np.frombuffer(chunk, np.uint8)
+        if self._finite and self._header.dtype is not torch.int8:
+            _check_bits(came, self._header.dtype)
         if self._widens:
-            # A bfloat16 is the upper half of a float32. In numpy, because torch would wake its threads for
-            # each chunk.
-            words = self._words[self._filled // 2 : end // 2]
-            np.copyto(words, np.frombuffer(chunk, "<u2"))
-            np.left_shift(words, 16, out=words)
+            # A bfloat16 is the upper half of a float32.
+            words = self._bytes[2 * self._filled : 2 * end].view(np.uint32)
+            np.left_shift(came.view("<u2"), 16, out=words, dtype=np.uint32)
         else:
-            self._view[self._filled : end] = chunk
+            self._bytes[self._filled : end] = came
         self._filled = end
 
     def tensor(self) -> Tensor:
         """The whole tensor, in the memory order of the sender."""
         assert self.complete
+        numbers = self._dequantised() if self._header.dtype is torch.int8 else self._numbers
         if self._header.channels_last:
             n, c, h, w = self._header.shape
-            return self._numbers.view(n, h, w, c).permute(0, 3, 1, 2)
-        return self._numbers.view(self._header.shape)
+            return numbers.view(n, h, w, c).permute(0, 3, 1, 2)
+        return numbers.view(self._header.shape)
+
+    def _dequantised(self) -> Tensor:
+        count = self._header.shape[0]
+        scales, steps = self._numbers.split([_SCALE_BYTES * count, math.prod(self._header.shape)])
+        # A copy, as the bytes of the numbers need not begin where a float may.
+        factors = scales.clone().view(torch.float32)[:, None]
+        # Whoever sends them: with such a scale nothing can be computed. NaN is in no interval.
+        if not bool(((factors >= 0) & (factors <= _LARGEST_SCALE)).all()):
+            raise Rejection(Reason.VALUES, "The scale of a sample is negative, too large or no number.")
+        return (steps.view(torch.int8).view(count, -1) * factors).to(self._target).flatten()
+
+
+def _check_bits(came: npt.NDArray[np.uint8], dtype: torch.dtype | None) -> None:
+    """Refuse NaN and infinity, whose exponents are all ones."""
+    exponents, kind = (0x7F80, "<u2") if dtype is torch.bfloat16 else (0x7F800000, "<u4")
+    bits = came.view(kind)
+    if bool((np.bitwise_and(bits, exponents) == exponents).any()):
+        raise Rejection(Reason.VALUES, "The tensor holds NaN or infinity.")
 
 
 def check_finite(values: Tensor) -> None:

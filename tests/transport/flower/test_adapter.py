@@ -5,61 +5,57 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from contextlib import suppress
-from importlib.metadata import requires, version
+from importlib.metadata import EntryPoint, requires, version
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import sigil
-from sigil.transport.flower import adapter, processes
+from sigil.transport.flower import adapter, messages, processes, tasks
 
 # Where each name comes from, and what Sigil calls it with or asks of it.
 CONTRACT: dict[str, dict[str, tuple[str, ...]]] = {
-    "flwr.app.user_config": {"UserConfig": ()},
-    "flwr.cli.build": {"build_fab_from_disk": ()},
-    "flwr.common.constant": {
-        "ErrorCode": ("NODE_UNAVAILABLE", "CLIENT_APP_RAISED_EXCEPTION"),
-        "Status": ("FINISHED",),
-        "SubStatus": ("COMPLETED", "FAILED"),
-    },
-    "flwr.common.serde": {"context_from_proto": (), "fab_to_proto": (), "run_from_proto": ()},
-    "flwr.proto.control_pb2": {
-        "ListNodesRequest": (),
-        "ListRunsRequest": (),
-        "RegisterNodeRequest": ("public_key",),
-        "StartRunRequest": ("fab",),
-        "StopRunRequest": ("run_id",),
-    },
-    "flwr.proto.fleet_pb2": {"DeactivateNodeRequest": ("node_id",)},
-    "flwr.proto.runtime_pb2": {
-        "AcquireTaskRequest": ("supported_task_types",),
-        "PullTaskInputRequest": (),
-        "PushTaskOutputRequest": ("sub_status", "details"),
-    },
-    "flwr.supercore.constant": {"TaskType": ("SERVER_APP", "CLIENT_APP")},
-    "flwr.supercore.control": {
-        "ControlHttpClient": ("ListNodes", "ListRuns", "RegisterNode", "StartRun", "StopRun", "close")
-    },
-    "flwr.supercore.fab": {"Fab": ("hash_str", "content", "verifications")},
-    "flwr.supercore.heartbeat": {
-        "HeartbeatSender": ("start", "stop"),
-        "make_task_heartbeat_fn_http": (),
-    },
     "flwr.supercore.interceptors": {
         "RuntimeTokenHttpInterceptor": (),
         "RuntimeVersionHttpInterceptor": ("component_name",),
         "SuperExecAuthHttpInterceptor": ("master_secret", "protected_methods"),
     },
     "flwr.supercore.runtime": {
-        "RuntimeHttpClient": ("AcquireTask", "PullTaskInput", "PushTaskOutput", "from_server_address")
+        "RuntimeHttpClient": (
+            "AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat", "close",
+            "from_server_address",
+        )
     },
     "flwr.supercore.task_identity": {"TaskIdentity": ("task_id", "run_id", "node_id")},
     "flwr.superlink.grid": {"HttpGrid": ("set_run", "close", "get_nodes", "push_messages", "pull_messages")},
-    "flwr.supernode.fleet_http_client": {"FleetHttpClient": ("DeactivateNode", "from_server_address")},
-    "flwr.supernode.node_auth_http_interceptor": {"NodeAuthHttpInterceptor": ()},
     "flwr.supernode.runtime.run_clientapp": {"pull_task_input": (), "push_message": ()},
+}  # fmt: skip
+# The fields of what is asked with those methods, and of what they answer.
+FIELDS: dict[str, tuple[set[str], set[str]]] = {
+    "AcquireTask": ({"supported_task_types"}, {"token"}),
+    "PullTaskInput": (set(), {"task_id", "run", "context"}),
+    "PushTaskOutput": ({"sub_status", "details"}, set()),
+    "SendTaskHeartbeat": (set(), {"success"}),
 }
+# The commands, with the words and options that Sigil gives them.
+COMMANDS = {
+    "flower-superlink": (
+        "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--isolation", "--host", "--port",
+        "--database", "--enable-supernode-auth", "--superexec-auth-secret-file",
+        "--disable-runtime-dependency-installation",
+    ),
+    "flower-supernode": (
+        "--superlink", "--root-certificates", "--auth-supernode-private-key", "--node-config", "--isolation",
+        "--superexec-auth-secret-file", "--host", "--port",
+    ),
+    "flwr list": ("--format",),
+    "flwr stop": ("--format",),
+    "flwr run": ("--format",),
+    "flwr supernode register": ("--format",),
+}  # fmt: skip
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.simulation"}
 
 
@@ -83,13 +79,50 @@ def test_flower_has_what_the_adapter_takes(module: str, name: str) -> None:
     assert set(CONTRACT[module][name]) <= known(thing)
 
 
-@pytest.mark.parametrize(("module", "function"), processes.COMMANDS.values())
-def test_flower_has_the_commands_that_children_run(module: str, function: str) -> None:
-    assert callable(getattr(importlib.import_module(module), function))
+def test_at_most_five_modules_are_private() -> None:
+    assert len(CONTRACT) <= 5
+    source = Path(adapter.__file__).read_text("utf-8")
+    assert set(re.findall(r"^from (flwr[\w.]*) import", source, re.MULTILINE)) == set(CONTRACT)
+    ours = {"ask", "grid_of"}
+    assert set(adapter.__all__) - ours == {name for names in CONTRACT.values() for name in names}
 
 
-def test_the_contract_names_all_that_the_adapter_offers() -> None:
-    assert set(adapter.__all__) == {name for names in CONTRACT.values() for name in names}
+@pytest.mark.parametrize("method", FIELDS)
+def test_requests_and_answers_have_the_fields_that_are_used(method: str) -> None:
+    hints = get_type_hints(getattr(adapter.RuntimeHttpClient, method))
+    asked, answered = FIELDS[method]
+    assert asked <= known(hints["request"])
+    assert answered <= known(hints["return"])
+
+
+def test_kinds_of_tasks_and_their_ends_are_called_as_on_the_line() -> None:
+    constant = importlib.import_module("flwr.common.constant")
+    assert (tasks.COMPLETED, tasks.FAILED) == (constant.SubStatus.COMPLETED, constant.SubStatus.FAILED)
+    kinds = importlib.import_module("flwr.supercore.constant").TaskType
+    assert (tasks.SERVER_APP, tasks.CLIENT_APP) == (kinds.SERVER_APP, kinds.CLIENT_APP)
+    patience = constant.HEARTBEAT_DEFAULT_INTERVAL * constant.HEARTBEAT_PATIENCE
+    assert patience >= 3 * tasks.HEARTBEAT_SECONDS
+    assert messages.FAILED == constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+
+
+def test_a_grid_knows_its_run() -> None:
+    grid = adapter.grid_of("127.0.0.1:1", certificates=b"", token="t", run_id=17)
+    assert grid.run.run_id == 17
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flower_has_the_commands_and_options_that_are_used(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, *words = command.split()
+    begin = EntryPoint(name, processes.entry(name), "").load()
+    monkeypatch.setattr(sys, "argv", [name, *words, "--help"])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        begin()
+    assert not ended.value.code
+    printed = capsys.readouterr().out
+    assert all(option in printed for option in COMMANDS[command])
 
 
 def test_private_parts_of_flower_are_imported_by_the_adapter_alone() -> None:

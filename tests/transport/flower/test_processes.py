@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +19,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from sigil.transport.flower import processes
-processes.COMMANDS["sleep"] = ("signal", "pause")
+processes.entry = lambda command: "signal:pause"
 child = processes.start("sleep", [], log=Path(sys.argv[1]))
 print(child.pid, flush=True)
 time.sleep(600)
@@ -50,11 +49,11 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fails", "error"),
     [
-        ("ControlHttpClient", OSError("no sockets left")),
-        ("SuperLink._wait", KeyboardInterrupt()),
-        ("SuperLink._wait", NetworkError("did not start")),
+        ("_name_connection", NetworkError("no room on the disk")),
+        ("_wait", KeyboardInterrupt()),
+        ("_wait", NetworkError("did not start")),
     ],
-    ids=["no connection", "interrupted", "too slow"],
+    ids=["disk full", "interrupted", "too slow"],
 )
 def test_a_superlink_that_is_started_half_way_is_ended(
     tmp_path: Path,
@@ -71,19 +70,45 @@ def test_a_superlink_that_is_started_half_way_is_ended(
             running.extend(leftovers())
         raise error
 
-    monkeypatch.setitem(processes.COMMANDS, "flower-superlink", ("signal", "pause"))
-    connections = Mock()
-    monkeypatch.setattr(superlink, "ControlHttpClient", connections)
-    if fails == "ControlHttpClient":
-        connections.from_server_address = fail
-    else:
-        monkeypatch.setattr(superlink.SuperLink, "_wait", fail)
+    monkeypatch.setattr(processes, "entry", lambda command: "signal:pause")
+    monkeypatch.setattr(superlink.SuperLink, "_wait", lambda self: None)
+    monkeypatch.setattr(superlink.SuperLink, fails, fail)
     ca = tmp_path / "ca.pem"
     ca.write_bytes(b"")
     with pytest.raises(type(error)):
         superlink.SuperLink(tmp_path, ca=ca, certificate=ca, key=ca)
     assert len(running) == 1
     assert leftovers() == []
+
+
+ECHO = """
+import sys
+def command(line):
+    if line[0] == "fails":
+        print("something for the log", file=sys.stderr)
+        sys.exit(1)
+    print('{"said": "%s", "format": "%s"}' % (line[0], line[2]))
+    raise SystemExit
+"""
+
+
+def test_several_commands_run_in_one_process_and_each_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "echo.py").write_text(ECHO)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(processes, "entry", lambda command: "echo:command")
+    log = tmp_path / "log"
+    answers = processes.flwr(("list",), ("run",), home=tmp_path, log=log)
+    assert answers == [{"said": "list", "format": "json"}, {"said": "run", "format": "json"}]
+    with pytest.raises(NetworkError, match="did not answer"):
+        processes.flwr(("list",), ("fails",), home=tmp_path, log=log)
+    assert "something for the log" in log.read_text()
+
+
+def test_a_command_that_is_not_installed_is_one_sentence() -> None:
+    with pytest.raises(NetworkError, match="flower-nothing is not installed"):
+        processes.entry("flower-nothing")
 
 
 def test_flower_is_kept_to_its_folder_and_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,160 +1,50 @@
-"""Flower as the owner's messenger: who is there, what was asked, what counts as an answer."""
+"""The plain app: what it needs, and how it tells a simulation from a deployment."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
 
 import pytest
-import torch
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.app import Context, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 
-from sigil.errors import ConfigError, NetworkError
+from sigil.errors import ConfigError
 from sigil.federation.settings import make
-from sigil.transport import RoundTask, RoundUpdate
-from sigil.transport.flower import messages, server_app
-from sigil.transport.flower.server_app import FlowerMessenger
-
-pytestmark = pytest.mark.usefixtures("identity")
-KEYS = {b"key zero": 0, b"key one": 1}
-STATE = {"w": torch.ones(2)}
-UPDATE = RoundUpdate(STATE, images=4, steps=1, loss=0.5)
+from sigil.transport.flower import server_app
+from sigil.transport.flower.deployment import Deployment
 
 
-class FakeGrid:
-    """A SuperLink in a list: messages get names, replies are put in by the test."""
+class Nodes:
+    """A grid that knows nothing but its nodes, each with this public key."""
 
-    def __init__(self) -> None:
-        self.nodes = [
-            NodeInfo(node_id=70, public_key=b"key one", last_activated_at="early"),
-            NodeInfo(node_id=50, public_key=b"key zero", last_activated_at="late"),
-            NodeInfo(node_id=60, public_key=b"a stranger's", last_activated_at="now"),
-        ]
-        self.pushed: dict[str, Message] = {}
-        self.replies: list[Message] = []
+    def __init__(self, *keys: bytes) -> None:
+        self.keys = keys
 
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        return self.nodes
-
-    def push_messages(self, found: Iterable[Message]) -> list[str]:
-        names = []
-        for message in found:
-            names.append(f"message {len(self.pushed)}")
-            message.metadata.__dict__["_message_id"] = names[-1]
-            self.pushed[names[-1]] = message
-        return names
-
-    def pull_messages(self, names: Iterable[str]) -> list[Message]:
-        wanted = set(names)
-        ready = [reply for reply in self.replies if reply.metadata.reply_to_message_id in wanted]
-        self.replies = [reply for reply in self.replies if reply not in ready]
-        return ready
-
-
-def messenger(grid: FakeGrid, nodes: Any = KEYS) -> FlowerMessenger:
-    made = FlowerMessenger(grid, make({}), nodes=nodes)  # type: ignore[arg-type]
-    made.present()
-    return made
-
-
-def task(number: int = 1, ticket: str = "aa" * 32) -> RoundTask:
-    return RoundTask(number, "host:1", ticket, lr=0.1, client_state=STATE)
-
-
-def test_clients_are_known_by_the_public_keys_of_their_nodes() -> None:
-    grid = FakeGrid()
-    assert messenger(grid).present() == {0: "late", 1: "early"}
-    assert messenger(grid, None).present() == {0: "late", 1: "now", 2: "early"}, (
-        "as they come, in a simulation"
-    )
-
-
-def test_a_task_goes_to_the_clients_node_and_its_answer_comes_back_once() -> None:
-    grid = FakeGrid()
-    flower = messenger(grid)
-    flower.send(1, task())
-    (sent,) = grid.pushed.values()
-    assert sent.metadata.dst_node_id == 70
-    assert flower.receive() == []
-    grid.replies.append(messages.write_update(UPDATE, ticket="aa" * 32, reply_to=sent))
-    ((client, update),) = flower.receive()
-    assert client == 1
-    assert update is not None
-    assert torch.equal(update.client_state["w"], STATE["w"])
-    assert flower.receive() == []
-
-
-def test_only_the_answer_to_the_last_question_counts() -> None:
-    grid = FakeGrid()
-    flower = messenger(grid)
-    flower.send(0, task())
-    flower.send(0, task())
-    first, second = grid.pushed.values()
-    grid.replies.append(messages.write_update(UPDATE, ticket="aa" * 32, reply_to=first))
-    assert flower.receive() == []
-    grid.replies.append(messages.write_update(UPDATE, ticket="aa" * 32, reply_to=second))
-    assert len(flower.receive()) == 1
-
-
-def test_a_client_that_failed_says_so_and_one_that_is_gone_says_nothing() -> None:
-    grid = FakeGrid()
-    flower = messenger(grid)
-    for client, code in ((0, ErrorCode.CLIENT_APP_RAISED_EXCEPTION), (1, ErrorCode.NODE_UNAVAILABLE)):
-        flower.send(client, task())
-        asked = list(grid.pushed.values())[-1]
-        grid.replies.append(Message(Error(code, "why"), reply_to=asked))
-    assert flower.receive() == [(0, None)]
-
-
-def test_the_answer_of_another_client_is_no_answer() -> None:
-    grid = FakeGrid()
-    flower = messenger(grid)
-    flower.send(0, task(ticket="aa" * 32))
-    (asked,) = grid.pushed.values()
-    grid.replies.append(messages.write_update(UPDATE, ticket="bb" * 32, reply_to=asked))
-    assert flower.receive() == [(0, None)]
-
-
-def test_in_the_end_everybody_who_is_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_app, "GOODBYE_SECONDS", 0.1)
-    grid = FakeGrid()
-    messenger(grid).dismiss()
-    told = {(m.metadata.dst_node_id, m.metadata.message_type) for m in grid.pushed.values()}
-    assert told == {(50, "query.finish"), (70, "query.finish")}
-
-
-def test_in_the_end_the_owner_waits_until_clients_have_left_not_for_their_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server_app, "GOODBYE_SECONDS", 600.0)
-    grid = FakeGrid()
-    push = grid.push_messages
-
-    def push_and_leave(found: Iterable[Message]) -> list[str]:
-        names = push(found)
-        threading.Timer(0.5, grid.nodes.clear).start()
-        return names
-
-    monkeypatch.setattr(grid, "push_messages", push_and_leave)
-    monkeypatch.delattr(FakeGrid, "pull_messages")
-    messenger(grid).dismiss()
-    assert grid.nodes == []
-
-
-def test_a_messenger_that_is_stopped_ends_whoever_waits_for_clients() -> None:
-    stop = threading.Event()
-    flower = FlowerMessenger(FakeGrid(), make({}), nodes=KEYS, stop=stop)  # type: ignore[arg-type]
-    assert flower.present()
-    stop.set()
-    with pytest.raises(NetworkError, match="nobody left"):
-        flower.present()
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=number, public_key=key) for number, key in enumerate(self.keys, 1)]
 
 
 def test_without_its_file_the_app_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(server_app.OWNER_VARIABLE, raising=False)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
     with pytest.raises(ConfigError, match="sigil serve --prepare"):
-        server_app.app(FakeGrid(), context)  # type: ignore[arg-type]
+        server_app.app(Nodes(), context)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("keys", "simulated"),
+    [((b"", b""), True), ((b"a key", b"another"), False), ((), False)],
+    ids=["nodes without keys", "nodes with keys", "nobody is here yet"],
+)
+def test_nodes_without_keys_are_those_of_a_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[bytes, ...], simulated: bool
+) -> None:
+    Deployment(
+        make({"federation": {"clients": 2}, "watermark": {"strength": 0}}),
+        out=tmp_path / "run",
+        network=tmp_path / "network",
+    ).prepare()
+    monkeypatch.setenv(server_app.OWNER_VARIABLE, str(tmp_path / "network" / "owner.json"))
+    run = server_app.read_owner_run(Nodes(*keys))  # type: ignore[arg-type]
+    assert (run.nodes is None) == simulated
+    assert run.network.listen == ("127.0.0.1:0" if simulated else "127.0.0.1:9093")

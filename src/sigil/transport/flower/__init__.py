@@ -4,12 +4,14 @@
 module             content
 =================  ====================================================================================
 ``app/``           the Flower app: a ``pyproject.toml`` without a line of code, for ``flwr run``
-``server_app``     the ServerApp: one message per client and round
+``server_app``     the ServerApp that ``flwr run`` starts
+``owner_run``      what a ServerApp does: one message per client and round
 ``client_app``     the ClientApp: one round on the split service's stream
 ``superlink``      the owner's SuperLink, on the loopback address
 ``https_front``    the only way to it from outside: lets Flower's Fleet API through and nothing else
 ``supernode``      a client's SuperNode, and the process that runs its ClientApp
 ``tasks``          how a process of ours takes a task of Flower's and does it
-``processes``      child processes that never outlive their parent
+``processes``      Flower's commands as child processes that never outlive their parent
+``adapter``        what else of Flower is used beside its public interface
 =================  ====================================================================================
 """

@@ -23,6 +23,7 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,9 +39,6 @@ from sigil.transport import certificates
 from sigil.transport.certificates import ClientCredentials
 from sigil.transport.client import train_round
 from sigil.transport.flower import messages
-from sigil.transport.flower.adapter import (
-    UserConfig,
-)
 
 log = logging.getLogger("sigil.transport")
 
@@ -95,7 +93,7 @@ def split_address(front: str) -> str:
     return f"{host}:{int(port) + 1}"
 
 
-def _with_own(settings: Settings, own: UserConfig) -> Settings:
+def _with_own(settings: Settings, own: Mapping[str, object]) -> Settings:
     """The owner's settings, with what is the client's to choose."""
     data = settings.data.model_copy(update={"name": str(own.get("data", settings.data.name))})
     run = settings.run.model_copy(update={"device": str(own.get("device", "auto"))})
@@ -107,7 +105,7 @@ def _data(settings: Settings, data_dir: str | None) -> Dataset:
     return load_data(settings, None if data_dir is None else Path(data_dir))
 
 
-def _bundle(own: UserConfig, client: int) -> Path:
+def _bundle(own: Mapping[str, object], client: int) -> Path:
     if "bundle" in own:
         return Path(str(own["bundle"]))
     folder = os.environ.get(CLIENTS_VARIABLE)

@@ -46,7 +46,7 @@ from sigil.transport.certificates import ServerCredentials, bundle_folder
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address
 from sigil.transport.flower.client_app import app as client_app
 from sigil.transport.flower.https_front import HttpsFront, listen_on
-from sigil.transport.flower.server_app import OwnerRun, make_app
+from sigil.transport.flower.owner_run import OwnerRun, make_app
 from sigil.transport.flower.superlink import SuperLink
 from sigil.transport.limits import Limits
 from sigil.transport.listening import listening_address
@@ -104,7 +104,7 @@ class Deployment:
             bundle = bundle_folder(self.network, client)
             _write_node_key(bundle)
             if not (bundle / JOIN_FILE).exists():
-                self._invite(client, None)
+                self._invite(client)
         content = asdict(self) | {"settings": self.settings.model_dump(mode="json")}
         _write(self.network / OWNER_FILE, json.dumps(content, indent=1, default=_absolute))
 
@@ -178,11 +178,12 @@ class Deployment:
                 metrics=owner_run.network.metrics,
             ),
         ):
-            assert owner_run.nodes is not None
-            for public_key, client in owner_run.nodes.items():
-                self._invite(client, link.register(public_key))
+            bundles = [bundle_folder(self.network, client) for client in range(self.clients)]
+            link.register(bundle / "node.pub" for bundle in bundles)
+            for client in range(self.clients):
+                self._invite(client)
             ready()
-            link.run(make_app(lambda: owner_run))
+            link.run(make_app(lambda grid: owner_run))
 
     def simulate(self, owner_run: OwnerRun, *, cores: int) -> None:
         """Train with virtual clients on Flower's Ray backend, `cores` of them at a time."""
@@ -205,7 +206,7 @@ class Deployment:
             ) from None
         try:
             run_simulation(  # on the Ray that runs already
-                server_app=make_app(lambda: owner_run),
+                server_app=make_app(lambda grid: owner_run),
                 client_app=client_app,
                 num_supernodes=self.clients,
                 backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}},
@@ -220,9 +221,9 @@ class Deployment:
             owner_run.stop.set()  # the ServerApp is a thread, and would wait for clients for ever
             local_ray.stop()
 
-    def _invite(self, client: int, node: int | None) -> None:
+    def _invite(self, client: int) -> None:
         """Write what a client must know to join, beside its certificate."""
-        content = {"client": client, "clients": self.clients, "server": self.address, "node": node}
+        content = {"client": client, "clients": self.clients, "server": self.address}
         _write(bundle_folder(self.network, client) / JOIN_FILE, json.dumps(content, indent=1) + "\n")
 
 

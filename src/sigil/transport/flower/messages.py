@@ -11,7 +11,7 @@ import hmac
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
 from pydantic import FiniteFloat
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -27,6 +27,8 @@ FORMAT = "safetensors"
 SLACK = 65_536
 # The last message: the training is over.
 FINISH = f"{MessageType.QUERY}.finish"
+# As in an answer of Flower's own for an app that raised an error.
+FAILED = 2
 
 
 class TaskFields(Section):
@@ -103,6 +105,11 @@ def write_update(update: RoundUpdate, *, ticket: str, reply_to: Message) -> Mess
     """The answer of a client that has trained its round."""
     fields = UpdateFields(ticket=ticket, images=update.images, steps=update.steps, loss=update.loss)
     return Message(_content(update.client_state, fields), reply_to=reply_to)
+
+
+def write_failure(error: Exception, *, reply_to: Message) -> Message:
+    """The answer of a client that could not do its task; what went wrong in detail is its own business."""
+    return Message(Error(FAILED, type(error).__name__), reply_to=reply_to)
 
 
 def read_update(message: Message, *, task: RoundTask) -> RoundUpdate | None:

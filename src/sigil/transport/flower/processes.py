@@ -1,35 +1,61 @@
-"""Child processes that run Flower's own commands and never outlive the process that started them."""
+"""Flower's own commands as child processes, none of which outlives the process that started it."""
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
+
+from sigil.errors import NetworkError
 
 # Run in the child: a thread ends it as soon as its parent is gone, by whatever signal, so that no forgotten
-# SuperLink keeps a port or a database. Then the child is Flower's own command, with Flower's own arguments;
-# when that returns the process ends, even if a thread of Flower's is still serving.
+# SuperLink keeps a port or a database: at first politely, so that a SuperNode can take leave of the owner.
+# Then the child is Flower's own command, with Flower's own arguments; when that returns the process ends,
+# even if a thread of Flower's is still serving.
 _CHILD = """
-import os, sys, threading, time
-parent, module, function = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-sys.argv[:4] = [function]
+import os, signal, sys, threading, time
+from importlib.metadata import EntryPoint
+parent, command = int(sys.argv[1]), sys.argv[2]
+sys.argv[:3] = [command]
 def watch():
     while os.getppid() == parent:
         time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
     os._exit(1)
 threading.Thread(target=watch, daemon=True).start()
-getattr(__import__(module, fromlist=[function]), function)()
+EntryPoint("command", command, "").load()()
 os._exit(0)
 """
 
-# As module and function; named here and not in the adapter, which imports Flower, and `quiet` comes before.
-COMMANDS = {
-    "flower-superlink": ("flwr.superlink.cli", "flower_superlink"),
-    "flower-supernode": ("flwr.supernode.cli", "flower_supernode"),
-}
+# Several commands in one process, as loading them takes longer than doing them. What each prints on standard
+# output, one JSON object, follows on a line of its own.
+_SEVERAL = """
+import json, sys
+from importlib.metadata import EntryPoint
+command = EntryPoint("command", sys.argv[1], "").load()
+for line in json.loads(sys.argv[2]):
+    sys.__stdout__.write("\\0")
+    try:
+        command(line)
+    except SystemExit:
+        pass
+"""
+
+
+def entry(command: str) -> str:
+    """Where a command that Flower installs begins, as "module:function"."""
+    found = entry_points(group="console_scripts", name=command)
+    if not found:
+        raise NetworkError(f"Flower's command {command} is not installed; install sigil-watermark[train].")
+    (only,) = {point.value for point in found}
+    return only
 
 
 def quiet(home: Path) -> None:
@@ -47,16 +73,41 @@ def quiet(home: Path) -> None:
 
 
 def start(command: str, arguments: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
-    """Start one of :data:`COMMANDS` as a child that ends with this process; its output goes to `log`."""
+    """Start a command of Flower's as a child that ends with this process; its output goes to `log`."""
     with log.open("ab") as file:
         return subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(os.getpid()), *COMMANDS[command], *arguments],
+            [sys.executable, "-c", _CHILD, str(os.getpid()), entry(command), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             # Ctrl-C is for this process, which ends its children in its own order.
             start_new_session=True,
         )
+
+
+def flwr(*commands: Sequence[str], home: Path, log: Path) -> list[dict[str, Any]]:
+    """What these commands of ``flwr`` answer, one after another; what else they say goes to `log`.
+
+    Where the SuperLink is, they read in ``config.toml`` in `home`.
+    """
+    lines = json.dumps([[*command, "--format", "json"] for command in commands])
+    with log.open("ab") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", _SEVERAL, entry("flwr"), lines],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            env=os.environ | {"FLWR_HOME": str(home.resolve())},
+            start_new_session=True,
+        )
+        file.write(done.stdout.replace(b"\0", b""))
+    try:
+        answers: list[dict[str, Any]] = [json.loads(text) for text in done.stdout.split(b"\0")[1:]]
+    except ValueError:
+        answers = []
+    if len(answers) != len(commands):
+        raise NetworkError(f"Flower's command flwr did not answer as expected; {log} says why.")
+    return answers
 
 
 def stop(process: subprocess.Popen[bytes], *, patience: float = 5.0) -> None:

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 import secrets
 import signal
+import socket
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import httpx
+from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from sigil import files
 from sigil.errors import NetworkError
-from sigil.transport.flower.adapter import (
-    ControlHttpClient,
-    Fab,
-    HttpGrid,
-    ListNodesRequest,
-    ListRunsRequest,
-    PullTaskInputRequest,
-    RegisterNodeRequest,
-    RuntimeVersionHttpInterceptor,
-    StartRunRequest,
-    Status,
-    StopRunRequest,
-    TaskIdentity,
-    TaskType,
-    build_fab_from_disk,
-    context_from_proto,
-    fab_to_proto,
-    run_from_proto,
-)
-from sigil.transport.flower.processes import free_port, start, stop
-from sigil.transport.flower.tasks import Runtime
+from sigil.transport.flower.adapter import TaskIdentity, ask, grid_of
+from sigil.transport.flower.processes import flwr, free_port, start, stop
+from sigil.transport.flower.tasks import SERVER_APP, Runtime
 
 APP = Path(__file__).parent / "app"
 START_SECONDS = 600.0
@@ -52,6 +36,7 @@ class SuperLink:
     def __init__(self, folder: Path, *, ca: Path, certificate: Path, key: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self._log = folder / "superlink.log"
+        self._home = folder / "flower"
         self._closing = False
         self._certificates = ca.read_bytes()
         secret = folder / "tasks.secret"
@@ -76,46 +61,40 @@ class SuperLink:
             log=self._log,
         )
         try:
-            self._control = ControlHttpClient.from_server_address(
-                self.address,
-                insecure=False,
-                root_certificates=self._certificates,
-                interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
-            )
             self._wait()
+            self._name_connection(ca)
         except BaseException:
             # Nobody has this object yet, so nobody else could end what was started.
             stop(self._process)
             raise
 
-    def register(self, public_key: bytes) -> int:
-        """The number by which Flower knows the node with this public key (PEM), registered if it is new."""
-        for node in self._control.ListNodes(ListNodesRequest()).nodes_info:
-            if node.public_key == public_key:
-                return node.node_id
-        return self._control.RegisterNode(RegisterNodeRequest(public_key=public_key)).node_id
+    def register(self, public_keys: Iterable[Path]) -> None:
+        """Let the nodes with these public keys take part; those that may already are left as they are."""
+        commands = [("supernode", "register", str(file)) for file in public_keys]
+        for answer in flwr(*commands, home=self._home, log=self._log):
+            if not answer["success"] and "already in use" not in str(answer).lower():
+                raise NetworkError(f"The SuperLink did not take a client's public key; {self._log} says why.")
 
     def run(self, app: ServerApp) -> None:
         """Do a run of `app` in this process, after ending those that an earlier process left behind."""
-        for left in self._control.ListRuns(ListRunsRequest()).run_dict.values():
-            if left.status.status != Status.FINISHED:
-                self._control.StopRun(StopRunRequest(run_id=left.run_id))
-        bundle = build_fab_from_disk(APP)
-        fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
-        self._control.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
-        token = self._runtime.acquire(TaskType.SERVER_APP)
+        (found,) = flwr(("list",), home=self._home, log=self._log)
+        left = [run["run-id"] for run in found["runs"] if not run["status"].startswith("finished")]
+        *_, started = flwr(
+            *(("stop", run) for run in left), ("run", str(APP)), home=self._home, log=self._log
+        )
+        token = self._runtime.acquire(SERVER_APP) if started["success"] else None
         if token is None:
             raise NetworkError(f"The SuperLink gave no task for a new run; {self._log} says why.")
-        with self._runtime.task(token) as client:
-            task = client.PullTaskInput(PullTaskInputRequest())
+        with self._runtime.task(token, ended=lambda: signal.raise_signal(signal.SIGINT)) as client:
+            task = ask(client.PullTaskInput)
             # Messages take the sender from here, as in a process that Flower starts.
             TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
             TaskIdentity.node_id = task.context.node_id
-            grid = HttpGrid(self.address, root_certificates=self._certificates, token=token)
-            grid.set_run(run_from_proto(task.run))
+            grid = grid_of(self.address, certificates=self._certificates, token=token, run_id=task.run.run_id)
+            context = Context(task.run.run_id, task.context.node_id, {}, RecordDict(), {})
             threading.Thread(target=self._watch, daemon=True).start()
             try:
-                app(grid=grid, context=context_from_proto(task.context))
+                app(grid=grid, context=context)
             except KeyboardInterrupt:
                 if self._process.poll() is None:
                     raise
@@ -128,7 +107,6 @@ class SuperLink:
     def close(self) -> None:
         """End it."""
         self._closing = True
-        self._control.close()
         stop(self._process)
 
     def __enter__(self) -> Self:
@@ -146,12 +124,25 @@ class SuperLink:
             signal.raise_signal(signal.SIGINT)
 
     def _wait(self) -> None:
+        host, port = self.address.split(":")
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
-                self._control.ListNodes(ListNodesRequest())
+                socket.create_connection((host, int(port)), timeout=START_SECONDS).close()
                 return
-            except httpx.TransportError:
+            except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise NetworkError(f"The SuperLink did not start; {self._log} says why.") from None
                 time.sleep(0.1)
+
+    def _name_connection(self, ca: Path) -> None:
+        """Tell the command ``flwr`` where the SuperLink is."""
+        self._home.mkdir(exist_ok=True)
+        lines = [
+            "[superlink]",
+            'default = "sigil"',
+            "[superlink.sigil]",
+            f"address = {json.dumps(self.address)}",
+            f"root-certificates = {json.dumps(str(ca.resolve()))}",
+        ]
+        files.write(self._home / "config.toml", "\n".join(lines) + "\n", replace=True, raises=NetworkError)

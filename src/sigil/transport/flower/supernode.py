@@ -7,31 +7,19 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import httpx
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
 
 from sigil import files
 from sigil.errors import NetworkError
-from sigil.transport.flower.adapter import (
-    DeactivateNodeRequest,
-    ErrorCode,
-    FleetHttpClient,
-    NodeAuthHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    TaskType,
-    pull_task_input,
-    push_message,
-)
+from sigil.transport.flower.adapter import pull_task_input, push_message
+from sigil.transport.flower.messages import write_failure
 from sigil.transport.flower.processes import free_port, start, stop
-from sigil.transport.flower.tasks import Runtime
+from sigil.transport.flower.tasks import CLIENT_APP, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +31,7 @@ class SuperNode:
     """A SuperNode that lives as long as this object or this process, and is started again if it ends.
 
     It authenticates with `private_key` (a file in OpenSSH or PEM format) to the SuperLink behind `address`,
-    whose certificate `ca` must have signed. `node_id` is what the SuperLink calls it, if that is known.
+    whose certificate `ca` must have signed.
     """
 
     def __init__(
@@ -53,14 +41,12 @@ class SuperNode:
         address: str,
         ca: Path,
         private_key: Path,
-        node_id: int | None,
         config: Mapping[str, str | int],
     ) -> None:
         self._log = folder / "supernode.log"
         self._address = address
         self._ca = ca
         self._private_key = private_key
-        self._node_id = node_id
         self._config = config
         self._secret = folder / "tasks.secret"
         # Replaced, not written through: the folder came from the owner, and the name might be a link.
@@ -74,7 +60,7 @@ class SuperNode:
                 time.sleep(PAUSE_SECONDS)
                 self._begin()
             try:
-                token = self._runtime.acquire(TaskType.CLIENT_APP)
+                token = self._runtime.acquire(CLIENT_APP)
                 if token is None:
                     time.sleep(POLL_SECONDS)
                 else:
@@ -99,7 +85,6 @@ class SuperNode:
         self.close()
 
     def _begin(self) -> None:
-        self._take_leave()
         address = f"127.0.0.1:{free_port()}"
         host, port = address.split(":")
         settings = " ".join(f"{name}={json.dumps(value)}" for name, value in self._config.items())
@@ -115,30 +100,6 @@ class SuperNode:
             log=self._log,
         )
 
-    def _take_leave(self) -> None:
-        """Tell the SuperLink that the process which was this node before has ended.
-
-        One that was killed could not; for a minute the SuperLink would take it for alive and refuse another
-        in its place.
-        """
-        if self._node_id is None:
-            return
-        key = serialization.load_ssh_private_key(self._private_key.read_bytes(), None)
-        assert isinstance(key, EllipticCurvePrivateKey)
-        with (
-            suppress(httpx.HTTPError),
-            FleetHttpClient.from_server_address(
-                self._address,
-                insecure=False,
-                root_certificates=self._ca.read_bytes(),
-                interceptors=[
-                    RuntimeVersionHttpInterceptor(component_name="SuperNode"),
-                    NodeAuthHttpInterceptor(key, key.public_key()),
-                ],
-            ) as client,
-        ):
-            client.DeactivateNode(DeactivateNodeRequest(node_id=self._node_id))
-
     def _answer(self, app: ClientApp, token: str) -> None:
         with self._runtime.task(token) as client:
             message, context, _, _ = pull_task_input(client)
@@ -149,8 +110,7 @@ class SuperNode:
                 log.warning(
                     "This round is not finished here: %s Waiting to be asked again.", _sentence(error)
                 )
-                code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-                reply = Message(Error(code, type(error).__name__), reply_to=message)
+                reply = write_failure(error, reply_to=message)
             push_message(client, reply, context)
 
 

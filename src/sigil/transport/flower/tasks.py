@@ -11,24 +11,29 @@ process of ``sigil serve`` or ``sigil join`` itself:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 import httpx
 
 from sigil.transport.flower.adapter import (
-    AcquireTaskRequest,
-    HeartbeatSender,
-    PushTaskOutputRequest,
     RuntimeHttpClient,
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
-    SubStatus,
     SuperExecAuthHttpInterceptor,
-    TaskType,
-    make_task_heartbeat_fn_http,
+    ask,
 )
+
+# The kinds of tasks and the two ways in which they end, as they are called on the line.
+SERVER_APP: Final = "flwr-serverapp"
+CLIENT_APP: Final = "flwr-clientapp"
+COMPLETED: Final = "completed"
+FAILED: Final = "failed"
+# Flower takes a task for dead after a minute without a sign of life.
+HEARTBEAT_SECONDS: Final = 15.0
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
@@ -55,27 +60,42 @@ class Runtime:
             interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), own],
         )
 
-    def acquire(self, kind: TaskType) -> str | None:
+    def acquire(self, kind: str) -> str | None:
         """The token of a task of this kind that waits to be done, or None."""
         client = self.connect()
         try:
-            answer = client.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
+            token: str = ask(client.AcquireTask, supported_task_types=[kind]).token
         finally:
             client.close()
-        return answer.token or None
+        return token or None
 
     @contextmanager
-    def task(self, token: str) -> Iterator[RuntimeHttpClient]:
-        """Do a task: Flower hears all the time that it is alive, and in the end how it went."""
+    def task(self, token: str, *, ended: Callable[[], object] = lambda: None) -> Iterator[RuntimeHttpClient]:
+        """Do a task: Flower hears all the time that it is alive, and in the end how it went.
+
+        `ended` is called, on another thread, if Flower has ended the task meanwhile.
+        """
         client = self.connect(token)
-        heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
-        heartbeat.start()
-        outcome = PushTaskOutputRequest(sub_status=SubStatus.FAILED, details="It was interrupted.")
+        done = threading.Event()
+        heart = threading.Thread(target=_beat, args=(client, done, ended), daemon=True)
+        heart.start()
+        outcome = {"sub_status": FAILED, "details": "It was interrupted."}
         try:
             yield client
-            outcome = PushTaskOutputRequest(sub_status=SubStatus.COMPLETED)
+            outcome = {"sub_status": COMPLETED}
         finally:
-            heartbeat.stop()
+            done.set()
+            heart.join()
             with suppress(httpx.HTTPError):
-                client.PushTaskOutput(outcome)
+                ask(client.PushTaskOutput, **outcome)
             client.close()
+
+
+def _beat(client: RuntimeHttpClient, done: threading.Event, ended: Callable[[], object]) -> None:
+    while True:
+        with suppress(httpx.HTTPError):  # the next one may get through
+            if not ask(client.SendTaskHeartbeat).success:
+                ended()
+                return
+        if done.wait(HEARTBEAT_SECONDS):
+            return

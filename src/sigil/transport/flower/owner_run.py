@@ -1,0 +1,154 @@
+"""An owner's run on Flower: what to train and with whom, and Flower as the messenger of its rounds."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from sigil.errors import NetworkError
+from sigil.federation.progress import Silent
+from sigil.federation.run import Run, train
+from sigil.federation.settings import Settings
+from sigil.keys.key import Key
+from sigil.transport.client import RoundTask, RoundUpdate
+from sigil.transport.flower import messages
+from sigil.transport.metrics import MeasuredProgress
+from sigil.transport.owner import NetworkSettings, RemoteTrainer
+
+log = logging.getLogger("sigil.transport")
+
+GOODBYE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class OwnerRun:
+    """The run that a ServerApp trains, and with whom.
+
+    `nodes` maps the public key of each client's node (PEM) to the client's index; none in a simulation,
+    where the nodes are numbered as they come. Setting `stop` ends the ServerApp with an error.
+    """
+
+    settings: Settings
+    out: Path
+    network: NetworkSettings
+    nodes: Mapping[bytes, int] | None
+    key: Key | None = field(default=None, repr=False)
+    data_dir: Path | None = None
+    progress: Silent = field(default_factory=Silent)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class FlowerMessenger:
+    """Carries tasks and updates as Flower messages, one per client and round."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        settings: Settings,
+        *,
+        nodes: Mapping[bytes, int] | None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        self._grid = grid
+        self._stop = stop or threading.Event()
+        self._settings = settings
+        self._known = nodes
+        self._nodes: dict[int, int] = {}
+        self._sent: dict[str, tuple[int, RoundTask]] = {}
+
+    def present(self) -> dict[int, str]:
+        """The clients whose SuperNode is connected, each with the moment at which it was last started."""
+        if self._stop.is_set():
+            raise NetworkError("There is nobody left to carry messages to clients.")
+        found = sorted(self._grid.get_nodes(), key=lambda node: node.node_id)
+        present = {}
+        for position, node in enumerate(found):
+            client = position if self._known is None else self._known.get(node.public_key)
+            if client is not None:
+                self._nodes[client] = node.node_id
+                present[client] = node.last_activated_at
+        return present
+
+    def send(self, client: int, task: RoundTask) -> None:
+        """Ask a client to train a round; an earlier question is forgotten."""
+        self._sent = {name: sent for name, sent in self._sent.items() if sent[0] != client}
+        node = self._nodes[client]
+        message = messages.write_task(task, client=client, settings=self._settings, node=node)
+        (name,) = self._grid.push_messages([message])
+        if name is None:
+            raise NetworkError("Flower did not take a message for a client; the SuperLink's log says why.")
+        self._sent[name] = (client, task)
+
+    def receive(self) -> list[tuple[int, RoundUpdate | None]]:
+        """The answers that have come."""
+        answers = []
+        for reply in self._grid.pull_messages(list(self._sent)) if self._sent else ():
+            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
+            if sent is None:
+                continue
+            client, task = sent
+            if reply.has_error() and client not in self.present():
+                # Flower's own answer: when the node is there again, its task is sent again.
+                log.info("client %d is not there any more", client)
+                continue
+            update = messages.read_update(reply, task=task)
+            if update is None:
+                log.warning("client %d did not do round %d: %s", client, task.round, _reason(reply))
+            answers.append((client, update))
+        return answers
+
+    def dismiss(self) -> None:
+        """Tell every client that is there that the training is over, and wait a little until they have left.
+
+        Their answers are not read: a client may be gone before its answer is here as a whole, and Flower
+        would wait minutes for the rest. Virtual clients end with the simulation.
+        """
+        if self._known is None:
+            return
+        asked = set(self.present())
+        farewell = [
+            Message(RecordDict({"end": ConfigRecord()}), self._nodes[client], messages.FINISH)
+            for client in asked
+        ]
+        self._grid.push_messages(farewell)
+        deadline = time.monotonic() + GOODBYE_SECONDS
+        while asked & self.present().keys() and time.monotonic() < deadline:
+            time.sleep(0.3)
+
+
+def conduct(owner_run: OwnerRun, grid: Grid) -> Run:
+    """Train the whole run, over whatever clients `grid` reaches."""
+    messenger = FlowerMessenger(grid, owner_run.settings, nodes=owner_run.nodes, stop=owner_run.stop)
+    run = train(
+        owner_run.settings,
+        owner_run.out,
+        key=owner_run.key,
+        data_dir=owner_run.data_dir,
+        progress=MeasuredProgress(owner_run.progress, owner_run.network.metrics),
+        trainer=partial(RemoteTrainer, messenger=messenger, network=owner_run.network),
+    )
+    messenger.dismiss()
+    return run
+
+
+def make_app(owner_run: Callable[[Grid], OwnerRun]) -> ServerApp:
+    """The ServerApp that does what `owner_run`, called with its grid when it starts, says."""
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        conduct(owner_run(grid), grid)
+
+    return server_app
+
+
+def _reason(reply: Message) -> str:
+    return reply.error.reason if reply.has_error() and reply.error.reason else "its answer cannot be read"
