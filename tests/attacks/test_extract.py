@@ -60,3 +60,31 @@ def test_other_bad_input(marked: Any, digits: Dataset) -> None:
         attacks.extract(marked.whole, student(), digits, temperature=0)
     with pytest.raises(AttackError, match="channels"):
         attacks.extract(marked.whole, student(), replace(digits, shape=(3, 8, 8)))
+
+
+def test_a_substitute_server_half_leaves_the_client_half_as_it_is(
+    accurate: Any, more_digits: Dataset
+) -> None:
+    spec = accurate.whole.spec
+    own, kept = models.split(accurate.whole, models.default_cut(spec.name))
+    fresh = models.build(spec.name, classes=10, width=spec.width, channels=spec.channels, seed=9)
+    _, other = models.split(fresh, models.default_cut(spec.name))
+    start = own, other
+    client_half, server_half = attacks.extract(
+        accurate.whole, start, more_digits, epochs=5, batch_size=32, part="server"
+    )
+    torch.testing.assert_close(client_half.state_dict(), own.state_dict(), rtol=0, atol=0)
+    before, after = (
+        attacks.measure(pair, data=more_digits).accuracy for pair in (start, (client_half, server_half))
+    )
+    assert before is not None
+    assert after is not None
+    assert before < 0.3
+    assert after > 0.7
+    first = next(iter(server_half.parameters()))
+    assert not torch.equal(first, next(iter(kept.parameters())))
+
+
+def test_an_unknown_part_is_refused(accurate: Any, more_digits: Dataset) -> None:
+    with pytest.raises(AttackError, match="part"):
+        attacks.extract(accurate.whole, accurate.whole, more_digits, part="client")  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ def test_agreement_is_stated_in_words_with_the_reasons_given_by_hand(page: str) 
     assert "The mark is <i>too weak</i> here." in text
     assert "The beginning." in page
     assert "Where it differs" in section(page, "notes")
-    assert 'badge unknown">unknown' in section(page, "removal")
+    assert 'badge not measured">not measured' in section(page, "removal")
 
 
 def test_the_page_needs_nothing_from_elsewhere(page: str) -> None:
@@ -122,7 +122,7 @@ def test_the_same_tables_as_markdown_and_csv(results: Path, page: str) -> None:
     assert any(row["experiment"] == "removal" and row["ours"] == "not run" for row in rows)
 
 
-def test_every_verdict_of_an_empty_store_is_unknown() -> None:
+def test_every_verdict_of_an_empty_store_is_not_measured() -> None:
     for name, experiment in registry.EXPERIMENTS.items():
         cells = experiment.cells(scales.get("smoke"), [0])
         findings: list[Finding] = experiment.verdict(Measured(cells, {}))

@@ -124,6 +124,24 @@ def test_a_missing_cell_is_shown_as_missing_and_only_it_is_computed(everything: 
     assert {path: path.stat().st_mtime_ns for path in others} == others
 
 
+def test_only_cells_of_finished_trainings_are_measured_if_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of fidelity's trainings is there; splitguard's cells would train while they are measured."""
+    store = make_store(tmp_path)
+    (first, *_) = registry.get("fidelity").cells(scales.get("smoke"), [0])
+    store.train(first.trainings[0])
+    places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    names = ["fidelity", "splitguard"]
+    assert main(["reproduce", *names, "--trained", "--jobs", "1", *places]) == 0
+    missing = sum(len(registry.get(name).cells(scales.get("smoke"), [0])) for name in names)
+    said = capsys.readouterr().out
+    assert f"1 of {missing} missing cells can be measured without training" in said
+    assert [path.name for path in store.runs.iterdir()] == [store.folder(first.trainings[0]).name]
+    assert [path.name for path in store.results.rglob("*.json")] == [first.file]
+    assert "1 of 16 cells measured" in (store.results / "fidelity" / "README.md").read_text()
+
+
 def test_status_counts(everything: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = ["--results", str(everything / "results"), "--runs", str(everything / "runs")]
     assert main(["reproduce", "fidelity", "--status", "--seeds", "2", *places]) == 0

@@ -25,6 +25,9 @@ def reproduce(
     ] = "smoke",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds 0 to N-1.")] = 1,
     status: Annotated[bool, typer.Option("--status", help="Only say what has been measured.")] = False,
+    trained: Annotated[
+        bool, typer.Option("--trained", help="Train nothing: only cells whose trainings are finished.")
+    ] = False,
     jobs: Annotated[int, typer.Option(min=0, help="Processes side by side; 0: one per core.")] = 0,
     ray: Annotated[
         str | None,
@@ -46,6 +49,7 @@ def reproduce(
       sigil reproduce --status --scale cpu          what there is, what is missing
       sigil reproduce fidelity                      in seconds, on embedded data
       sigil reproduce fidelity clients --scale cpu --seeds 3 --data-dir ~/data
+      sigil reproduce all --scale desk --trained    what finished trainings allow
       sigil reproduce all --scale paper             as published, on a GPU
       sigil reproduce all --scale cpu --ray head:6379    on many machines
     """
@@ -72,4 +76,4 @@ def reproduce(
         if not quiet:
             typer.echo(text)
 
-    runner.reproduce(chosen, store, seeds=numbers, jobs=jobs, ray=ray, say=say)
+    runner.reproduce(chosen, store, seeds=numbers, jobs=jobs, ray=ray, trained=trained, say=say)

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from sigil import files
 from sigil.errors import ExperimentError
-from sigil.experiments import registry
+from sigil.experiments import claims, overview, registry
 from sigil.experiments.lab import scales
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, listed
 from sigil.experiments.lab.scales import SCALES
@@ -30,6 +30,7 @@ from sigil.experiments.pages.tables import Picture
 from sigil.version import __version__
 
 NOTHING = Markup("")
+FIGURES = "figures"
 COLUMNS = ("experiment", "table", "row", "column", "quantity", "ours", "deviation", "paper")
 # How Sigil knows the tables that it wrote, and may replace.
 MARKDOWN = files.Mark(b"# The paper's tables and figures at the scale `")
@@ -81,8 +82,10 @@ def write(results: Path, out: Path | None = None) -> Written:
             f"{', '.join(SCALES)}, or the folders of finished runs."
         )
     store = Store(results.name, results=results.parent, runs=Path("runs"))
+    before = written.markdown.read_text("utf-8") if MARKDOWN.on(written.markdown) else ""
+    opening, opening_text, records = _opening(store, written.page.parent / FIGURES, before)
     intro, reasons, rest = _notes(results / "README.md")
-    sections, texts, records = [], [], []
+    sections, texts = [], []
     for name, experiment in registry.EXPERIMENTS.items():
         section, text, rows = _section(experiment, store, reasons.get(name, ""))
         sections.append(section)
@@ -93,7 +96,7 @@ def write(results: Path, out: Path | None = None) -> Written:
         written.page,
         render(
             title=f"The paper's tables and figures at the scale “{scale.name}”",
-            lead=markup.html(f"{scale.note}\n\n{intro}", anchors),
+            lead=opening + markup.html(f"{scale.note}\n\n{intro}", anchors),
             sections=sections,
             rest=markup.html(rest, anchors),
             command=f"sigil report {results.parent.name}/{results.name}",
@@ -103,7 +106,7 @@ def write(results: Path, out: Path | None = None) -> Written:
     )
     files.write(
         written.markdown,
-        f"# The paper's tables and figures at the scale `{scale.name}`\n\n{scale.note}\n\n"
+        f"# The paper's tables and figures at the scale `{scale.name}`\n\n{opening_text}\n{scale.note}\n\n"
         + "\n".join(texts),
         replace=MARKDOWN,
         raises=ExperimentError,
@@ -139,6 +142,24 @@ def render(*, title: str, lead: Markup, sections: Sequence[Section], rest: Marku
         made=datetime.now(UTC).date().isoformat(),
         version=__version__,
     )
+
+
+def _opening(store: Store, folder: Path, before: str) -> tuple[Markup, str, list[dict[str, str]]]:
+    """What a reader sees first, as HTML, as Markdown and as rows: the claims, then three figures.
+
+    The figures are also saved as pictures in the folder, for Markdown; those that the report showed before
+    are replaced.
+    """
+    table = claims.page(store)
+    with tempfile.TemporaryDirectory() as drafts, figures.collected() as drawn:
+        pictures = overview.page(store, Path(drafts))
+        body = drawing.html([*table, *pictures], lambda picture: shown(picture, Path(drafts), drawn))
+        folder.mkdir(exist_ok=True)
+        for picture in sorted(Path(drafts).iterdir()):
+            ours = f"]({FIGURES}/{picture.name})" in before
+            files.write(folder / picture.name, picture.read_bytes(), replace=ours, raises=ExperimentError)
+    text = drawing.markdown([*table, *pictures], pictures=f"{FIGURES}/")
+    return body, text, [{"experiment": "claims", **record} for record in drawing.records(table)]
 
 
 def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section, str, list[dict[str, str]]]:

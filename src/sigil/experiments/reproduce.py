@@ -54,12 +54,15 @@ def reproduce(
     seeds: Sequence[int],
     jobs: int = 0,
     ray: str | None = None,
+    trained: bool = False,
     say: Say = lambda text: None,
 ) -> None:
     """Measure what is missing of these experiments and write their tables and figures.
 
     `jobs` pieces of work at a time (0: one per core), in processes of this machine or, if `ray` is the
-    address of a Ray cluster, there.
+    address of a Ray cluster, there. With `trained` nothing is trained: of the cells that are measured on
+    trainings only those are measured whose trainings are all finished, and of the others none, since some
+    of them train while they are measured.
     """
     scale = scales.get(store.scale)
     for name in names:
@@ -68,6 +71,10 @@ def reproduce(
             files.check(page, replace=_mark(name), kind="page", raises=ExperimentError)
     wanted = [cell for name in names for cell in registry.get(name).cells(scale, seeds)]
     missing = {(cell.experiment, cell.file): cell for cell in wanted if not store.has(cell)}
+    if trained:
+        found = {place: cell for place, cell in missing.items() if _is_trained(cell, store)}
+        say(f"{len(found)} of {len(missing)} missing cells can be measured without training")
+        missing = found
     if missing and ray is not None:
         from sigil.experiments.on_ray import cluster
 
@@ -165,6 +172,10 @@ def _measure(missing: list[Cell], store: Store, pool: Pool, say: Say) -> None:
             else:
                 left = len(cells) + sum(isinstance(other, Cell) for other in running.values())
                 say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {left} cells left")
+
+
+def _is_trained(cell: Cell, store: Store) -> bool:
+    return bool(cell.trainings) and all(map(store.trained, cell.trainings))
 
 
 def _ready(cell: Cell, store: Store, finished: set[Path]) -> bool:

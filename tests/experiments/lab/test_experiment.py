@@ -26,8 +26,13 @@ def test_a_claim_must_hold_for_every_number() -> None:
 
 
 def test_findings_as_a_list() -> None:
-    text = listed([Finding("One.", True), Finding("Two.", False), Finding("Three.", None)])
-    assert text.splitlines() == ["- agrees: One.", "- **differs**: Two.", "- unknown: Three."]
+    found = [Finding("One.", True), Finding("Two.", False), Finding("Three.", None)]
+    assert listed([*found, Finding("Four.", None, untestable=True)]).splitlines() == [
+        "- agrees: One.",
+        "- **differs**: Two.",
+        "- not measured: Three.",
+        "- cannot be tested here: Four.",
+    ]
 
 
 def test_only_what_was_measured_counts() -> None:

@@ -102,6 +102,27 @@ def test_a_kept_model_stands_in_for_its_training(tmp_path: Path, monkeypatch: py
     assert other.train(smoke.settings(seed=0, watermark=mark)).folder == other.folder(recorded)
 
 
+def test_where_models_are_kept_every_training_is_recorded_and_known_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smoke = scales.get("smoke")
+    monkeypatch.setitem(scales.SCALES, "smoke", replace(smoke, keeps_models=True))
+    store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
+    plain = smoke.settings(seed=0, watermark={"strength": 0.0})
+    recorded = smoke.settings(seed=0, watermark={"strength": 0.0}, record=smoke.recording)
+    assert store.folder(plain) == store.folder(recorded)
+    assert not store.trained(plain)
+    run = store.train(plain)
+    assert (run.folder / "recording").is_dir()
+    assert store.trained(plain)
+    assert store.trained(recorded)
+
+    # With the kept model alone, what needs no gradients is trained and what needs them is not.
+    other = Store("smoke", results=tmp_path / "results", runs=tmp_path / "others")
+    assert other.trained(plain)
+    assert not other.trained(recorded)
+
+
 def test_models_are_kept_only_where_the_scale_says_so(tmp_path: Path) -> None:
     store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
     store.train(scales.get("smoke").settings(seed=0, watermark={"strength": 0.0}))

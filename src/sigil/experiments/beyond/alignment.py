@@ -166,15 +166,15 @@ def _attacked(owner: Run, attack: str, dataset: Dataset, store: Store) -> Halves
     if attack != "adaptive":
         return removal.ATTACKS[attack][0](halves, own, settings)
     rounds = settings.federation.rounds
-    epochs, lr = FINETUNING.at(store.scale)
+    tuning = FINETUNING.at(store.scale)
     attacked, _ = attacks.subspace(
         halves,
         Recording(owner.folder / "recording"),
         own,
         early_rounds=range(1, math.ceil(rounds / 8) + 1),
         late_rounds=range(math.ceil(rounds * 7 / 8), rounds + 1),
-        epochs=epochs,
-        lr=lr,
+        epochs=tuning.epochs,
+        lr=tuning.lr,
         batch_size=settings.federation.batch_size,
         seed=settings.run.seed,
         precision=choose(settings.run.device, settings.run.precision),

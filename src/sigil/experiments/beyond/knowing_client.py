@@ -44,7 +44,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             name=f"{setting} {server}",
             seed=seed,
             trainings=tuple(
-                stealth.recorded(scale, seed, setting, stealth.SERVERS[name])
+                stealth.recorded(scale, seed, setting, stealth.watermark_of(scale, name))
                 for name in dict.fromkeys((stealth.HONEST, server))
             ),
             options={"setting": setting, "server": server},

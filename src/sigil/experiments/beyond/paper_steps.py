@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from sigil.experiments.lab import attacked
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim, check_interval
+from sigil.experiments.lab.intervals import Interval, paired
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Store
+from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import Page, Table
 from sigil.experiments.paper import table5_adaptive as adaptive
 from sigil.federation.run import Run
@@ -45,7 +47,19 @@ def verdict(measured: Measured) -> list[Finding]:
     def rates(*names: str) -> dict[str, float | None]:
         return {name: measured.mean(name, "wsr") for name in names}
 
+    def gained(strength: float) -> Interval | None:
+        marked, clean = (
+            measured.by_seed(attacked.name_of(each, "none"), "accuracy") for each in (strength, 0.0)
+        )
+        return paired(marked, clean)
+
     return [
+        check_interval(
+            "Marking costs at most 2 points of accuracy",
+            {figures.label(strength): gained(strength) for strength in PLAN if strength},
+            lambda x: x >= -2,
+            "+.1f",
+        ),
         check_claim(
             "The weakest mark embeds (WSR of at least 95 %)", rates("strength 0.01 none"), lambda x: x >= 95
         ),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sigil.errors import ExperimentError
+from sigil.experiments.lab.intervals import AGREES, DIFFERS, UNTESTABLE, Interval, judge
 from sigil.experiments.lab.scales import Scale
 from sigil.experiments.lab.store import Cell, Result, Store
 from sigil.experiments.pages.tables import Number, Page
@@ -40,9 +41,18 @@ class Measured:
         found = (self.results.get((cell.name, cell.seed)) for cell in self.cells if cell.name == name)
         return [result.numbers for result in found if result is not None]
 
+    def by_seed(self, name: str, number: str) -> dict[int, float]:
+        """One number of a cell, by the seeds that were measured."""
+        rows = {
+            cell.seed: self.results[name, cell.seed].numbers
+            for cell in self.cells
+            if cell.name == name and (name, cell.seed) in self.results
+        }
+        return {seed: float(row[number]) for seed, row in rows.items() if row.get(number) is not None}
+
     def values(self, name: str, number: str) -> list[float]:
         """One number of a cell, for each seed that was measured."""
-        return [float(row[number]) for row in self.every(name) if row.get(number) is not None]
+        return list(self.by_seed(name, number).values())
 
     def mean(self, name: str, number: str) -> float | None:
         """The mean of one number over the seeds that were measured, if there are any."""
@@ -72,10 +82,22 @@ def difference(after: float | None, before: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim held against the cells: does it hold here? `agrees` is None where it was not measured."""
+    """One claim held against the cells: does it hold here?
+
+    `agrees` is None where it was not measured, and where it was and `untestable` says that the measurement
+    does not decide.
+    """
 
     text: str
     agrees: bool | None
+    untestable: bool = False
+
+    @property
+    def word(self) -> str:
+        """The verdict in words."""
+        if self.agrees is None:
+            return UNTESTABLE if self.untestable else "not measured"
+        return AGREES if self.agrees else DIFFERS
 
 
 def check_claim(
@@ -95,10 +117,30 @@ def check_claim(
     return Finding(f"{claim}: {named}{gap}.", all(rule(number) for number in known.values()))
 
 
+def check_interval(
+    claim: str,
+    measured: Mapping[str, Interval | None],
+    rule: Callable[[float], bool],
+    form: str = ".1f",
+) -> Finding:
+    """A claim that must hold over each whole interval; one that reaches past the limit decides nothing."""
+    known = {name: found for name, found in measured.items() if found is not None}
+    if not known:
+        return Finding(f"{claim}: not measured.", None)
+    named = ", ".join(f"{found.text(form)} ({name})" for name, found in known.items())
+    missing = len(measured) - len(known)
+    gap = f"; {missing} not measured" if missing else ""
+    words = {judge(found, rule, needs_interval=True) for found in known.values()}
+    text = f"{claim}: {named}{gap}."
+    if DIFFERS in words:
+        return Finding(text, False)
+    return Finding(text, None, untestable=True) if UNTESTABLE in words else Finding(text, True)
+
+
 def listed(findings: Sequence[Finding]) -> str:
     """Findings as a Markdown list."""
-    words = {True: "agrees", False: "**differs**", None: "unknown"}
-    return "\n".join(f"- {words[finding.agrees]}: {finding.text}" for finding in findings)
+    words = [f"**{one.word}**" if one.agrees is False else one.word for one in findings]
+    return "\n".join(f"- {word}: {one.text}" for word, one in zip(words, findings, strict=True))
 
 
 def _others_measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:

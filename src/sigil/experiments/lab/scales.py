@@ -41,7 +41,9 @@ class Scale:
     paper_steps: Mapping[str, Any] = field(default_factory=dict)
     # What is kept of the gradients of client 0, where they are looked at afterwards.
     recording: Mapping[str, Any] = field(default_factory=lambda: {"clients": [0]})
-    keeps_models: bool = False  # finished models lie beside the results, for attacks that come later
+    # Trainings take hours: each is recorded whether asked or not and its model is kept beside the results, so
+    # that detectors and attacks that come later need no other.
+    keeps_models: bool = False
     keys_per_model: int = 100  # random keys that are tried on a model
 
     def settings(
@@ -138,9 +140,6 @@ _TINY: Sections = {
     "federation": {"rounds": 80},
 }
 
-# Every training at `desk` is recorded, because each takes hours and detectors and attacks need what it sent.
-_DESK_RECORDING = {"clients": [0], "share": 0.05}
-
 DESK = Scale(
     name="desk",
     note=(
@@ -155,12 +154,11 @@ DESK = Scale(
         "federation": {"clients": 10, "rounds": 20, "local_epochs": 2, "batch_size": 64},
         "optimizer": {"lr": 0.1, "warmup_rounds": 2},
         "watermark": {"bits": PAPER_BITS},
-        "record": _DESK_RECORDING,
         # A training takes half the time on a processor with bfloat16 instructions; cells name their format.
         "run": {"precision": "auto", "evaluate_every": 2},
     },
     wide={"model": {"cut": "layer4"}},
-    recording=_DESK_RECORDING,
+    recording={"clients": [0], "share": 0.05},
     keeps_models=True,
     keys_per_model=1_000,
     models={

@@ -26,6 +26,7 @@ from sigil.data import Dataset, evaluate_batches
 from sigil.detectors import Detector, GradientScrutinizer, SplitGuard, SplitOut, local_gradients_of_run
 from sigil.detectors.splitout import MINIMUM
 from sigil.experiments.lab.experiment import Measured
+from sigil.experiments.lab.lengths import shares
 from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Store
 from sigil.experiments.pages import figures
@@ -47,7 +48,7 @@ SERVERS: dict[str, dict[str, Any]] = {
     HONEST: {"strength": 0.0},
     **MARKED,
     UNCLIPPED: {"strength": 0.1, "clip": False},
-    SHARES: {"scheme": "shares", "strength": 0.3},
+    SHARES: {"scheme": "shares", "strength": 0.3},  # with the bits of a new key, see `watermark_of`
 }
 # Positive controls: the published attack, and one that hides the length of its gradients.
 FSHA_AS_PUBLISHED, FSHA_SCALED = "FSHA", "FSHA scaled"
@@ -95,6 +96,11 @@ def asked(scale: Scale, seeds: Sequence[int]) -> list[tuple[int, str, str]]:
     ]
     more = [(min(seeds) + number, cut, HONEST) for number in range(HONEST_SEEDS) for cut in CUTS]
     return list(dict.fromkeys([*everything, *more]))
+
+
+def watermark_of(scale: Scale, server: str) -> dict[str, Any]:
+    """Watermark settings of a server at a scale."""
+    return shares(scale) if server == SHARES else SERVERS.get(server, {"strength": 0.0})
 
 
 def recorded(scale: Scale, seed: int, setting: str, watermark: Mapping[str, Any]) -> Settings:

@@ -93,6 +93,8 @@ class Store:
         Settings with their default value are left out, so that a new setting does not orphan what was trained
         before there was one; a change of a default must raise `DEFAULTS`.
         """
+        if scales.get(self.scale).keeps_models:
+            settings = self._recorded(settings)
         changed = settings.model_dump(mode="json", exclude_defaults=True)
         for (section, name), before in BEFORE.items():
             value = getattr(getattr(settings, section), name)
@@ -109,23 +111,41 @@ class Store:
         One that also recorded the first client's gradients, and is otherwise the same, will do: recording
         looks on and changes nothing. So will a model that was kept, where no gradients are asked for.
         """
-        scale = scales.get(self.scale)
-        if not settings.record.clients:
-            recorded = settings.model_copy(update={"record": RecordSettings.model_validate(scale.recording)})
-            for each in (settings, recorded):
-                for folder in (self.folder(each), self.kept(each)):
-                    if is_finished(folder):
-                        return open_run(folder)
-        run = train(
-            settings,
-            self.folder(settings),
-            key=self.key(settings),
-            data_dir=self.data_dir,
-            wait=True,
+        finished = self._finished(settings)
+        keeps = scales.get(self.scale).keeps_models
+        run = (
+            open_run(finished)
+            if finished is not None
+            else train(
+                self._recorded(settings) if keeps else settings,
+                self.folder(settings),
+                key=self.key(settings),
+                data_dir=self.data_dir,
+                wait=True,
+            )
         )
-        if scale.keeps_models:
+        if keeps:
             self._keep(run, self.kept(settings))
         return run
+
+    def trained(self, settings: Settings) -> bool:
+        """Whether the training with these settings is finished, with its recording where they ask for one."""
+        return self._finished(settings) is not None
+
+    def _finished(self, settings: Settings) -> Path | None:
+        """Where a finished training lies that will do for these settings, if there is one."""
+        places = [self.folder(settings)]
+        if not settings.record.clients:
+            recorded = self._recorded(settings)
+            places += [self.kept(settings), self.folder(recorded), self.kept(recorded)]
+        return next((place for place in places if is_finished(place)), None)
+
+    def _recorded(self, settings: Settings) -> Settings:
+        """The same training with a recording as the scale makes them, unless it asks for its own."""
+        if settings.record.clients:
+            return settings
+        recording = RecordSettings.model_validate(scales.get(self.scale).recording)
+        return settings.model_copy(update={"record": recording})
 
     def kept(self, settings: Settings) -> Path:
         """Where the model of this training is kept with the results, if it is."""

@@ -53,7 +53,7 @@ def _settings(scale: Scale, seed: int, cut: str, server: str) -> Settings:
     takes for its own.
     """
     sections: dict[str, Any] = {
-        "watermark": stealth.SERVERS.get(server, {"strength": 0.0}),
+        "watermark": stealth.watermark_of(scale, server),
         **stealth.changes(scale, cut),
     }
     settings = scale.settings(seed=seed, variation=True, **sections)

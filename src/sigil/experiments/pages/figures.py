@@ -67,6 +67,11 @@ def save(figure: Figure, path: Path) -> None:
     plt.close(figure)
 
 
+def discard(figure: Figure) -> None:
+    """Let go of a figure on which nothing was drawn."""
+    plt.close(figure)
+
+
 @contextmanager
 def collected() -> Iterator[dict[str, str]]:
     """Inside, every figure that is saved is also kept as SVG for a page, by its file's name."""

@@ -36,7 +36,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
             experiment="scrutinizer",
             name=f"{setting} {server}",
             seed=seed,
-            trainings=(stealth.recorded(scale, seed, setting, stealth.SERVERS[server]),),
+            trainings=(stealth.recorded(scale, seed, setting, stealth.watermark_of(scale, server)),),
             options={"setting": setting, "server": server},
         )
         for seed, setting, server in stealth.asked(scale, seeds)

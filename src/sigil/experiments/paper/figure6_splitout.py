@@ -35,7 +35,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         (f"{setting} {server}", seed): {
             "setting": setting,
             "server": server,
-            "watermark": stealth.SERVERS[server],
+            "watermark": stealth.watermark_of(scale, server),
         }
         for seed, setting, server in stealth.asked(scale, seeds)
     }
@@ -122,7 +122,9 @@ def show(measured: Measured, folder: Path) -> Page:
     header = ["outliers in 256", "alarm", "spread"]
     of_splits, of_lengths = paper.numbers()["ablation_split"], paper.numbers()["ablation_length"]
     marks = [cell.options["watermark"] for cell in own if "watermark" in cell.options]
-    lengths = sorted({PAPER_BITS, *(mark["bits"] for mark in marks if "bits" in mark)})
+    lengths = sorted(
+        {PAPER_BITS, *(mark["bits"] for mark in marks if "bits" in mark and "scheme" not in mark)}
+    )
     return [
         Picture("Outliers over training", "splitout.png"),
         Table(

@@ -7,25 +7,31 @@ The paper's windows are the first R_wm of 80 rounds; here they are the same shar
 steps where they are shorter than a round. Two columns are not in the paper. *Fine-tuning only* is the same
 training without the penalty: what the attack does to the mark beyond that is due to the directions it found.
 *Averaging* uses one direction, the mean gradient of the first half of the training.
+
+The paper says neither whether its principal components are centred, as in a textbook, nor with which
+optimizer it fine-tunes, and both decide what the attack does. So a second table has both kinds of components,
+with our fine-tuning and with the paper's, by Adam and by SGD, all on one model.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sigil import attacks
 from sigil.attacks.halves import Halves
 from sigil.attacks.subspace import Subspace
+from sigil.attacks.training import Optimizer
 from sigil.experiments.lab import attacked
 from sigil.experiments.lab import published as paper
 from sigil.experiments.lab.attacked import LARGEST, attackers_share, marks
-from sigil.experiments.lab.experiment import Experiment, Finding, Measured
+from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import STRENGTHS, PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import Page, Table
+from sigil.experiments.pages.tables import Entry, Page, Table
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run
@@ -39,13 +45,38 @@ HARDER = f"{AVERAGING}, γ = 100"
 _GAMMA = {CONTROL: 0.0, HARDER: 100.0}
 ATTACKS = ("none", CONTROL, *WINDOWS, AVERAGING)
 PLAN = dict.fromkeys(reversed(STRENGTHS), ATTACKS)
-# Epochs and rate of the fine-tuning.
-FINETUNING = PerScale((100, 1e-4), cpu=(10, 1e-3), smoke=(1, 1e-3))
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """Epochs, rate and optimizer of the attack's fine-tuning."""
+
+    epochs: int
+    lr: float
+    optimizer: Optimizer = "adam"
+
+
+_OURS, _PAPERS, _PAPERS_SGD = Finetuning(10, 1e-3), Finetuning(100, 1e-4), Finetuning(100, 1e-4, "sgd")
+_SECONDS = Finetuning(1, 1e-3)
+FINETUNING = PerScale(_PAPERS, desk=_OURS, cpu=_OURS, smoke=_SECONDS)
+# The second table: both kinds of components with each fine-tuning, after the paper's longest window.
+FINETUNINGS = {
+    "ours": PerScale(_OURS, smoke=_SECONDS),
+    "paper, Adam": PerScale(_PAPERS, smoke=_SECONDS),
+    "paper, SGD": PerScale(_PAPERS_SGD, smoke=_SECONDS),
+}
+COMPONENTS = {"no penalty": None, "centred PCA": True, "uncentred PCA": False}
+VARIED = 0.1
+BEFORE = "before the variants"
+VARIANTS = {f"{kind}, {tuning}": (kind, tuning) for kind in COMPONENTS for tuning in FINETUNINGS}
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """Every variant of the attack on every strength."""
-    return attacked.cells("adaptive", scale, seeds, PLAN, record=scale.recording)
+    """Every window on every strength; the variants on one strength and with one seed."""
+    varied = {VARIED: (BEFORE, *VARIANTS)}
+    return attacked.cells("adaptive", scale, seeds, PLAN, record=scale.recording) + attacked.cells(
+        "adaptive", scale, [min(seeds)], varied, record=scale.recording
+    )
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -58,7 +89,7 @@ def after_attack(run: Run, attack: str, store: Store) -> dict[str, Any]:
     halves, found = attack_run(run, attack, store)
     numbers = marks(halves, store.dataset(run.settings), run.settings, store)
     key = store.key(run.settings)
-    if found is not None and key is not None and attack != CONTROL:
+    if found is not None and key is not None and _gamma(attack):
         numbers |= {
             "overlap": 100 * attacks.overlap(found.directions, key),
             "chance": 100 * found.directions.shape[1] / key.dimension,
@@ -73,7 +104,7 @@ def attack_run(
     """One variant of the attack on a run that has a recording: the attacked halves and what was found."""
     settings = run.settings
     halves = run.halves()
-    if attack == "none":
+    if attack in ("none", BEFORE):
         return halves, None
     recording = Recording(run.folder / "recording")
     rounds = settings.federation.rounds
@@ -81,7 +112,10 @@ def attack_run(
     early = math.ceil(rounds * window / PAPER_ROUNDS)
     steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
     late = rounds + 1 - math.ceil(rounds * LATE / PAPER_ROUNDS)  # where it was full before, the last it has
-    epochs, lr = FINETUNING.at(store.scale)
+    tuning = FINETUNING.at(store.scale)
+    if attack in VARIANTS:
+        kind, name = VARIANTS[attack]
+        centre, tuning = bool(COMPONENTS[kind]), FINETUNINGS[name].at(store.scale)
     averages = attack in (AVERAGING, HARDER)
     averaging: dict[str, Any] = {"unit": "window", "main_components": 0, "components": 1}
     # The paper's 64 and 64, but for the smallest cuts of the smoke scale, which have no more dimensions.
@@ -94,15 +128,23 @@ def attack_run(
         early_rounds=range(1, (max(1, rounds // 2) if averages else early) + 1),
         early_steps=None if averages else steps,
         late_rounds=recording.rounds[-late:],
-        gamma=_GAMMA.get(attack, 1.0),
+        gamma=_gamma(attack),
         centre=centre,
-        epochs=epochs,
-        lr=lr,
+        epochs=tuning.epochs,
+        lr=tuning.lr,
+        optimizer=tuning.optimizer,
         batch_size=settings.federation.batch_size,
         seed=settings.run.seed,
         precision=choose(settings.run.device, settings.run.precision),
         **averaging if averages else counts,
     )
+
+
+def _gamma(attack: str) -> float:
+    """The weight of the attack's penalty."""
+    if attack in VARIANTS and COMPONENTS[VARIANTS[attack][0]] is None:
+        return 0.0
+    return _GAMMA.get(attack, 1.0)
 
 
 def show(measured: Measured, folder: Path) -> Page:
@@ -113,9 +155,52 @@ def show(measured: Measured, folder: Path) -> Page:
             ["", *ATTACKS],
             rows,
             notes="Span: the share of the span of the secret matrix that the attacker found (by chance it is "
-            f"{_chance(measured)}). {LARGEST}",
-        )
+            f"{_chance(measured)}). Components are not centred. {LARGEST}",
+        ),
+        Table(
+            ["components", "before", *FINETUNINGS],
+            [[kind, *_variants(measured, kind)] for kind in COMPONENTS],
+            caption=f"λ = {VARIED:g}, window R_wm 10, one model: textbook (centred) principal components and "
+            "those that are not centred, which keep the mean gradient, with three kinds of fine-tuning: ours "
+            "(10 epochs of Adam at 1e-3), and the paper's 100 epochs at 1e-4 by Adam and by SGD with the "
+            "training's momentum and weight decay (the paper's numbers in brackets, wherever its attack may "
+            "belong).",
+            notes=_explained(measured),
+        ),
     ]
+
+
+def _variants(measured: Measured, kind: str) -> list[list[Entry]]:
+    published = paper.numbers()["adaptive"][paper.key(VARIED)]
+    theirs = {BEFORE: published["before"], **dict.fromkeys(_PAPERS_OWN, published["10"])}
+    return [
+        attacked.entries(measured, attacked.name_of(VARIED, name), theirs.get(name))
+        for name in (BEFORE, *(f"{kind}, {tuning}" for tuning in FINETUNINGS))
+    ]
+
+
+# What the paper's numbers may be those of.
+_PAPERS_OWN = ("centred PCA, paper, Adam", "centred PCA, paper, SGD")
+
+
+def _explained(measured: Measured) -> str:
+    """What decides between the paper's numbers and ours, in the numbers of the same model."""
+    alone, centred, uncentred = (
+        measured.mean(attacked.name_of(VARIED, f"{kind}, ours"), "wsr") for kind in COMPONENTS
+    )
+    if alone is None or centred is None or uncentred is None:
+        return ""
+    numbers = (
+        f"With equal fine-tuning (ours) no penalty leaves WSR {alone:.1f} %, centred components leave "
+        f"{centred:.1f} % and uncentred ones {uncentred:.1f} %. "
+    )
+    if centred <= uncentred:
+        return numbers
+    return numbers + (
+        "Centring subtracts the mean gradient, and the mark pushes every sample the same way, so that much "
+        "of it is in that mean. A claim about textbook components says nothing about an attacker who does "
+        "not centre."
+    )
 
 
 def verdict(measured: Measured) -> list[Finding]:
@@ -126,13 +211,22 @@ def verdict(measured: Measured) -> list[Finding]:
         known = [number for number in found if number is not None]
         return min(known) if len(known) == len(found) else None
 
+    def textbook(*tunings: str) -> dict[str, float | None]:
+        names = {tuning: attacked.name_of(VARIED, f"centred PCA, {tuning}") for tuning in tunings}
+        return {tuning: measured.mean(name, "wsr") for tuning, name in names.items()}
+
     strong, default = lowest(1.0), lowest(0.1)
     return [
+        check_claim(
+            "With textbook (centred) components the mark of strength 0.1 stays above 70 %",
+            textbook(*FINETUNINGS),
+            lambda wsr: wsr > 70,
+        ),
         Finding(
             "The attack brings the mark of strength 1.0 below 70 %.", None if strong is None else strong < 70
         ),
         Finding(
-            "The mark of strength 0.1 stays above 70 % for every window.",
+            "The mark of strength 0.1 stays above 70 % for every window, components not centred.",
             None if default is None else default > 70,
         ),
     ]

@@ -1,0 +1,88 @@
+"""The three figures that open a report: training, attacks, detectors; from the cells of a scale alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sigil.experiments.beyond import curves
+from sigil.experiments.claims import measured_of
+from sigil.experiments.lab import stealth
+from sigil.experiments.lab.store import Store
+from sigil.experiments.pages import figures
+from sigil.experiments.pages.tables import Page, Picture
+from sigil.experiments.paper import figure5_scrutinizer as scrutinizer
+from sigil.experiments.paper import figure6_splitout as splitout
+from sigil.experiments.paper import table3_fidelity as fidelity
+
+TRAINING, ATTACKS, DETECTORS = "training.png", "attacks.png", "detectors.png"
+# The network whose training is drawn, and the servers whose detectors' scores are.
+MODEL = "resnet18"
+SHOWN = (stealth.HONEST, *stealth.MARKED, stealth.UNCLIPPED, stealth.SHARES)
+
+
+def page(store: Store, folder: Path) -> Page:
+    """The figures, saved in the folder; one of which no cell was measured is left out."""
+    drawn = {
+        TRAINING: ("Accuracy and WSR over the rounds, clean and marked", _training(store, folder)),
+        ATTACKS: ("What each attack leaves over the accuracy that it costs", _attacks(store, folder)),
+        DETECTORS: ("What the detectors say of honest and marked servers", _detectors(store, folder)),
+    }
+    return [Picture(words, name) for name, (words, there) in drawn.items() if there]
+
+
+def _seeds(store: Store, experiment: str) -> list[int]:
+    return sorted({0, *store.seeds(experiment)})
+
+
+def _training(store: Store, folder: Path) -> bool:
+    """Accuracy and WSR of ResNet-18, one thin curve per seed."""
+    measured = measured_of(store, "fidelity", _seeds(store, "fidelity"))
+    if not measured.results:
+        return False
+    figure, (accuracy, wsr) = figures.panels(2, columns=2)
+    for strength, colour in figures.COLOURS.items():
+        for number, numbers in enumerate(measured.every(fidelity.name_of(MODEL, strength))):
+            rows = numbers["curves"]
+            style = {"color": colour, "label": None if number else figures.label(strength), "linewidth": 1.0}
+            figures.curve(accuracy, rows["round"], figures.percent(rows["accuracy"]), **style)
+            figures.curve(wsr, rows["round"], figures.percent(rows["wsr"]), **style)
+    accuracy.set(title="ResNet-18 / CIFAR-10", xlabel="round", ylabel="accuracy (%)")
+    wsr.set(title="the mark", xlabel="round", ylabel="WSR (%)", ylim=(40, 102))
+    figures.legend(accuracy, {"loc": "lower right"})
+    figures.save(figure, folder / TRAINING)
+    return True
+
+
+def _attacks(store: Store, folder: Path) -> bool:
+    measured = measured_of(store, "curves", _seeds(store, "curves"))
+    schemes = [name for name in curves.SCHEMES if curves.curve(measured, name, curves.NOTHING)]
+    if schemes:
+        curves.draw(measured, folder / ATTACKS, schemes)
+    return bool(schemes)
+
+
+def _detectors(store: Store, folder: Path) -> bool:
+    """Gradient Scrutinizer's score and SplitOut's outliers over training, at both cuts."""
+    readings = (
+        ("scrutinizer", scrutinizer.NAME, 1.0, 0.5, "Gradient Scrutinizer, score"),
+        ("splitout", splitout.NAME, float(splitout.BATCH), splitout.BATCH / 2, "SplitOut, outliers in 256"),
+    )
+    figure, axes = figures.panels(2 * len(stealth.CUTS), columns=2 * len(stealth.CUTS))
+    there = False
+    for number, (experiment, detector, times, alarm, title) in enumerate(readings):
+        measured = measured_of(store, experiment, _seeds(store, experiment))
+        for axis, cut in zip(axes[number * len(stealth.CUTS) :], stealth.CUTS, strict=False):
+            for server in SHOWN:
+                numbers = measured.first(f"{cut} {server}")
+                if numbers is not None:
+                    rows, there = numbers[detector]["curves"], True
+                    scores = [times * score for score in rows["score"]]
+                    figures.curve(axis, rows["scored_step"], scores, **stealth.style(server), markersize=0)
+            axis.axhline(alarm, color="0.5", linewidth=1, linestyle="--")
+            axis.set(title=f"{title}, {cut}", xlabel="step of client 0")
+    figures.legend(axes[-1], {"loc": "upper right"})
+    if there:
+        figures.save(figure, folder / DETECTORS)
+    else:
+        figures.discard(figure)
+    return there
