@@ -121,10 +121,10 @@ def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
         proof = f"no agreement on its {verdict.bits} bits would be proof {level}"
     else:
         proof = f"proof {level} takes {_closed(needed)}"
-    return (
-        f"The suspect is not shown to carry the mark: {found}, which chance alone would reach "
-        f"with a probability of {chance(verdict)}, and {proof}."
-    )
+    reached = "which is no more than chance gives"
+    if verdict.log10_p < 0.0:
+        reached = f"which chance alone would reach with a probability of {chance(verdict)}"
+    return f"The suspect is not shown to carry the mark: {found}, {reached}, and {proof}."
 
 
 def explanation(owned: bool) -> str:
