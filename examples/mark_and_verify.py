@@ -96,9 +96,8 @@ def accuracy(client: nn.Module, server: nn.Module) -> float:
 
 marked, marked_server, marked_rates = fit(sigil.Injector(key, strength=0.3))
 clean, clean_server, clean_rates = fit(None)
-print(
-    f"accuracy: {accuracy(marked, marked_server):.1%} marked, {accuracy(clean, clean_server):.1%} without a mark"
-)
+print(f"accuracy with the mark    {accuracy(marked, marked_server):.1%}")
+print(f"accuracy without the mark {accuracy(clean, clean_server):.1%}")
 
 # %%
 figure, axes = plt.subplots(figsize=(5, 2.6), dpi=80)

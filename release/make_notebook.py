@@ -3,8 +3,8 @@
     python release/make_notebook.py examples/mark_and_verify.py [NOTEBOOK]
 
 The script is the source: a line `# %%` begins a cell of code and `# %% [markdown]` one of text. The notebook
-is executed by a kernel of its own and written with its outputs, beside the script unless a place is named. Needs
-nbclient and ipykernel, and what the script imports.
+is executed by a kernel of its own and written with its outputs, beside the script unless a place is named.
+Needs nbclient and ipykernel, and what the script imports.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def reading(found: OneReading) -> str:
     """One reading as a line: what agreed, how likely by chance, and whether it counts."""
     if not found.readable:
         return f"does not let itself be read on {found.kind}: it gives no finite activations there"
-    what = "weights have the sign of their start" if found.kind == "origin" else "of the answers agree"
+    what = "of the weights kept their initial sign" if found.kind == "origin" else "of the answers agree"
     order = ", channels put back in order" if found.aligned else ""
     choice = "" if found.kind != "inputs" else f", chosen by the {found.source}"
     if not found.counts:
