@@ -60,17 +60,26 @@ docs: $(VENV)/.docs  ## the documentation as a site: site/index.html
 
 # twine and Flower want different versions of the same package, so that it has an environment of its own.
 RELEASE := build/release/bin
-# What needs the network, minutes or a browser, and so is not part of `make test`: the wheel and the source
-# archive are built and checked, the core is installed alone in a fresh environment, the site is looked at.
-release-check: $(VENV)/.docs  ## build and check the wheel, install the core alone, look at the site
+EXAMPLES := build/examples/bin
+SHOTS := build/screenshots
+# What needs the network, minutes, a browser or a notebook's kernel, and so is not part of `make test`: the wheel and
+# the source archive are built and checked, the core is installed alone in a fresh environment, the notebook and the
+# example for NVIDIA FLARE are run with the built wheel, the site is looked at.
+release-check: $(VENV)/.docs  ## build and check the wheel, install the core alone, run all examples, look at the site
 	test -x $(RELEASE)/python || $(PYTHON) -m venv build/release
 	$(RELEASE)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	rm -rf dist
 	$(RELEASE)/python -m build --outdir dist
 	$(RELEASE)/python -m twine check --strict dist/*
 	$(BIN)/python release/fresh_install.py dist
+	test -x $(EXAMPLES)/python || $(PYTHON) -m venv build/examples
+	$(EXAMPLES)/python -m pip install --quiet --disable-pip-version-check nvflare nbclient ipykernel \
+		"sigil-watermark[train] @ file://$$(ls $(CURDIR)/dist/*.whl)"
+	$(EXAMPLES)/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
+	$(EXAMPLES)/python release/make_notebook.py examples/mark_and_verify.py build/mark_and_verify.ipynb
+	$(EXAMPLES)/python release/run_nvflare.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	$(BIN)/python release/look_at_site.py site
+	$(BIN)/python release/look_at_site.py site $(SHOTS)
 
 format: setup  ## format the sources
 	$(BIN)/ruff check --fix .

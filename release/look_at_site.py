@@ -2,8 +2,9 @@
 
     python release/look_at_site.py site [screenshots]
 
-The home page has a picture, the navigation is visible at 1,200 pixels, and the search finds pages without a
-server. Needs `chromium` on the path; screenshots are written if a folder for them is given.
+The home page has a picture, the navigation is visible at 1,200 pixels, nothing is wider than a phone, and the
+search finds pages without a server. Needs `chromium` on the path. Screenshots to look at are written if a
+folder for them is given.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 WIDTH, HEIGHT = 1200, 900
+PHONE = 500  # the narrowest window that headless Chromium opens
 # Asks the search for a word once the page is there, and writes what was found into the title.
 PROBE = """
 <script>
@@ -30,20 +32,21 @@ window.addEventListener("load", () => setTimeout(() => {
   for (const kind of ["focus", "input", "keyup"]) query.dispatchEvent(new Event(kind));
   setTimeout(() => {
     const found = document.querySelectorAll(".md-search-result__item").length;
-    document.body.setAttribute("data-probe", JSON.stringify({side, tabs, pictures, found}));
+    const wide = document.documentElement.scrollWidth - window.innerWidth;
+    document.body.setAttribute("data-probe", JSON.stringify({side, tabs, pictures, found, wide}));
   }, 4000);
 }, 1500));
 </script>
 """
 
 
-def chromium(*arguments: str) -> str:
+def chromium(*arguments: str, width: int = WIDTH) -> str:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     assert program is not None, "install Chromium to look at the site"
     with tempfile.TemporaryDirectory(prefix="sigil-chromium-") as profile:
         command = [
             *(program, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"),
-            *(f"--user-data-dir={profile}", f"--window-size={WIDTH},{HEIGHT}", "--virtual-time-budget=20000"),
+            *(f"--user-data-dir={profile}", f"--window-size={width},{HEIGHT}", "--virtual-time-budget=20000"),
         ]
         ended = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, timeout=180, check=True
@@ -51,25 +54,34 @@ def chromium(*arguments: str) -> str:
     return ended.stdout
 
 
+def asked(page: str, width: int) -> dict[str, int]:
+    """What the probe in a page found when the page was opened in a window of this width."""
+    dumped = chromium("--dump-dom", page, width=width)
+    found = re.search(r'data-probe="([^"]+)"', dumped)
+    assert found, "the page did not come to life"
+    said = html.unescape(found[1])
+    print(f"{width} pixels: {said}")
+    return {name: int(number) for name, number in re.findall(r'"(\w+)":(-?\d+)', said)}
+
+
 def main(site: Path, shots: Path | None) -> None:
     home = site / "index.html"
     probe = site / "probe.html"
     probe.write_text(home.read_text("utf-8").replace("</body>", PROBE + "</body>"), "utf-8")
     try:
-        dumped = chromium("--dump-dom", probe.resolve().as_uri())
-        found = re.search(r'data-probe="([^"]+)"', dumped)
-        assert found, "the page did not come to life"
-        said = html.unescape(found[1])
-        print(said)
-        numbers = dict(re.findall(r'"(\w+)":(\d+)', said))
-        assert int(numbers["side"]) + int(numbers["tabs"]) >= 5, "the navigation is hidden"
-        assert int(numbers["pictures"]) >= 1, "the home page has no picture"
-        assert int(numbers["found"]) >= 1, "the search finds nothing from the disk"
+        numbers = asked(probe.resolve().as_uri(), WIDTH)
+        assert numbers["side"] + numbers["tabs"] >= 5, "the navigation is hidden"
+        assert numbers["pictures"] >= 1, "the home page has no picture"
+        assert numbers["found"] >= 1, "the search finds nothing from the disk"
+        assert asked(probe.resolve().as_uri(), PHONE)["wide"] <= 0, "the home page is wider than a phone"
+        if shots is not None:
+            shots.mkdir(parents=True, exist_ok=True)
+            pages = {"home": (home, WIDTH), "phone": (home, PHONE), "search": (probe, WIDTH)}
+            for name, (page, width) in pages.items():
+                picture = (shots / f"{name}.png").resolve()
+                chromium(f"--screenshot={picture}", page.resolve().as_uri(), width=width)
     finally:
         probe.unlink()
-    if shots is not None:
-        shots.mkdir(parents=True, exist_ok=True)
-        chromium(f"--screenshot={(shots / 'home.png').resolve()}", home.resolve().as_uri())
 
 
 if __name__ == "__main__":

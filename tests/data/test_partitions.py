@@ -153,5 +153,5 @@ def test_impossible_requests_are_refused(options: dict[str, Any], message: str) 
 
 
 def test_labels_must_be_one_a_sample() -> None:
-    with pytest.raises(DataError, match="one a sample"):
+    with pytest.raises(DataError, match="one label per sample"):
         partition(np.zeros((10, 2)), clients=2)

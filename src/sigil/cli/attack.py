@@ -133,7 +133,7 @@ def quantize(
     call: AttackCommand,
     *,
     format: Annotated[str, typer.Option(metavar="FORMAT", help="fp16, int8 or int4.")],
-    per: Annotated[str, typer.Option(metavar="UNIT", help="One scale a channel or tensor.")] = "channel",
+    per: Annotated[str, typer.Option(metavar="UNIT", help="One scale per "channel" or per "tensor".")] = "channel",
 ) -> None:
     """Round the weights to few bits.
 
@@ -316,7 +316,7 @@ def extract(
         typer.Option(metavar="NAME|F", help="Architecture or file of a fresh model; else the suspect's own."),
     ] = None,
     width: Annotated[int | None, typer.Option(metavar="W", help="Width of a student made by name.")] = None,
-    epochs: Annotated[int, typer.Option(metavar="N", help="Train for so many epochs.")] = 50,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Number of epochs to train.")] = 50,
     lr: Rate = 0.05,
     temperature: Annotated[float, typer.Option(metavar="T", help="Softens the suspect's answers.")] = 4.0,
     batch_size: BatchSize = 256,

@@ -32,8 +32,8 @@ DataDir = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Where the data sets are; SIGIL_DATA if not given."),
 ]
-TrainLimit = Annotated[int | None, typer.Option(metavar="N", help="Keep at most so many training images.")]
-TestLimit = Annotated[int | None, typer.Option(metavar="N", help="Keep at most so many test images.")]
+TrainLimit = Annotated[int | None, typer.Option(metavar="N", help="Keep at most this many training images.")]
+TestLimit = Annotated[int | None, typer.Option(metavar="N", help="Keep at most this many test images.")]
 Classes = Annotated[int | None, typer.Option(metavar="N", help="Keep the first N classes.")]
 Size = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize folder and hub images to a square.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

@@ -219,7 +219,7 @@ def commit(
     """Print one line that commits you to a key, to publish.
 
     Publish or timestamp it before you train. It reveals nothing of the seed.
-    Whoever has it, with its date, can later check that the key of a proof
+    Anybody who has it, with its date, can later check that the key of a proof
     existed before the model that it accuses.
 
     \b

@@ -30,7 +30,7 @@ def draw_partition(
     """Draw how many samples of which class each client holds, and write it to a PNG, SVG or PDF file.
 
     `labels` is (n,) and `parts` the result of :func:`sigil.data.partition`. Up to 50 clients are
-    stacked bars, one colour a class; more are a map of classes against clients, with the sizes of
+    stacked bars, one colour per class; more are a map of classes against clients, with the sizes of
     the clients above it.
     """
     target = Path(path)
@@ -72,7 +72,7 @@ def _counts(labels: npt.NDArray[np.int64], parts: Sequence[npt.NDArray[np.int64]
 
 
 def _colours(classes: int) -> npt.NDArray[np.float64]:
-    """Give one colour a class: distinct ones while a legend can name them, a scale beyond."""
+    """Give each class a colour: distinct ones while a legend can name them, a scale beyond."""
     from matplotlib import colormaps
 
     if classes <= 10:

@@ -107,8 +107,8 @@ def load(
     the Hugging Face hub. Official sets are looked for in `data_dir`, or else in the directory that
     `SIGIL_DATA` names.
 
-    Reductions, in this order: `classes` keeps the first so many classes; `train_limit` and
-    `test_limit` keep at most so many images of a split, every class in its proportion, chosen by
+    Reductions, in this order: `classes` keeps the classes up to this number; `train_limit` and
+    `test_limit` keep at most this many images of a split, every class in its proportion, chosen by
     `seed` alone. `size` resizes the images of a folder or hub set to `size` x `size`.
     """
     whole = _whole(name, data_dir=data_dir, size=size)

@@ -1,4 +1,4 @@
-"""Image folders: one directory a class, as many tools write them."""
+"""Image folders: one directory per class, as many tools write them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def source(root: Path, *, size: int | None = None) -> Source:
     if held_out is None:
         raise DataError(
             f"{root} has no test images: put them into {root / 'test'} or {root / 'val'}, one "
-            "directory a class."
+            "directory per class."
         )
     classes = _directories(root / "train")
     unknown = sorted(set(_directories(root / held_out)) - set(classes))

@@ -41,7 +41,7 @@ def partition(
     """
     own = np.asarray(labels)
     if own.ndim != 1:
-        raise DataError(f"Labels of shape {own.shape} were given, but one a sample is expected.")
+        raise DataError(f"Labels of shape {own.shape} were given, but one label per sample is expected.")
     if clients < 1:
         raise DataError(f"{clients} clients were asked for, but at least one is needed.")
     if len(own) < MINIMUM * clients:
@@ -125,7 +125,7 @@ def _dirichlet(
 
 
 def _with_minimum(parts: list[Indices], *, generator: np.random.Generator) -> list[Indices]:
-    """Give each client its minimum, taken one sample at a time from whoever holds most."""
+    """Give each client its minimum, taken one sample at a time from the client that holds most."""
     sizes = np.array([len(part) for part in parts])
     for client in np.flatnonzero(sizes < MINIMUM):
         while sizes[client] < MINIMUM:

@@ -1,6 +1,6 @@
 """The lines that an owner publishes: the statement of a key, and the references of a training with it.
 
-A reference decides which channel of a suspect is which, and whoever chooses it afterwards can choose the
+A reference decides which channel of a suspect is which, and anybody who chooses it afterwards can choose the
 order that suits a key. So its fingerprint is published as well, when the training is done:
 
     sigil-reference v1 commitment=<64 hex digits> initial-weights=<64 hex digits> correlations=<64 hex digits>

@@ -10,7 +10,7 @@ Ed25519: 64 bytes). The rest of the answer, such as its certificates and unsigne
 altered by anybody afterwards and changes nothing.
 
 `read` checks all that follows from the answer itself; `Seal.check` follows the chain of certificates to
-a root that the caller trusts. Whoever controls an authority can ask it as often as they like, so the root
+a root that the caller trusts. Anybody who controls an authority can ask it as often as they like, so the root
 is never taken from the answer.
 """
 

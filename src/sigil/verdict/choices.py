@@ -1,4 +1,4 @@
-"""What whoever runs a verification could have chosen: refused, called an experiment, or counted.
+"""What the person who runs a verification could have chosen: refused, called an experiment, or counted.
 
 A p-value holds if nothing that it rests on was picked to suit the result. What the key states or derives is
 nobody's choice; what the key leaves open is counted; any other choice makes the verification an experiment.

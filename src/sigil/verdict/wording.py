@@ -121,10 +121,10 @@ def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
         proof = f"no agreement on its {verdict.bits} bits would be proof {level}"
     else:
         proof = f"proof {level} takes {_closed(needed)}"
-    return (
-        f"The suspect is not shown to carry the mark: {found}, which chance alone would reach "
-        f"with a probability of {chance(verdict)}, and {proof}."
-    )
+    reached = "which is no more than chance gives"
+    if verdict.log10_p < 0.0:
+        reached = f"which chance alone would reach with a probability of {chance(verdict)}"
+    return f"The suspect is not shown to carry the mark: {found}, {reached}, and {proof}."
 
 
 def explanation(owned: bool) -> str:
@@ -220,7 +220,7 @@ def reading(found: OneReading) -> str:
     """One reading as a line: what agreed, how likely by chance, and whether it counts."""
     if not found.readable:
         return f"does not let itself be read on {found.kind}: it gives no finite activations there"
-    what = "weights have the sign of their start" if found.kind == "origin" else "of the answers agree"
+    what = "of the weights kept their initial sign" if found.kind == "origin" else "of the answers agree"
     order = ", channels put back in order" if found.aligned else ""
     choice = "" if found.kind != "inputs" else f", chosen by the {found.source}"
     if not found.counts:
