@@ -8,6 +8,7 @@ from sigil.errors import ExperimentError
 from sigil.experiments.beyond import (
     alignment,
     ambiguity,
+    carriers,
     extraction,
     fsha,
     knowing_client,
@@ -64,6 +65,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         paper_steps,
         scaling,
         schemes,
+        carriers,
         section6_efficiency,
         table12_clients,
         table13_non_iid,
