@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sigil.inspection import Inspection, inspect
     from sigil.keys.key import Key
     from sigil.logit_gradients import Loss, check_logit_gradient
+    from sigil.tracing.leak import Trace, trace
     from sigil.verdict.provability import check
     from sigil.verdict.report import Report
     from sigil.verdict.verification import verify
@@ -24,6 +25,7 @@ __all__ = [
     "Loss",
     "Report",
     "SigilError",
+    "Trace",
     "attacks",
     "baselines",
     "check",
@@ -31,6 +33,7 @@ __all__ = [
     "detectors",
     "inspect",
     "models",
+    "trace",
     "verify",
 ]
 
@@ -41,9 +44,11 @@ _HOMES = {
     "Loss": "sigil.logit_gradients",
     "Report": "sigil.verdict.report",
     "SigilError": "sigil.errors",
+    "Trace": "sigil.tracing.leak",
     "check": "sigil.verdict.provability",
     "check_logit_gradient": "sigil.logit_gradients",
     "inspect": "sigil.inspection",
+    "trace": "sigil.tracing.leak",
     "verify": "sigil.verdict.verification",
 }
 _PACKAGES = {"attacks", "baselines", "detectors", "models"}

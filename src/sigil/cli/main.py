@@ -28,6 +28,7 @@ from sigil.cli import (
     reproduce,
     serve,
     stamp,
+    trace,
     train,
     verify,
 )
@@ -58,6 +59,7 @@ stamp.register(key.app)
 key_reference.register(key.app)
 app.add_typer(key.app, name="key")
 verify.register(app)
+trace.register(app)
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(data.app, name="data")
 train.register(app)

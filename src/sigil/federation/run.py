@@ -6,6 +6,7 @@ file                    content
 run.json                settings, versions, processor, number format, seed, the key's public commitment,
                         whether the key or the seed drew the initial weights
 metrics.jsonl           one line per round
+agreement.json          for every bit and round, how well the global model agrees (scheme shares only)
 client.safetensors      the global client half at the end
 server.safetensors      the global server half at the end
 reference.safetensors   the server's sums for alignment
@@ -22,7 +23,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -36,6 +37,7 @@ import torch
 from sigil import extras, files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
+from sigil.federation.agreement import AgreementRecorder
 from sigil.federation.federation import Federation
 from sigil.federation.from_settings import Training, load_data
 from sigil.federation.lock import locked
@@ -59,6 +61,7 @@ STATEMENT = "statement"
 
 NAMES = (
     "metrics.jsonl",
+    "agreement.json",
     "client.safetensors",
     "server.safetensors",
     "reference.safetensors",
@@ -104,12 +107,14 @@ def train(
     wait: bool = False,
     trainer: Callable[[Training], RoundTrainer] | None = None,
     begin: Callable[[], None] | None = None,
+    roster: Mapping[int, str] | None = None,
 ) -> Run:
     """Train a run in `folder`, or go on with the one that is there; finished work is never redone.
 
     If another process is at it, `wait` waits for that one's result instead of raising an error.
     `trainer` makes what trains the clients of a round where that is not this machine. `begin` is called
-    once everything was checked, before the first file is written.
+    once everything was checked, before the first file is written. `roster` maps clients to the fingerprints
+    of their certificates, where they are authenticated; it stays the same for the whole run.
     """
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -128,6 +133,7 @@ def train(
             name=name or folder.name,
             trainer=trainer,
             begin=begin,
+            roster=roster,
         )
 
 
@@ -180,6 +186,7 @@ def _train(
     name: str,
     trainer: Callable[[Training], RoundTrainer] | None,
     begin: Callable[[], None] | None,
+    roster: Mapping[int, str] | None,
 ) -> Run:
     extras.need("train", "tensorboard")
 
@@ -200,11 +207,13 @@ def _train(
     writer: SummaryWriter | None = None
     try:
         metrics = _resume(folder, federation, reference)
+        agreement = AgreementRecorder(folder, federation, key, roster)
         initial = _initial_weights(folder, federation)
         if begin is not None:
             begin()
         _describe(folder, settings, key, federation.precision, initial=initial, finished=False)
         _write_metrics(folder, metrics)
+        agreement.write()
         # Here, so that processes that only compute for a training do not wait for it.
         from torch.utils.tensorboard import SummaryWriter
 
@@ -224,6 +233,7 @@ def _train(
             if row.get("discarded"):
                 federation.load(result.round, *before)
             metrics.append(row)
+            agreement.write()
             checkpoints.write(
                 folder / "checkpoint",
                 checkpoints.Checkpoint(

@@ -134,6 +134,8 @@ def conduct(owner_run: OwnerRun, grid: Grid) -> Run:
         data_dir=owner_run.data_dir,
         progress=MeasuredProgress(owner_run.progress, owner_run.network.metrics),
         trainer=partial(RemoteTrainer, messenger=messenger, network=owner_run.network),
+        # The clients of a simulation have no certificates of their own.
+        roster=None if owner_run.nodes is None else owner_run.network.clients,
     )
     messenger.dismiss()
     return run

@@ -1,0 +1,171 @@
+"""`sigil trace`: which client's local model a suspect is most likely to come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sigil.cli import key as key_commands
+from sigil.cli.values import read_input_shape, read_normalisation
+from sigil.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sigil.tracing.leak import Trace
+
+_SHOWN = 5
+_MODEL = "The suspect (only what its file does not say)"
+_INPUTS = "The training's test images, to read the mark on instead of noise"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the `sigil` application."""
+    app.command("trace")(trace)
+
+
+def trace(
+    suspect: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SUSPECT",
+            help="The model: safetensors, a state dict (.pt), an exported program (.pt2) or ONNX.",
+        ),
+    ],
+    key: Annotated[Path, typer.Option("--key", "-k", metavar="FILE", help="The owner's secret key file.")],
+    passphrase: key_commands.AskPassphrase = False,
+    passphrase_file: key_commands.PassphraseFile = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The directory of the run that made the model; if left out, DIR of a key DIR.key.",
+        ),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR|FILE|NAME[:SPLIT]",
+            help="A folder of pictures, an array or a data set, as `sigil verify` takes them.",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = None,
+    normalisation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEANS/DEVIATIONS",
+            help="Of 8-bit images, per channel on the scale 0 to 1, if the key does not state it.",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="SIGIL_DATA",
+            help="Where the data sets for --inputs are.",
+            rich_help_panel=_INPUTS,
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", help="For ONNX: the node or tensor at the cut.", rich_help_panel=_MODEL),
+    ] = None,
+    input_shape: Annotated[
+        str | None,
+        typer.Option(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.", rich_help_panel=_MODEL),
+    ] = None,
+    time_limit: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            help="Seconds that the file's own process may take: reading it, and running ONNX.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = 120.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
+) -> None:
+    """Rank the clients of a training: whose local model is SUSPECT?
+
+    For trainings with shares of the mark, of which the run's directory holds
+    a record of every global model. It gives a lead and proves nothing
+    (docs/tracing.md): who holds a client's model or gradients can make a
+    model that names it. A global model names nobody.
+
+    \b
+    Examples:
+      sigil trace leaked.safetensors --key runs/a.key
+      sigil trace leaked.safetensors --key owner.key --run runs/a \\
+          --inputs cifar10:test --data-dir ~/data
+
+    Exit status: 0 a client stands out, 1 none does, 2 bad input.
+    """
+    from sigil.data import open_inputs
+    from sigil.suspect import open_suspect
+    from sigil.tracing.leak import trace as run_trace
+    from sigil.tracing.record import read_record
+
+    place = run or _beside(key)
+    owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
+    record = read_record(place)
+    moments = None if normalisation is None else read_normalisation(normalisation)
+    shape = None if input_shape is None else read_input_shape(input_shape)
+    opened = open_suspect(suspect, input_shape=shape, at=at, key=owner_key, time_limit=time_limit)
+    shape = shape or owner_key.fields.input_shape or opened.input_shape
+    outcome = run_trace(
+        opened,
+        owner_key,
+        record,
+        None if inputs is None else open_inputs(inputs, shape=shape, data_dir=data_dir),
+        normalisation=moments,
+        input_shape=shape,
+    )
+    if as_json:
+        typer.echo(json.dumps(outcome.to_dict(), allow_nan=False))
+    else:
+        typer.echo(in_words(outcome))
+    raise typer.Exit(0 if outcome.named is not None else 1)
+
+
+def _beside(key: Path) -> Path:
+    """The run whose key lies beside it, as `sigil train` puts it."""
+    place = key.with_suffix("")
+    if key.suffix != ".key" or not place.is_dir():
+        raise ConfigError(
+            "There is no run beside the key; give the directory of the run that made the model with --run."
+        )
+    return place
+
+
+def in_words(outcome: Trace) -> str:
+    """The outcome as lines for people."""
+    clients = len(outcome.ranking)
+    rows = [
+        f"  client {each.client:<5} {100 * each.gain:+6.1f} points   p = {each.p:.1g}"
+        + (f"   certificate {each.fingerprint[:16]}…" if each.fingerprint else "")
+        for each in outcome.ranking[:_SHOWN]
+    ]
+    more = [f"  … and {clients - _SHOWN} more"] if clients > _SHOWN else []
+    return "\n".join(
+        [
+            _headline(outcome),
+            f"Nearest recorded global model: round {outcome.round}, "
+            f"{100 * outcome.difference:.1f} points of agreement away (read on {outcome.kind}).",
+            f"How much better each client's bits agree than the others, compared with that model; p after "
+            f"{clients} clients:",
+            *rows,
+            *more,
+            "A lead, not a proof: a model can be made to name a client by who holds its model or gradients.",
+        ]
+    )
+
+
+def _headline(outcome: Trace) -> str:
+    if outcome.named is not None:
+        return f"CLIENT {outcome.named} stands out: its bits agree better than any other's by more than chance."
+    if not outcome.marked:
+        return "NOBODY: the suspect does not carry the mark, so it is no model of this training that can be read."
+    if outcome.is_global:
+        return f"GLOBAL: this is the global model of round {outcome.round}, which every client was sent."
+    return "NOBODY stands out: as far as can be read this is a global model, perhaps a changed one."

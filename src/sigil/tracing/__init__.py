@@ -1,0 +1,1 @@
+"""Who leaked: which client's local model a suspect is most likely to come from."""
