@@ -93,6 +93,10 @@ SLOW = (
     "test_statistics.py::test_p_is_*",
     "test_suite.py::test_a_childs_child*",
     "transport/*",
+    "verdict/test_clean_readings.py",
+    "verdict/test_descent.py::test_the_order_found*",
+    "verdict/test_dodged_readings.py",
+    "verdict/test_verification.py::*any_of_many_keys",
 )
 """What starts processes or trains for longer than seconds, as patterns; `make quick` leaves it out."""
 
