@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick formats fuzz check docs format clean release-check
+.PHONY: help setup demo lint types check tests test quick formats fuzz docs format clean release-check
 
 help:  ## show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -24,27 +24,38 @@ setup: $(VENV)/.ready  ## make .venv with everything in it
 demo: setup  ## keys, training, verification: the whole story in minutes
 	$(BIN)/sigil demo
 
-check: setup  ## lint, format and types
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types  ## lint, format and types
 
 # Two cores and three workers, as some tests wait for processes that they started. A file's tests stay on one
 # worker, so that what they share is made once, and the files that take longest come first (tests/conftest.py).
+# Tests start a hundred processes of Python, so that compiled modules are kept, whatever the environment says.
 WORKERS ?= 3
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: check  ## checks, then every test
+tests: setup
 	$(PYTEST)
+
+# In a fresh clone mypy takes one core for a minute: beside the tests, not before them.
+test: lint  ## checks and every test
+	@$(MAKE) --no-print-directory -j2 types tests
 
 quick: setup  ## the tests that start no process and train nothing, in a minute
 	$(PYTEST) -m 'not slow'
 
-# `auto` takes the number format of the processor, so one machine shows one of them only. The variables of
-# PyTorch, oneDNN and MKL choose among the instructions that the processor has.
-formats: setup  ## what depends on the number format: in bfloat16, then with AVX2 at most
-	SIGIL_PRECISION=bfloat16 $(PYTEST) -m formats
+# `auto` takes the number format of the processor, and `make test` runs everything in that one: here comes what
+# depends on it in the other. The variables of PyTorch, oneDNN and MKL choose among the processor's instructions.
+OTHER_FORMAT = $(shell $(BIN)/python -c 'from sigil.federation.precision import choose; \
+	print("float32" if choose().bfloat16 else "bfloat16")')
+formats: setup  ## what depends on the number format: in the one that `auto` leaves, then with AVX2 at most
+	SIGIL_PRECISION=$(OTHER_FORMAT) $(PYTEST) -m formats
 	SIGIL_PRECISION=float32 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 		$(PYTEST) -m formats
 

@@ -6,6 +6,7 @@ import doctest
 import importlib.util
 import pkgutil
 import re
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -64,7 +65,10 @@ def test_every_module_of_the_reference_is_in_the_navigation(hooks: ModuleType) -
 
 def test_the_reference_covers_every_public_package(hooks: ModuleType) -> None:
     packages = {f"sigil.{found.name}" for found in pkgutil.iter_modules(sigil.__path__) if found.ispkg}
-    assert packages - {"sigil.cli", "sigil.experiments"} <= set(hooks.REFERENCE)
+    # What `sigil.keys` and `sigil.verdict` hold is offered by `sigil` itself, and they offer no name.
+    silent = {name for name in packages if not hooks._public(import_module(name))}
+    assert packages - silent - {"sigil.cli", "sigil.experiments"} <= set(hooks.REFERENCE)
+    assert silent <= {"sigil.cli", "sigil.experiments", "sigil.keys", "sigil.verdict"}
 
 
 def test_a_reference_page_names_each_public_name_once(hooks: ModuleType) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
@@ -27,13 +29,19 @@ def read(
     pixel repeated to a square of side `scale`. Every class is divided four to one.
     """
     extras.need("train", "sklearn")
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    pixels, labels = _whole()
     pixels = pixels.repeat(scale, axis=2).repeat(scale, axis=3)
-    labels = bunch.target.astype(np.int64)
     chosen = stratified(labels, round(_TEST_SHARE * len(labels)), seed=_SPLIT_SEED)
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[chosen] = True
     return (pixels[~is_test], labels[~is_test]), (pixels[is_test], labels[is_test])
+
+
+@functools.cache
+def _whole() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """All images and labels; read once, as scikit-learn keeps them as compressed text."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
+    return pixels, bunch.target.astype(np.int64)

@@ -164,7 +164,7 @@ def _attacked(owner: Run, attack: str, dataset: Dataset, store: Store) -> Halves
     settings, halves = owner.settings, owner.halves()
     own = attackers_share(dataset, settings)
     if attack != "adaptive":
-        return removal.ATTACKS[attack][0](halves, own, settings)
+        return removal.ATTACKS[attack][0](halves, own, settings, store.scale)
     rounds = settings.federation.rounds
     tuning = FINETUNING.at(store.scale)
     attacked, _ = attacks.subspace(

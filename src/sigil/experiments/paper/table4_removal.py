@@ -16,7 +16,7 @@ from sigil.data import Dataset
 from sigil.experiments.lab import published as paper
 from sigil.experiments.lab.attacked import LARGEST, attackers_share, entries, marks
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim, difference
-from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages.tables import Page, Row, Table
 from sigil.federation.run import Run
@@ -31,13 +31,19 @@ TARGETS: dict[str, tuple[dict[str, Any], str]] = {
     "λ = 0.1": ({"watermark": {"strength": 0.1}}, "0.1"),
     "λ = 0.01": ({"watermark": {"strength": 0.01}}, "0.01"),
 }
-Attack = Callable[[Halves, Dataset, Settings], Halves]
+Attack = Callable[[Halves, Dataset, Settings, str], Halves]
+# Of the steps that fine-tuning is named after; at `smoke` it only has to run.
+SHARE = PerScale(1.0, smoke=0.04)
 
 
 def _finetune(steps: int) -> Attack:
-    def attack(model: Halves, own: Dataset, settings: Settings) -> Halves:
+    def attack(model: Halves, own: Dataset, settings: Settings, scale: str) -> Halves:
         return attacks.finetune(
-            model, own, steps=steps, batch_size=settings.federation.batch_size, seed=settings.run.seed
+            model,
+            own,
+            steps=round(steps * SHARE.at(scale)),
+            batch_size=settings.federation.batch_size,
+            seed=settings.run.seed,
         )
 
     return attack
@@ -45,14 +51,14 @@ def _finetune(steps: int) -> Attack:
 
 # Name of the attack: the attack, and what names its row in the paper's data.
 ATTACKS: dict[str, tuple[Attack, dict[str, Any]]] = {
-    "none": (lambda model, own, settings: model, {"attack": "none"}),
+    "none": (lambda model, *_: model, {"attack": "none"}),
     "finetune 50": (_finetune(50), {"attack": "finetune", "steps": 50}),
     "finetune 100": (_finetune(100), {"attack": "finetune", "steps": 100}),
-    "prune 60 %": (lambda model, own, _: attacks.prune(model, 0.6), {"attack": "prune", "ratio": 0.6}),
-    "prune 80 %": (lambda model, own, _: attacks.prune(model, 0.8), {"attack": "prune", "ratio": 0.8}),
-    "FP16": (lambda model, own, _: attacks.quantize(model, "fp16"), {"attack": "quantize", "format": "fp16"}),
-    "INT8": (lambda model, own, _: attacks.quantize(model, "int8"), {"attack": "quantize", "format": "int8"}),
-    "INT4": (lambda model, own, _: attacks.quantize(model, "int4"), {"attack": "quantize", "format": "int4"}),
+    "prune 60 %": (lambda model, *_: attacks.prune(model, 0.6), {"attack": "prune", "ratio": 0.6}),
+    "prune 80 %": (lambda model, *_: attacks.prune(model, 0.8), {"attack": "prune", "ratio": 0.8}),
+    "FP16": (lambda model, *_: attacks.quantize(model, "fp16"), {"attack": "quantize", "format": "fp16"}),
+    "INT8": (lambda model, *_: attacks.quantize(model, "int8"), {"attack": "quantize", "format": "int8"}),
+    "INT4": (lambda model, *_: attacks.quantize(model, "int4"), {"attack": "quantize", "format": "int4"}),
 }
 
 
@@ -77,7 +83,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     (run,) = runs
     settings, dataset = run.settings, store.dataset(run.settings)
     attack, _ = ATTACKS[cell.options["attack"]]
-    attacked = attack(run.halves(), attackers_share(dataset, settings), settings)
+    attacked = attack(run.halves(), attackers_share(dataset, settings), settings, store.scale)
     return marks(attacked, dataset, settings, store)
 
 
