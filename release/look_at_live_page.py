@@ -63,16 +63,18 @@ def read(dumped: str, name: str) -> str:
 def compare(dumped: str, rows: list[dict[str, Any]], rounds: int) -> None:
     """Every number on the page against the rows of the file."""
     last = rows[-1]
+
+    def percent(name: str) -> str:
+        return f"{100 * last[name]:.1f} %" if name in last else "–"
+
     expected = {
         "rounds": f"{len(rows)} / {rounds}",
         "loss": f"{last['loss']:.3f}",
-        "accuracy": f"{100 * last['accuracy']:.1f} %",
-        "wsr": f"{100 * last['wsr']:.1f} %",
-        "wsr_inputs": f"{100 * last['wsr_inputs']:.1f} %",
+        **{name: percent(name) for name in ("accuracy", "wsr", "wsr_inputs")},
     }
     shown = {name: read(dumped, name) for name in expected}
     assert shown == expected, (shown, expected)
-    for name in ("log10_p", "log10_p_inputs"):
+    for name in {"log10_p", "log10_p_inputs"} & last.keys():
         assert f"log10 p {last[name]:.1f}" in html.unescape(dumped), name
     # The curves: as many points as rounds, the last one as high as its number says.
     for title, name, low, high in (

@@ -225,10 +225,6 @@ def _load(folder: Path, name: str) -> tuple[bytes, bytes, bytes]:
     if ends < datetime.now(UTC):
         made = "delete the folder and have new ones made"
         new = made if name == "server" else "ask the owner for a new folder"
-            "delete the folder and have new ones made"
-            if name == "server"
-            else "ask the owner for a new folder"
-        )
         raise NetworkError(f"A certificate in {folder} expired on {ends:%Y-%m-%d}; {new}.")
     return authority, certificate, key
 
