@@ -24,6 +24,10 @@ def report(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="The page; FOLDER/report.html if left out."),
     ] = None,
+    summary: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also fill the results in this page, between its two marks."),
+    ] = None,
     force: outputs.Force = False,
 ) -> None:
     """Turn results, or finished runs, into one self-contained HTML page.
@@ -35,6 +39,8 @@ def report(
     Runs: curves, settings and commitments of one or several trainings.
     An earlier page in the FOLDER is drawn again; one named by --out is
     replaced with --force only, and only if Sigil wrote it.
+    With --summary README.md the five lines on the results there, between
+    <!-- results --> and <!-- end of results -->, are filled in too.
 
     \b
     Examples:
@@ -67,7 +73,7 @@ def report(
             outputs.File("the same tables in", wanted.csv, CSV, redraw, "report"),
             inputs=inputs,
         )
-        made = write(folders[0], out)
+        made = write(folders[0], out, summary=summary)
         written = [made.page, made.markdown, made.csv]
     for path in written:
         typer.echo(printable(str(path)))

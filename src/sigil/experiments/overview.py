@@ -37,7 +37,7 @@ def _seeds(store: Store, experiment: str) -> list[int]:
 def _training(store: Store, folder: Path) -> bool:
     """Accuracy and WSR of ResNet-18, one thin curve per seed."""
     measured = measured_of(store, "fidelity", _seeds(store, "fidelity"))
-    if not measured.results:
+    if not any(measured.every(fidelity.name_of(MODEL, strength)) for strength in figures.COLOURS):
         return False
     figure, (accuracy, wsr) = figures.panels(2, columns=2)
     for strength, colour in figures.COLOURS.items():

@@ -20,17 +20,17 @@ from markupsafe import Markup
 
 from sigil import files
 from sigil.errors import ExperimentError
-from sigil.experiments import claims, overview, registry
+from sigil.experiments import claims, overview, prose, registry
 from sigil.experiments.lab import scales
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, listed
 from sigil.experiments.lab.scales import SCALES
 from sigil.experiments.lab.store import Cell, Store, computed_on
 from sigil.experiments.pages import drawing, figures, markup
 from sigil.experiments.pages.tables import Picture
+from sigil.experiments.prose import FIGURES
 from sigil.version import __version__
 
 NOTHING = Markup("")
-FIGURES = "figures"
 COLUMNS = ("experiment", "table", "row", "column", "quantity", "ours", "deviation", "paper")
 # How Sigil knows the tables that it wrote, and may replace.
 MARKDOWN = files.Mark(b"# The paper's tables and figures at the scale `")
@@ -72,8 +72,11 @@ def files_of(results: Path, out: Path | None = None) -> Written:
     return Written(page, page.with_suffix(".md"), page.with_suffix(".csv"))
 
 
-def write(results: Path, out: Path | None = None) -> Written:
-    """Write the report on `results` (such as results/cpu) as HTML, Markdown and CSV."""
+def write(results: Path, out: Path | None = None, *, summary: Path | None = None) -> Written:
+    """Write the report on `results` (such as results/cpu) as HTML, Markdown and CSV.
+
+    `summary` is a page in which the results are summarised, such as README.md, to be filled too.
+    """
     written = files_of(results, out)
     results = results.resolve()
     if results.name not in SCALES or not results.is_dir():
@@ -82,6 +85,9 @@ def write(results: Path, out: Path | None = None) -> Written:
             f"{', '.join(SCALES)}, or the folders of finished runs."
         )
     store = Store(results.name, results=results.parent, runs=Path("runs"))
+    if summary is not None:
+        prose.check_summary(store, summary)
+    prose.write_notes(store)
     before = written.markdown.read_text("utf-8") if MARKDOWN.on(written.markdown) else ""
     opening, opening_text, records = _opening(store, written.page.parent / FIGURES, before)
     intro, reasons, rest = _notes(results / "README.md")
@@ -116,6 +122,8 @@ def write(results: Path, out: Path | None = None) -> Written:
     writer.writeheader()
     writer.writerows(records)
     files.write(written.csv, table.getvalue(), replace=CSV, raises=ExperimentError)
+    if summary is not None:
+        prose.write_summary(store, summary)
     return written
 
 
