@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import runpy
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+
+
+def notebook_maker() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_notebook", ROOT / "release" / "make_notebook.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.slow
@@ -23,3 +36,30 @@ def test_an_own_server_needs_nothing_but_torch_and_sigil() -> None:
     lines = (EXAMPLES / "own_server.py").read_text().splitlines()
     imported = {line.split()[1] for line in lines if line.startswith(("import ", "from "))}
     assert imported == {"__future__", "sigil", "torch"}
+
+
+def test_the_notebook_is_made_from_its_script_and_was_executed() -> None:
+    book = json.loads((EXAMPLES / "mark_and_verify.ipynb").read_text("utf-8"))
+    script = (EXAMPLES / "mark_and_verify.py").read_text("utf-8")
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in book["cells"]] == notebook_maker().cells(
+        script
+    )
+    code = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    printed = "".join(line for output in code[-1]["outputs"] for line in output["text"])
+    assert "marked:        The suspect carries the mark" in printed
+    assert printed.count("is not shown to carry the mark") == 2
+    kinds = [output["output_type"] for cell in code for output in cell["outputs"]]
+    assert "error" not in kinds
+    assert (EXAMPLES / "mark_and_verify.ipynb").stat().st_size < 100_000
+
+
+def test_what_release_check_runs_is_there() -> None:
+    """NVIDIA FLARE and a notebook's kernel are not installed here; these scripts run them."""
+    makefile = (ROOT / "Makefile").read_text()
+    for script in ("make_notebook.py", "run_nvflare.py", "fresh_install.py", "look_at_site.py"):
+        assert f"release/{script}" in makefile
+        assert (ROOT / "release" / script).is_file()
+    loop = (EXAMPLES / "nvflare" / "marked_split_learning.py").read_text()
+    assert "self.injector.attach(self.activation)" in loop
+    assert "check_logit_gradient(" in loop

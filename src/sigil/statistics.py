@@ -250,7 +250,9 @@ def _integers(values: ArrayLike, name: str) -> Integers:
     """The values as a vector of integers whose sums cannot overflow."""
     array = np.asarray(values)
     if array.ndim != 1 or len(array) == 0:
-        raise ShapeError(f"The {name} have the shape {array.shape} but must be a list with one number per bit.")
+        raise ShapeError(
+            f"The {name} have the shape {array.shape} but must be a list with one number per bit."
+        )
     if array.dtype.kind not in "biuf" or not np.all(np.isfinite(array) & (array == np.rint(array))):
         raise SigilError(f"The {name} must be whole numbers; give counts, not shares.")
     if float(np.abs(array.astype(np.float64)).max()) * len(array) > 2.0**61:

@@ -133,7 +133,9 @@ def quantize(
     call: AttackCommand,
     *,
     format: Annotated[str, typer.Option(metavar="FORMAT", help="fp16, int8 or int4.")],
-    per: Annotated[str, typer.Option(metavar="UNIT", help="One scale per "channel" or per "tensor".")] = "channel",
+    per: Annotated[
+        str, typer.Option(metavar="UNIT", help="What has a scale of its own: channel or tensor.")
+    ] = "channel",
 ) -> None:
     """Round the weights to few bits.
 

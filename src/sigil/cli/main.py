@@ -119,6 +119,11 @@ def main(argv: list[str] | None = None) -> int:
     taken for a verdict: 130 interrupted, 141 the reader of the output went away, 70 a bug in Sigil.
     """
     arguments = sys.argv[1:] if argv is None else argv
+    if any("\0" in argument for argument in arguments):
+        _complain(
+            "An argument contains a null character, which no name of a file or of anything else can have."
+        )
+        return 2
     try:
         command = typer.main.get_command(app)
         # The arguments are also the context's object: evidence records the command that made it.

@@ -47,13 +47,13 @@ class FederationSettings(Section):
     server_halves: Literal["per-client", "shared"] = Field(
         "per-client", description="one server half per client, averaged (V1), or one for all (V2)"
     )
-    clients: int = Field(10, ge=1, description="number of clients")
+    clients: int = Field(10, ge=1, le=1_000_000, description="number of clients")
     partition: Literal["iid", "dirichlet", "lognormal"] = Field("iid", description="who holds what")
     beta: float | None = Field(None, gt=0, description="Dirichlet parameter; smaller is more skewed")
     sigma: float | None = Field(None, ge=0, description="deviation of the log of the clients' sizes")
-    rounds: int = Field(80, ge=1, description="global rounds")
-    local_epochs: int = Field(2, ge=1, description="epochs of each client in a round")
-    batch_size: int = Field(256, ge=2, description="batch of one client")
+    rounds: int = Field(80, ge=1, le=1_000_000, description="global rounds")
+    local_epochs: int = Field(2, ge=1, le=1_000_000, description="epochs of each client in a round")
+    batch_size: int = Field(256, ge=2, le=1_000_000, description="batch of one client")
     loss: Literal["cross-entropy", "any"] = Field(
         "cross-entropy",
         description="what logit gradients must be gradients of; any: the server cannot judge them",

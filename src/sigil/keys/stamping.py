@@ -32,7 +32,11 @@ def ask(url: str, query: bytes, *, timeout: float = TIMEOUT) -> bytes:
 
     The answer is signed, so that plain http will do. Redirections are not followed.
     """
-    if urlsplit(url).scheme not in ("http", "https"):
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        raise SealError(f"The authority's address {url!r} is not a valid address.") from None
+    if scheme not in ("http", "https"):
         raise SealError("The authority must be an address that begins with http:// or https://.")
     # Imported here, as only this command speaks HTTP.
     import urllib.error

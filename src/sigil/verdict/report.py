@@ -30,8 +30,8 @@ class Report:
 
     ``owned`` is the verdict on the mark: the best reading's p-value, corrected for everything that could
     have been chosen, is at most ``alpha``. ``descends`` is that on the origin of the weights, corrected
-    likewise. Neither is ever true of an experiment: ``reasons`` says what was chosen by the person who ran the
-    test.
+    likewise. Neither is ever true of an experiment: ``reasons`` says what was chosen by the person who
+    ran the test.
 
     ``readings`` holds every reading, before correction. ``wsr``, ``bit_shares``, ``margins`` and
     ``bit_error`` are those of the best one, ``log10_p`` and ``p_value`` its p-value after correction.
