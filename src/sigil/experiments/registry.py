@@ -17,6 +17,7 @@ from sigil.experiments.beyond import (
     scaling,
     schemes,
     splitguard,
+    tracing,
 )
 from sigil.experiments.lab.experiment import Experiment
 from sigil.experiments.paper import (
@@ -66,6 +67,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         scaling,
         schemes,
         carriers,
+        tracing,
         section6_efficiency,
         table12_clients,
         table13_non_iid,
