@@ -163,9 +163,11 @@ def in_words(outcome: Trace) -> str:
 
 def _headline(outcome: Trace) -> str:
     if outcome.named is not None:
-        return f"CLIENT {outcome.named} stands out: its bits agree better than any other's by more than chance."
+        return (
+            f"CLIENT {outcome.named} stands out: its bits agree better than any other's by more than chance."
+        )
     if not outcome.marked:
-        return "NOBODY: the suspect does not carry the mark, so it is no model of this training that can be read."
+        return "NOBODY: the suspect does not carry the mark, or carries too little of it to be read."
     if outcome.is_global:
         return f"GLOBAL: this is the global model of round {outcome.round}, which every client was sent."
     return "NOBODY stands out: as far as can be read this is a global model, perhaps a changed one."

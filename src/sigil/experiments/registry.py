@@ -18,6 +18,7 @@ from sigil.experiments.beyond import (
     scaling,
     schemes,
     splitguard,
+    tracing,
 )
 from sigil.experiments.lab.experiment import Experiment
 from sigil.experiments.paper import (
@@ -68,6 +69,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         schemes,
         curves,
         carriers,
+        tracing,
         section6_efficiency,
         table12_clients,
         table13_non_iid,

@@ -1,7 +1,7 @@
 """The owner's record of its global models, from which a leaked local model can be traced to a client.
 
-Only with the scheme "shares", where clients carry different bits. It is written after every round, atomically,
-into the run's directory and nowhere else: what clients are sent does not depend on it.
+Only with the scheme "shares", where clients carry different bits. It is written after every round,
+atomically, into the run's directory alone: nothing that clients are sent depends on it.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class AgreementRecorder:
         if found.roster is not None and fresh.roster is not None and found.roster != fresh.roster:
             changed = [str(c) for c in sorted(fresh.roster) if found.roster.get(c) != fresh.roster[c]]
             raise TrainingError(
-                f"The certificates of client {', '.join(changed)} are not those with which this run began, but "
-                "shares of the mark belong to the clients of the first round; bring the certificates back, or "
-                "begin another run."
+                f"The certificates of client {', '.join(changed)} are not those with which this run began, "
+                "but shares of the mark belong to the clients of the first round; bring the certificates "
+                "back, or begin another run."
             )
         return found

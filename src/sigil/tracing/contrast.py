@@ -1,15 +1,15 @@
 """The statistic of a trace: does one client's share of the bits agree better than the global models say?
 
-For bit j let n_j of N answers agree in the suspect and g_j(r) in the global model of round r. Shares are made
+For bit j let n_j of N answers agree in the suspect and g_j(r) in the global model of round r. They are made
 comparable by a(n) = arcsin √((n + 3/8) / (N + 3/4)), whose noise does not depend on n. With r the recorded
-round that is nearest to the suspect, the y_j = a(n_j) are regressed on a constant, on the a(g_j) of that round
-and of its neighbours, and on an indicator of the client's own bits; the statistic is the t-value of the
-indicator. So what a bit is worth in the global model, however that differs from client to client, is taken
-off first, and so is what one more or one less round of the whole training would change.
+round that is nearest to the suspect, the y_j = a(n_j) are regressed on a constant, on the a(g_j) of that
+round and of its neighbours, and on an indicator of the client's own bits; the statistic is the t-value of
+the indicator. So what a bit is worth in the global model, however that differs from client to client, is
+taken off first, and so is what one more or one less round of the whole training would change.
 
-Under the null hypothesis the suspect has nothing to do with one client's local training, and the client's bits
-are like any others of that number: the p-value is the share of drawn sets of bits whose statistic is at least
-as large, and it is multiplied by the number of clients.
+Under the null hypothesis the suspect has nothing to do with one client's local training, and the client's
+bits are like any others of that number: the p-value is the share of drawn sets of bits whose statistic is at
+least as large, and it is multiplied by the number of clients.
 """
 
 from __future__ import annotations
@@ -48,47 +48,68 @@ def regressors(number: int, rounds: Mapping[int, Floats]) -> Floats:
 
 
 def contrasts(values: Floats, basis: Floats, own: npt.NDArray[np.bool_]) -> Floats:
-    """The t-values of indicators ``own`` (m, k) beside the regressors; zero where there is nothing to explain.
+    """The t-values of indicators ``own`` (m, k) beside the regressors; zero if nothing is left to explain.
 
     >>> basis = np.full((4, 1), 0.5)
     >>> own = np.array([[True, True, False, False]])
     >>> float(contrasts(np.array([1.0, 0.8, 0.1, 0.3]), basis, own)[0].round(2))
     4.95
     """
-    residual = values - basis @ (basis.T @ values)
-    total = float(residual @ residual)
-    freedom = len(values) - basis.shape[1] - 1
-    if total <= _NOTHING or freedom < 1:
-        return np.zeros(len(own))
     indicator = own.astype(np.float64)
-    inside = indicator @ basis
-    size = indicator.sum(1) - np.square(inside).sum(1)
-    usable = size > _NOTHING
-    along = np.where(usable, (indicator @ residual) / np.sqrt(np.where(usable, size, 1.0)), 0.0)
-    left = np.maximum(total - np.square(along), _NOTHING * total)
-    return np.asarray(along / np.sqrt(left / freedom))
+    residual = values - basis @ (basis.T @ values)
+    return _t_values(residual, indicator @ residual, indicator.sum(1), indicator @ basis)
 
 
-def p_values(values: Floats, basis: Floats, shares: npt.NDArray[np.bool_], *, seed: int) -> tuple[Floats, int]:
+def drawn_contrasts(
+    values: Floats, basis: Floats, size: int, count: int, stream: np.random.Generator
+) -> Floats:
+    """The t-values of at least ``count`` drawn sets of ``size`` bits, sorted.
+
+    Each order of the bits that is drawn is cut into as many sets as it holds.
+    """
+    bits = len(values)
+    residual = values - basis @ (basis.T @ values)
+    groups = bits // size
+    found = []
+    left = -(-count // groups)
+    while left > 0:
+        some = min(left, max(1, _AT_ONCE // bits))
+        order = np.argsort(stream.random((some, bits)), axis=1)[:, : groups * size]
+        along = residual[order].reshape(-1, size).sum(1)
+        inside = np.stack([column[order].reshape(-1, size).sum(1) for column in basis.T], axis=1)
+        found.append(_t_values(residual, along, np.full(len(along), float(size)), inside))
+        left -= some
+    return np.sort(np.concatenate(found))
+
+
+def p_values(
+    values: Floats, basis: Floats, shares: npt.NDArray[np.bool_], *, seed: int, draws: int | None = None
+) -> tuple[Floats, int]:
     """For each client's share (clients, k): p before the number of clients, and how many sets were drawn.
 
     Shares of one size are compared with the same drawn sets. No p is smaller than 1 / (draws + 1).
     """
     found = contrasts(values, basis, shares)
-    draws = max(LEAST_DRAWS, _DRAWS_PER_CLIENT * len(shares))
-    bits = shares.shape[1]
-    at_least = np.zeros(len(shares), dtype=np.int64)
-    for size in np.unique(shares.sum(1)):
-        clients = np.flatnonzero(shares.sum(1) == size)
+    wanted = draws or max(LEAST_DRAWS, _DRAWS_PER_CLIENT * len(shares))
+    sizes = shares.sum(1)
+    p = np.ones(len(shares))
+    for size in np.unique(sizes[sizes > 0]):
         stream = np.random.default_rng([seed, int(size)])
-        done = 0
-        while done < draws:
-            some = min(draws - done, max(1, _AT_ONCE // bits))
-            chosen = np.argpartition(stream.random((some, bits)), size - 1, axis=1)[:, :size] if size else None
-            own = np.zeros((some, bits), dtype=np.bool_)
-            if chosen is not None:
-                np.put_along_axis(own, chosen, True, axis=1)
-            drawn = contrasts(values, basis, own)
-            at_least[clients] += (drawn[None, :] >= found[clients, None]).sum(1)
-            done += some
-    return (1.0 + at_least) / (1.0 + draws), draws
+        null = drawn_contrasts(values, basis, int(size), wanted, stream)
+        clients = sizes == size
+        at_least = len(null) - np.searchsorted(null, found[clients], side="left")
+        p[clients] = (1.0 + at_least) / (1.0 + len(null))
+    return p, wanted
+
+
+def _t_values(residual: Floats, along: Floats, size: Floats, inside: Floats) -> Floats:
+    """From an indicator's sum over the residual, its size, and its products with the regressors."""
+    total = float(residual @ residual)
+    freedom = len(residual) - inside.shape[1] - 1
+    if total <= _NOTHING or freedom < 1:
+        return np.zeros(len(along))
+    left = size - np.square(inside).sum(1)
+    usable = left > _NOTHING
+    scaled = np.where(usable, along / np.sqrt(np.where(usable, left, 1.0)), 0.0)
+    unexplained = np.maximum(total - np.square(scaled), _NOTHING * total)
+    return np.asarray(scaled / np.sqrt(unexplained / freedom))

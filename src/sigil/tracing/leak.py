@@ -1,9 +1,9 @@
 """Trace a leaked model to a client: a lead for the owner, not a proof.
 
-Under the scheme "shares" a client's gradients carry its own part of the bits. Until it is averaged, its local
-model agrees with these bits better than the global model that it started from. :func:`trace` compares a
-suspect with the agreement of all global models that the owner recorded (:mod:`sigil.tracing.record`) and ranks
-the clients (:mod:`sigil.tracing.contrast`).
+Under the scheme "shares" a client's gradients carry its own part of the bits. Until it is averaged, its
+local model agrees with these bits better than the global model that it started from. :func:`trace` compares
+a suspect with the agreement of all global models that the owner recorded (:mod:`sigil.tracing.record`) and
+ranks the clients (:mod:`sigil.tracing.contrast`).
 """
 
 from __future__ import annotations
@@ -196,4 +196,6 @@ def _check_record(record: AgreementRecord, key: Key) -> None:
     if record.commitment != key.commitment:
         raise ConfigError("The record belongs to a training with another key; give the run of this key.")
     if record.bits != key.bits:
-        raise ConfigError(f"The record has {record.bits} bits and the key {key.bits}; one of them was changed.")
+        raise ConfigError(
+            f"The record has {record.bits} bits and the key {key.bits}; one of them was changed."
+        )

@@ -1,8 +1,8 @@
 """What the owner keeps of each round's global model: for every bit, how many of its answers agree.
 
-It is one small file, ``agreement.json``, in the directory of a run with the scheme "shares". Counts say nothing
-about the key's matrix or bits, and clients are sent none of it. They are counted on the first noise probes of
-the key and, if there are enough test images, on those that the key draws from them.
+It is one small file, ``agreement.json``, in the directory of a run with the scheme "shares". Counts say
+nothing about the key's matrix or bits, and clients are sent none of it. They are counted on the first noise
+probes of the key and, if there are enough test images, on those that the key draws from them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Counts = Mapping[str, tuple[int, ...]]
 class AgreementRecord:
     """The agreement of the global models of a training, by round; round 0 is before the first.
 
-    ``counted`` is how many answers each kind of reading has, ``inputs_digest`` that of the set the inputs were
+    ``counted`` is how many answers each kind of reading has, ``inputs_digest`` that of the set they were
     drawn from. ``roster`` maps clients to the fingerprints of their certificates, where they had any.
     """
 
@@ -46,8 +46,8 @@ class AgreementRecord:
     def added(self, round_number: int, readings: tuple[Reading, ...]) -> AgreementRecord:
         """The record with one more round."""
         readable = [reading for reading in readings if reading.readable and reading.bit_shares]
-        counts = {
-            reading.kind: tuple(round(share * reading.count) for share in reading.bit_shares)
+        counts: Counts = {
+            str(reading.kind): tuple(round(share * reading.count) for share in reading.bit_shares)
             for reading in readable
         }
         digest = next((reading.digest for reading in readable if reading.kind == "inputs"), None)

@@ -34,8 +34,32 @@ from sigil.keys.length import ALPHA, STAMPED_ALLOWANCE_LOG2, TESTS
 BITS = PerScale(512, desk=256, cpu=128, smoke=32)
 WAITS = PerScale(3, smoke=1)
 EPOCHS = PerScale(4, smoke=1)
-RECORDED = PerScale(0.05, cpu=0.25, smoke=1.0)
-TEST_IMAGES = PerScale[int | None](None, cpu=4_000)
+RECORDED = PerScale(0.05, cpu=0.5, smoke=1.0)
+# The tasks of each scale, and what differs from the scale's other trainings: every kind of carriers needs a
+# training of its own.
+TASKS: PerScale[Mapping[str, Mapping[str, Mapping[str, Any]]]] = PerScale(
+    {"cifar10": {}},
+    cpu={
+        "digits": {
+            "model": {"width": 16, "cut": "layer2"},
+            "data": {"name": "digits", "train_limit": None},
+            "federation": {"rounds": 8, "local_epochs": 2},
+            "run": {"evaluate_every": 8},
+        },
+        "cifar10": {
+            "data": {"train_limit": 5_000, "test_limit": 2_000},
+            "federation": {"batch_size": 32},
+            "run": {"evaluate_every": 10},
+        },
+    },
+    smoke={"digits": {"data": {"test_limit": None}}},
+)
+# Channel-wise carriers need channels: 128 of them.
+WIDE: PerScale[Mapping[str, Mapping[str, Any]]] = PerScale(
+    {"cifar10": {"cut": "layer4"}},
+    cpu={"digits": {"width": 32, "cut": "layer3"}, "cifar10": {"width": 16, "cut": "layer4"}},
+    smoke={"digits": {}},
+)
 # What a reading of a stamped key must reach before its allowances to be proof at 3e-7.
 PROOF = math.log10(ALPHA) - math.log10(TESTS) - STAMPED_ALLOWANCE_LOG2 * math.log10(2)
 AFFORDABLE = 2.0
@@ -61,15 +85,14 @@ def kinds(scale: Scale) -> dict[str, Kind]:
     }
 
 
-def settings_of(scale: Scale, name: str, seed: int) -> Settings:
+def settings_of(scale: Scale, task: str, name: str, seed: int) -> Settings:
     """An unmarked training, in which another server embeds the mark; client 0 is recorded."""
-    sections: dict[str, Mapping[str, Any]] = {
-        "watermark": {"strength": 0.0},
-        "record": {"clients": [0], "share": RECORDED.at(scale)},
-        "data": {"test_limit": TEST_IMAGES.at(scale)} if TEST_IMAGES.at(scale) else {},
-        **(scale.wide if name == "channel-wise" else {}),
-    }
-    return scale.settings(seed=seed, **sections)
+    sections = {section: dict(values) for section, values in TASKS.at(scale)[task].items()}
+    sections["watermark"] = {"strength": 0.0}
+    sections["record"] = {"clients": [0], "share": RECORDED.at(scale)}
+    if name == "channel-wise":
+        sections["model"] = {**sections.get("model", {}), **WIDE.at(scale)[task]}
+    return scale.settings("resnet18", seed=seed, variation=False, **sections)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -77,20 +100,29 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     return [
         Cell(
             "carriers",
-            f"{name} {attack}",
+            name_of(task, name, attack),
             seed,
             (),
             {
+                "task": task,
                 "carriers": name,
                 "attack": attack,
                 "mark": asdict(kind),
-                "settings": settings_of(scale, name, seed).model_dump(mode="json", exclude_defaults=True),
+                "settings": settings_of(scale, task, name, seed).model_dump(
+                    mode="json", exclude_defaults=True
+                ),
             },
         )
+        for task in TASKS.at(scale)
         for seed in seeds
         for attack in ATTACKS
         for name, kind in kinds(scale).items()
     ]
+
+
+def name_of(task: str, name: str, attack: str) -> str:
+    """Name of a cell."""
+    return f"{task} {name} {attack}"
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -99,11 +131,9 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     dataset, precision = store.dataset(settings), choose(settings.run.device, settings.run.precision)
     shape = cut_shape(settings, store.data_dir)
     mark = Mark(kind, shape, clients=settings.federation.clients, seed=settings.run.seed)
-    folder = store.runs / f"carriers {cell.options['carriers']} seed {cell.seed}"
+    folder = store.runs / f"carriers {cell.options['task']} {cell.options['carriers']} seed {cell.seed}"
     carriers = folder / "carriers.safetensors"
-    run = train(
-        settings, folder, data_dir=store.data_dir, wait=True, trainer=trainer(mark, carriers)
-    )
+    run = train(settings, folder, data_dir=store.data_dir, wait=True, trainer=trainer(mark, carriers))
     if carriers.exists():
         mark.load(carriers)
     tuning = Tuning(epochs=EPOCHS.at(get(store.scale)), seed=cell.seed, precision=precision)
@@ -122,20 +152,58 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     }
 
 
-def lost(measured: Measured, name: str, attack: str) -> dict[int, tuple[float, float]]:
+Points = dict[int, tuple[float, float]]
+
+
+def lost(measured: Measured, task: str, name: str, attack: str) -> Points:
     """By seed: points of accuracy that the attack costs, and log10 p afterwards."""
     found = {}
     for seed in sorted({cell.seed for cell in measured.cells}):
-        before, after = (measured.results.get((f"{name} {each}", seed)) for each in ("none", attack))
+        before, after = (measured.results.get((name_of(task, name, each), seed)) for each in ("none", attack))
         if before is not None and after is not None:
             cost = before.numbers["accuracy"] - after.numbers["accuracy"]
             found[seed] = (cost, float(after.numbers["log10_p_inputs"]))
     return found
 
 
+def _distinct(measured: Measured, option: str) -> list[str]:
+    return list(dict.fromkeys(str(cell.options[option]) for cell in measured.cells))
+
+
 def show(measured: Measured, folder: Path) -> Page:
-    """The curves, one table of all attacks, and what was tried and failed."""
-    names = list(dict.fromkeys(str(cell.options["carriers"]) for cell in measured.cells))
+    """Per task the curves and a table of all attacks; before them what was tried and what removed it."""
+    names, tasks = _distinct(measured, "carriers"), _distinct(measured, "task")
+    page: list[str | Table | Picture] = [
+        Table(
+            ["carriers", "seeds", "embeds", "cheapest removal", "proof after all attacks of two points"],
+            [_summary(measured, task, name) for task in tasks for name in names],
+            caption="## What was tried, and what removed it",
+        )
+    ]
+    for task in tasks:
+        _draw(measured, task, names, folder / f"{task}.png")
+        page += [
+            f"## {task}",
+            Picture(
+                "log10 p on images over the accuracy that an attack costs: green the product's attacks, "
+                "orange those aimed at the carriers; dashed what a stamped key needs, dotted two points of "
+                "accuracy",
+                f"{task}.png",
+            ),
+            Table(
+                ["attack", *(WORDS[name] for name in names)],
+                [[attack, *(_place(measured, task, name, attack) for name in names)] for attack in ATTACKS],
+                notes=(
+                    "Accuracy (%), WSR on 256 test images (%) and log10 p, the largest of the seeds, before "
+                    f"any allowance; a stamped key needs {PROOF:.1f}. The numbers behind an attack's name "
+                    "are its weight."
+                ),
+            ),
+        ]
+    return page
+
+
+def _draw(measured: Measured, task: str, names: Sequence[str], path: Path) -> None:
     figure, axes = figures.panels(len(names), columns=3)
     for axis, name in zip(axes, names, strict=True):
         for aimed, colour in ((False, figures.SERIES[0]), (True, figures.SERIES[1])):
@@ -143,45 +211,19 @@ def show(measured: Measured, folder: Path) -> Page:
                 point
                 for attack in ATTACKS
                 if (attack in AIMED) == aimed
-                for point in lost(measured, name, attack).values()
+                for point in lost(measured, task, name, attack).values()
             ]
-            if points:
-                axis.scatter(*zip(*points, strict=True), s=14, color=colour)
+            axis.scatter([cost for cost, _ in points], [p for _, p in points], s=14, color=colour)
         axis.axhline(PROOF, color="#000000", linewidth=0.8, linestyle="--")
         axis.axvline(AFFORDABLE, color="#000000", linewidth=0.8, linestyle=":")
-        axis.set_title(WORDS[name], fontsize=8)
+        axis.set_title(WORDS[name], fontsize=7)
         axis.set_xlabel("accuracy lost, points")
         axis.set_ylabel("log10 p on images")
-    figures.save(figure, folder / "curves.png")
-    rows: list[Row] = [
-        [attack, *([_place(measured, name, attack)] for name in names)] for attack in ATTACKS
-    ]
-    flat: list[Row] = [[row[0], *(place[0] for place in row[1:])] for row in rows]  # type: ignore[index]
-    return [
-        Picture(
-            "log10 p on images over the accuracy that an attack costs: green the product's attacks, orange "
-            "those aimed at the carriers; dashed what a stamped key needs, dotted two points of accuracy",
-            "curves.png",
-        ),
-        Table(
-            ["attack", *(WORDS[name] for name in names)],
-            flat,
-            notes=(
-                "Accuracy (%), WSR on 256 test images (%) and log10 p, the largest of the seeds, before any "
-                f"allowance; a stamped key needs {PROOF:.1f}. The numbers behind an attack's name are its "
-                "weight."
-            ),
-        ),
-        Table(
-            ["carriers", "seeds", "embeds", "cheapest removal", "proof after all attacks of two points"],
-            [_summary(measured, name) for name in names],
-            caption="## What was tried, and what removed it",
-        ),
-    ]
+    figures.save(figure, path)
 
 
-def _place(measured: Measured, name: str, attack: str) -> list[Entry]:
-    cell = f"{name} {attack}"
+def _place(measured: Measured, task: str, name: str, attack: str) -> list[Entry]:
+    cell = name_of(task, name, attack)
     exponents = measured.values(cell, "log10_p_inputs")
     if not exponents:
         return [NOT_RUN]
@@ -192,50 +234,57 @@ def _place(measured: Measured, name: str, attack: str) -> list[Entry]:
     ]
 
 
-def removal(measured: Measured, name: str) -> tuple[str, float] | None:
+def removal(measured: Measured, task: str, name: str) -> tuple[str, float] | None:
     """The attack that removes the proof at the smallest cost in any seed, and that cost."""
     found = [
         (cost, attack)
         for attack in ATTACKS
-        for cost, exponent in lost(measured, name, attack).values()
+        for cost, exponent in lost(measured, task, name, attack).values()
         if attack != "none" and exponent > PROOF
     ]
     return None if not found else (min(found)[1], min(found)[0])
 
 
-def _summary(measured: Measured, name: str) -> Row:
-    start = measured.values(f"{name} none", "log10_p_inputs")
+def _summary(measured: Measured, task: str, name: str) -> Row:
+    title = f"{task}: {WORDS[name]}"
+    start = measured.values(name_of(task, name, "none"), "log10_p_inputs")
     if not start:
-        return [WORDS[name], NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN]
+        return [title, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN]
     embeds = f"log10 p {max(start):.1f}, " + ("yes" if max(start) <= PROOF else "**no**")
-    cheapest = removal(measured, name)
+    cheapest = removal(measured, task, name)
     if cheapest is None:
-        return [WORDS[name], str(len(start)), embeds, "none of these attacks", "yes"]
+        return [title, str(len(start)), embeds, "none of these attacks", "yes"]
     attack, cost = cheapest
     holds = cost > AFFORDABLE and max(start) <= PROOF
-    return [WORDS[name], str(len(start)), embeds, f"{attack}: {cost:+.1f} points", "yes" if holds else "**no**"]
+    return [title, str(len(start)), embeds, f"{attack}: {cost:+.1f} points", "yes" if holds else "**no**"]
 
 
 def verdict(measured: Measured) -> list[Finding]:
     """The rule for a new default: proof after every attack of at most two points."""
-    names = dict.fromkeys(str(cell.options["carriers"]) for cell in measured.cells)
     return [
         check_claim(
-            f"{WORDS[name]}: proof with a stamped key after every attack that costs at most two points "
-            "(largest log10 p)",
+            f"{task}, {WORDS[name]}: proof with a stamped key after every attack that costs at most two "
+            "points (largest log10 p)",
             {
                 attack: max(affordable)
                 for attack in ATTACKS
-                if (affordable := [p for cost, p in lost(measured, name, attack).values() if cost <= AFFORDABLE])
+                if (
+                    affordable := [
+                        exponent
+                        for cost, exponent in lost(measured, task, name, attack).values()
+                        if cost <= AFFORDABLE
+                    ]
+                )
             },
             lambda x: x <= PROOF,
         )
-        for name in names
+        for task in _distinct(measured, "task")
+        for name in _distinct(measured, "carriers")
     ]
 
 
 CAPTION = (
-    "Marks with carriers that were meant not to stand out, after the product's attacks and after attacks that "
+    "Marks with carriers that were meant not to stand out, after the product's attacks and after some that "
     "are aimed at them: what a thief must pay to remove each (ResNet-18)."
 )
 EXPERIMENT = Experiment("carriers", CAPTION, cells, show, measure, verdict)
