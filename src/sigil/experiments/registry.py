@@ -8,8 +8,8 @@ from sigil.errors import ExperimentError
 from sigil.experiments.beyond import (
     alignment,
     ambiguity,
-    curves,
     carriers,
+    curves,
     extraction,
     fsha,
     knowing_client,
