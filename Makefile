@@ -75,8 +75,8 @@ EXAMPLES := build/examples/bin
 SHOTS := build/screenshots
 # What needs the network, minutes, a browser or a notebook's kernel, and so is not part of `make test`: the wheel and
 # the source archive are built and checked, the core is installed alone in a fresh environment, the notebook and the
-# example for NVIDIA FLARE are run with the built wheel, the site is looked at.
-release-check: $(VENV)/.docs  ## build and check the wheel, install the core alone, run all examples, look at the site
+# example for NVIDIA FLARE are run with the built wheel, the site and the live page of a training are looked at.
+release-check: $(VENV)/.docs  ## build and check the wheel, install the core alone, run all examples, look at the pages
 	test -x $(RELEASE)/python || $(PYTHON) -m venv build/release
 	$(RELEASE)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	rm -rf dist
@@ -91,6 +91,7 @@ release-check: $(VENV)/.docs  ## build and check the wheel, install the core alo
 	$(EXAMPLES)/python release/run_nvflare.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python release/look_at_site.py site $(SHOTS)
+	$(BIN)/python release/look_at_live_page.py
 
 format: setup  ## format the sources
 	$(BIN)/ruff check --fix .
