@@ -20,6 +20,8 @@ RESULTS = DOCS.parent / "results"
 
 REFERENCE = (
     "sigil",
+    "sigil.keys",
+    "sigil.verdict",
     "sigil.models",
     "sigil.data",
     "sigil.federation",

@@ -124,6 +124,36 @@ card missing
 card folder
 """
 COMMANDS = [line.split() for line in CALLS.strip().splitlines()]
+LONG = 5000 * "x"
+# What no line of words can hold: empty, endless and impossible names, absurd numbers, other scripts.
+ODD = [
+    ["key", "new", "", "--owner", "A", "--shape", "8,8,8"],
+    ["key", "new", LONG, "--owner", "A", "--shape", "8,8,8"],
+    ["key", "new", "a\0b", "--owner", "A", "--shape", "8,8,8"],
+    ["key", "new", "a.key", "--owner", "", "--shape", "8,8,8"],
+    ["key", "new", "a.key", "--owner", "A\u202eB", "--shape", "8,8,8"],
+    ["key", "new", "a.key", "--owner", "A", "--shape", f"{10**30},8,8"],
+    ["key", "new", "a.key", "--owner", "A", "--shape", "8,8,8", "--bits", f"{10**30}"],
+    ["key", "show", "a\0b"],
+    ["key", "show", LONG],
+    ["key", "stamp", "owner.key", "--tsa", "http://[::1"],
+    ["verify", "", "--key", "words.txt"],
+    ["verify", LONG, "--key", "owner.key"],
+    ["verify", "тест.safetensors", "--key", "owner.key"],
+    ["verify", "half.safetensors", "--key", "owner.key", "--tries", 400 * "9"],
+    ["verify", "half.safetensors", "--key", "owner.key", "--time-limit", "nan"],
+    ["train", "--set", f"federation.rounds={10**30}"],
+    ["train", "--set", f"federation.clients={10**9}"],
+    ["train", "--set", "federation.rounds=1e999"],
+    ["train", "--set", "optimizer.lr=nan"],
+    ["train", "--set", f"data.name=folder:{LONG}"],
+    ["train", "--set", "=1"],
+    ["train", "--out", LONG],
+    ["train", "--out", "/proc/nowhere"],
+    ["attack", "permute", "half.safetensors", "--out", ""],
+    ["report", LONG],
+    ["detect", "a\0b"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +176,7 @@ def test_there_are_calls_of_every_command() -> None:
     assert set(typer.main.get_command(app).commands) <= {call[0] for call in COMMANDS}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("call", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("call", [*COMMANDS, *ODD], ids=lambda call: " ".join(call)[:80].replace("\0", "NUL"))
 def test_a_malformed_call_is_refused_in_a_sentence(
     call: list[str],
     things: Path,

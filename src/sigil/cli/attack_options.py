@@ -142,6 +142,10 @@ def _check(given: dict[str, Any]) -> None:
     read = {name: value for name, value in given.items() if isinstance(value, Path) and name != "out"}
     if given.get("student"):
         read["student"] = Path(given["student"])
+    if not out.name:
+        raise ConfigError(
+            f"--out: {out} has no name that a model can be written to; give a file or a directory."
+        )
     state = out.with_name(f".{out.name}.attack")
     wanted = [outputs.File("--out", place) for place in (out, out / CLIENT, out / SERVER, state)]
     inputs = {f"--{name.replace('_', '-')}": path for name, path in read.items() if name != "suspect"}

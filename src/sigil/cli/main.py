@@ -154,6 +154,12 @@ def main(argv: list[str] | None = None) -> int:
             return _bug()
         _complain(str(missing))
         return 2
+    except OSError as error:
+        # A place that the system refuses, such as a name that is too long, is no bug.
+        if error.filename is None:
+            return _bug()
+        _complain(f"{error.filename} cannot be used: {error.strerror}; choose another name or place.")
+        return 2
     except Exception:
         return _bug()
     if result == INTERRUPTED:  # some releases of typer turn Ctrl-C into this, without a word
