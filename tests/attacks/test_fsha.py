@@ -127,6 +127,17 @@ def linear_attacker(weight: Tensor, **options: Any) -> FSHA:
     return attacker
 
 
+def test_the_gradient_penalty_has_one_norm_per_channel_unless_told_otherwise() -> None:
+    """Slopes of 3 and 4 in two channels: (3 − 1)² and (4 − 1)², or over all axes (5 − 1)²."""
+    features = torch.rand(6, 2, 2, 2)
+    for over, wanted in (("channel", (4 + 9) / 2), ("all", 16.0)):
+        attacker = FSHA(torch.rand(8, 1, 4, 4), (2, 2, 2), width=4, penalty_over=over)  # type: ignore[arg-type]
+        linear = nn.Linear(8, 1, bias=False)
+        linear.weight.data = torch.tensor([[3.0, 0, 0, 0, 4.0, 0, 0, 0]])
+        attacker.discriminator = nn.Sequential(nn.Flatten(), linear)
+        assert attacker.gradient_penalty(features, features).item() == pytest.approx(wanted)
+
+
 def test_the_gradient_penalty_of_a_linear_discriminator_is_that_of_its_slope() -> None:
     weight = torch.zeros(1, 16)
     weight[0, :2] = torch.tensor([3.0, 4.0])

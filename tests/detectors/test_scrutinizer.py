@@ -154,7 +154,7 @@ def test_a_smaller_gap_a_larger_error_or_overlap_is_never_more_normal(
 
 
 def test_a_score_comes_at_every_so_many_batches_and_says_what_it_is_made_of() -> None:
-    detector = GradientScrutinizer(every=4)
+    detector = GradientScrutinizer(every=4, inclusive=True)
     scores = [detector.update(rows, labels) for rows, labels in stream(9)]
     assert scores[:3] == [None] * 3
     assert scores[3] == scores[4] == scores[6] != scores[7]
@@ -168,9 +168,23 @@ def test_a_score_comes_at_every_so_many_batches_and_says_what_it_is_made_of() ->
     assert scores[7] == normality(gap(found), error, overlap(found))
 
 
+def test_as_published_a_score_is_that_of_the_next_batch_against_the_fit_before_it() -> None:
+    published, ours = GradientScrutinizer(every=4), GradientScrutinizer(every=4, inclusive=True)
+    for rows, labels in stream(9):
+        published.update(rows, labels)
+        ours.update(rows, labels)
+    curves = published.curves
+    assert (curves["scored_step"], ours.curves["scored_step"]) == ([5, 9], [4, 8])
+    # Both fits are over the first four and eight batches; gap and overlap are those of the next one.
+    assert curves["error"] == ours.curves["error"]
+    found = Similarities(*(curves[name][8] for name in vars(Similarities(0, 0, 0, 0))))
+    assert (curves["gap"][1], curves["overlap"][1]) == (gap(found), overlap(found))
+    assert published.score == normality(gap(found), curves["error"][1], overlap(found))
+
+
 def test_compat_changes_the_overlap_and_nothing_else() -> None:
     right, published = GradientScrutinizer(every=5), GradientScrutinizer(every=5, compat=True)
-    for rows, labels in stream(5):
+    for rows, labels in stream(6):
         right.update(rows, labels)
         published.update(rows, labels)
     assert right.curves["gap"] == published.curves["gap"]
@@ -185,7 +199,7 @@ def test_gradients_that_know_the_labels_are_normal_and_others_are_an_alarm() -> 
     labels = torch.arange(24) % 3
     centres = 10 * torch.eye(3, 40)
     honest, blind = GradientScrutinizer(every=10), GradientScrutinizer(every=10)
-    for _ in range(30):
+    for _ in range(31):
         noise = 0.3 * torch.randn(24, 40, generator=random)
         honest.update(centres[labels] + noise, labels)
         blind.update(centres[torch.randint(3, (24,), generator=random)] + noise, labels)
@@ -195,12 +209,12 @@ def test_gradients_that_know_the_labels_are_normal_and_others_are_an_alarm() -> 
     assert honest.first_alarm is None
     assert honest.alarm_share == 0
     assert blind.alarm
-    assert blind.first_alarm == 10
+    assert blind.first_alarm == 11
     assert blind.alarm_share == 1
 
 
 def test_batches_without_both_kinds_of_pairs_are_skipped() -> None:
-    detector = GradientScrutinizer(every=2)
+    detector = GradientScrutinizer(every=1)
     (rows, labels) = stream(1)[0]
     assert similarities(rows, torch.arange(6)) is None
     assert similarities(rows, torch.zeros(6, dtype=torch.int64)) is None
@@ -223,4 +237,4 @@ def test_an_interrupted_one_goes_on_exactly() -> None:
     for rows, labels in batches[13:]:
         second.update(rows, labels)
     assert second.state_dict() == whole.state_dict()
-    assert second.first_alarm == whole.first_alarm == 5
+    assert second.first_alarm == whole.first_alarm == 6

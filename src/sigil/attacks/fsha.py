@@ -11,13 +11,15 @@ With the means over a batch, ẑ a random point between a public and a private f
     L_discriminator = D(z_private) − D(z_public) + 500 (‖∇D(ẑ)‖ − 1)²
     L_client        = −D(z_private)
 
+As in the published code the norm is one per channel of ẑ, over height and width.
+
 The logits that the client sees come from an honest server half, trained as agreed on whatever features
 arrive.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,8 @@ from sigil.federation.messages import CutGradient, LogitGradient
 from sigil.federation.seeds import derive, generator
 from sigil.federation.server import Server
 
+PenaltyOver = Literal["channel", "all"]
+
 
 class FSHA:
     """The attacker: autoencoder, discriminator, and the gradient that hijacks a client half.
@@ -35,7 +39,8 @@ class FSHA:
     ``public`` are the attacker's own images, float (n, C, H, W), normalised like the clients' inputs.
     ``shape`` is (c, h, w) at the cut, with H = h·2^i and W = w·2^i. ``width`` is the number of channels of
     decoder and discriminator; all networks learn with Adam, ``lr`` being the rate of the autoencoder. One
-    attacker serves all clients and all rounds.
+    attacker serves all clients and all rounds. ``penalty_over="all"`` takes one norm per feature over all of
+    its axes instead of one per channel.
 
     The encoder is one convolution: the client half must come to compute the same, so it should be simple.
 
@@ -53,12 +58,14 @@ class FSHA:
         lr: float = 1e-3,
         discriminator_lr: float = 1e-3,
         penalty: float = 500.0,
+        penalty_over: PenaltyOver = "channel",
         strength: float | None = None,
         seed: int = 0,
     ) -> None:
         halvings = _halvings(tuple(public.shape), shape)
         self.public = public
         self.penalty = penalty
+        self.penalty_over = penalty_over
         self.strength = strength
         self._random = generator(seed, "public images")
         channels = public.shape[1]
@@ -108,7 +115,8 @@ class FSHA:
         mix = torch.rand(len(public), 1, 1, 1, generator=self._random).to(public.device)
         between = (mix * public + (1 - mix) * private).requires_grad_()
         (slope,) = torch.autograd.grad(self.discriminator(between).sum(), between, create_graph=True)
-        return (slope.flatten(1).norm(dim=1) - 1).square().mean()
+        rows = slope.flatten(2) if self.penalty_over == "channel" else slope.flatten(1)
+        return (rows.norm(dim=-1) - 1).square().mean()
 
     def _draw(self, count: int) -> Tensor:
         chosen = torch.randint(len(self.public), (count,), generator=self._random)

@@ -29,6 +29,7 @@ def local_gradients(
     batch_size: int = 64,
     epochs: int = 1,
     lr: float = 1e-3,
+    amsgrad: bool = True,
     augment: bool = True,
     seed: int = 0,
     precision: Precision | None = None,
@@ -37,7 +38,8 @@ def local_gradients(
 
     ``halves`` are (client half, server half) and stay as they are; ``indices`` are the client's samples of
     ``dataset.train``, of which a random ``share`` is used. Each result is float32 (n, *shape at the cut) with
-    the usual factor 1/n of a mean loss. The optimizer is Adam.
+    the usual factor 1/n of a mean loss. The optimizer is Adam, with AMSGrad as in the published code unless
+    told otherwise.
 
     In U-SFL a client has no server half. It must simulate with one of its own: of the architecture that it
     supposes, with fresh weights.
@@ -55,7 +57,7 @@ def local_gradients(
         for half in halves
     )
     parameters = [*client_half.parameters(), *server_half.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=lr)
+    optimizer = torch.optim.Adam(parameters, lr=lr, amsgrad=amsgrad)
     random = generator(seed, "local gradients")
     chosen = np.sort(np.asarray(indices)[torch.randperm(len(indices), generator=random)[:count].numpy()])
     batches = Batches(
@@ -96,6 +98,7 @@ def local_gradients_of_run(
     batch_size: int = 64,
     epochs: int = 1,
     lr: float = 1e-3,
+    amsgrad: bool = True,
 ) -> list[Tensor]:
     """What :func:`local_gradients` gives one client of a run: its data, the run's first client half.
 
@@ -125,6 +128,7 @@ def local_gradients_of_run(
         batch_size=batch_size,
         epochs=epochs,
         lr=lr,
+        amsgrad=amsgrad,
         augment=settings.data.augment,
         seed=seed,
         precision=precision,

@@ -5,11 +5,11 @@ directions, those of two classes do not, and the difference grows steadily. A se
 for something else returns gradients that know nothing of the labels.
 
 With g_i the gradients of one batch and s_ij = ½ + ½ cos(g_i, g_j) over the pairs i ≠ j, S and σS are mean and
-standard deviation of s_ij over pairs with the same label, D and σD over pairs with different labels. At every
-50th batch t::
+standard deviation of s_ij over pairs with the same label, D and σD over pairs with different labels. At the
+batch t that comes after every 50::
 
     gap   = (S_t − D_t) / (S_t + D_t)
-    err   = ½ [ rmse(S_0..t − its quadratic fit) + rmse(D_0..t − its quadratic fit) ]
+    err   = ½ [ rmse(S before t − its quadratic fit) + rmse(D before t − its quadratic fit) ]
     ovl   = length([S_t ± σS] ∩ [D_t ± σD]) / (highest end − lowest end)
     score = sigmoid( 5 (sgn(gap)|gap|^0.4 · (−ln(7 err + e⁻²)) · (−ln(ovl + e⁻¹)) − 0.7) )
 
@@ -42,9 +42,10 @@ class Similarities:
 class GradientScrutinizer(Detector):
     """Score how well a server's gradients tell the client's labels apart; below ``threshold`` is an attack.
 
-    A score comes at every ``every``-th batch. ``compat=True`` takes the lower bound of the overlap from the
-    published code (see :func:`overlap`). Batches in which all labels differ, or all are the same, say nothing
-    and are skipped.
+    A score comes at the batch after every ``every`` of them, with the fit over those before it, as published:
+    at the 51st over the first 50. With ``inclusive=True`` it comes at the 50th itself, which is then part of
+    its own fit. ``compat=True`` takes the lower bound of the overlap from the published code (see
+    :func:`overlap`). Batches in which all labels differ, or all are the same, say nothing and are skipped.
 
     ``curves``: ``step``, ``same``, ``same_spread``, ``different``, ``different_spread`` for every batch that
     was not skipped; ``scored_step``, ``gap``, ``error``, ``overlap``, ``score`` for every score.
@@ -53,10 +54,17 @@ class GradientScrutinizer(Detector):
     name = "gradient-scrutinizer"
 
     def __init__(
-        self, *, every: int = 50, threshold: float = 0.5, compat: bool = False, client: int = 0
+        self,
+        *,
+        every: int = 50,
+        threshold: float = 0.5,
+        inclusive: bool = False,
+        compat: bool = False,
+        client: int = 0,
     ) -> None:
         super().__init__(threshold=threshold, client=client)
         self.every = every
+        self.inclusive = inclusive
         self.compat = compat
         names = ("step", "same", "same_spread", "different", "different_spread", "gap", "error", "overlap")
         self.curves |= {name: [] for name in names}
@@ -68,11 +76,12 @@ class GradientScrutinizer(Detector):
         self.curves["step"].append(self.step)
         for name, value in vars(found).items():
             self.curves[name].append(value)
-        if len(self.curves["step"]) % self.every:
+        fitted = len(self.curves["step"]) - (0 if self.inclusive else 1)
+        if fitted == 0 or fitted % self.every:
             return None
         terms = {
             "gap": gap(found),
-            "error": fitting_error([self.curves["same"], self.curves["different"]]),
+            "error": fitting_error([self.curves[name][:fitted] for name in ("same", "different")]),
             "overlap": overlap(found, compat=self.compat),
         }
         for name, value in terms.items():

@@ -5,7 +5,7 @@ class offset, and does not learn from it. An honest server's gradients for such 
 point elsewhere; a server that ignores the labels returns what it always returns.
 
 F are the gradients of fake batches, R those of regular ones, divided by coin into R1 and R2. With m the mean
-norm, a bar the mean vector and θ the angle in radians::
+norm, a bar the mean vector, R̄ half of each group's and θ the angle in radians::
 
     dF    = |m(F) − (m(R1) + m(R2))/2|
     dR    = |m(R1) − m(R2)|
@@ -79,7 +79,8 @@ class SplitGuard(Detector):
     ``classes`` is the number of classes. From batch ``warmup`` + 1 on a batch is fake with ``probability``,
     and only from there on are regular gradients gathered: those of the first steps are of another size.
     Which batches are fake, and by how many classes, follows from ``seed`` and the step. One batch is one
-    vector, see :func:`by_class`.
+    vector, see :func:`by_class`. The regular groups count half each, as published; with ``by_count=True``
+    each counts by the number of its batches.
 
     A score comes with every fake batch. An alarm is a mean of the last ``window`` scores below ``threshold``.
 
@@ -97,9 +98,10 @@ class SplitGuard(Detector):
         classes: int,
         *,
         probability: float = 0.1,
-        warmup: int = 20,
+        warmup: int = 21,
         window: int = 10,
         threshold: float = 0.5,
+        by_count: bool = False,
         seed: int = 0,
         client: int = 0,
     ) -> None:
@@ -112,6 +114,7 @@ class SplitGuard(Detector):
         self.probability = probability
         self.warmup = warmup
         self.window = window
+        self.by_count = by_count
         self.seed = seed
         self.fakes: dict[Step, int] = {}
         names = ("fake_angle", "fake_distance", "regular_angle", "regular_distance")
@@ -144,7 +147,7 @@ class SplitGuard(Detector):
         self._fake.add(vector)
         if not self._first.count or not self._second.count:
             return None
-        terms = comparison(self._fake, self._first, self._second)
+        terms = comparison(self._fake, self._first, self._second, by_count=self.by_count)
         for name, value in terms.items():
             self.curves[name].append(value)
         return guard_score(**terms)
@@ -219,9 +222,12 @@ def by_class(rows: Tensor, labels: Tensor, *, groups: int) -> Vector:
     return vector
 
 
-def comparison(fake: Gathered, first: Gathered, second: Gathered) -> dict[str, float]:
+def comparison(
+    fake: Gathered, first: Gathered, second: Gathered, *, by_count: bool = False
+) -> dict[str, float]:
     """θ(F̄, R̄), dF, θ(R̄1, R̄2) and dR."""
-    regular = first.count * first.mean + second.count * second.mean  # R̄ but for its length
+    weights = (first.count, second.count) if by_count else (1, 1)
+    regular = weights[0] * first.mean + weights[1] * second.mean  # R̄ but for its length
     return {
         "fake_angle": angle(fake.mean, regular),
         "fake_distance": abs(fake.mean_norm - (first.mean_norm + second.mean_norm) / 2),

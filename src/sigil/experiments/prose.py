@@ -1,7 +1,7 @@
 """Prose about results whose numbers come from the cells, never from a keyboard.
 
-``results/SCALE/README.md.jinja`` becomes ``README.md`` beside it; ``results/summary.md.jinja`` becomes a part
-of another page, between two marks. In a template
+``results/SCALE/README.md.jinja`` becomes ``README.md`` beside it, and
+``results/summary.md.jinja`` becomes part of another page, between two marks. In a template
 
 - ``{{ n(experiment, cell, number) }}`` is the mean over the seeds that were measured ("wsr" unless another
   number is named; one inside another is written "detector.share"), ``pm`` the same with ± their deviation,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sigil.data import Dataset
 from sigil.experiments.beyond import splitguard
-from sigil.experiments.lab import stealth
+from sigil.experiments.lab import stealth, watched_live
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
@@ -78,7 +78,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train with the detectors at work; then what the attacker sees of client 0's images."""
     settings = make(cell.options["settings"])
     dataset = store.dataset(settings)
-    numbers, found = stealth.watched(settings, store, dataset, cell.options["server"])
+    numbers, found = watched_live.watched(settings, store, dataset, cell.options["server"])
     if found is not None:
         own, seen = found
         numbers["pictures"] = {
@@ -115,8 +115,8 @@ def show(measured: Measured, folder: Path) -> Page:
     return [
         Picture("Originals above reconstructions", "fsha.png"),
         f"Above, the first {SHOWN} images of client 0; below, what the attacker sees of them. "
-        f"{hijacked['nearest']:.1f} % of {stealth.SEEN} reconstructions are nearer to their own image than "
-        f"to the others (by chance {hijacked['chance']:.1f} %); the mean square error is "
+        f"{hijacked['nearest']:.1f} % of {watched_live.SEEN} reconstructions are nearer to their own image "
+        f"than to the others (by chance {hijacked['chance']:.1f} %); the mean square error is "
         f"{hijacked['error']:.2f} of the mean image's. How little it sees through deeper cuts is in "
         "[splitguard](../splitguard/).",
         table,

@@ -63,7 +63,12 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     found = Statistics(run, size)
     baseline = found if run is honest else Statistics(honest, size)
     local = local_gradients_of_run(
-        settings, store.dataset(settings), client=stealth.CLIENT, share=1.0, batch_size=size
+        settings,
+        store.dataset(settings),
+        client=stealth.CLIENT,
+        share=1.0,
+        batch_size=size,
+        amsgrad=not stealth.earlier_forms(store.scale),
     )
     own = [common(batch.numpy()) for batch in local if len(batch) == size]
     limit = max(own, default=1.0)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
-from sigil.experiments.lab import stealth
+from sigil.experiments.lab import stealth, watched_live
 from sigil.experiments.lab.experiment import Experiment, Finding, Measured, check_claim
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.lab.watched_live import CLIENTS, SERVERS, cells, name_of
@@ -36,7 +36,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train with the detectors at work; for the hijacker also how well it sees the client's images."""
     settings = make(cell.options["settings"])
     dataset = store.dataset(settings)
-    numbers, _ = stealth.watched(settings, store, dataset, cell.options["server"])
+    numbers, _ = watched_live.watched(settings, store, dataset, cell.options["server"])
     return numbers
 
 
@@ -65,7 +65,7 @@ def show(measured: Measured, folder: Path) -> Page:
             "scores, last score. Reconstruction: share that is nearer to its own image than to 255 others, "
             "and mean square error in units of the mean image's. SplitGuard's one vector per batch is the "
             f"class-wise sum of the gradients at the cut. These trainings have {CLIENTS} clients at scales "
-            "that limit the images, each with as many images as otherwise.",
+            f"that limit the images, each with as many images as otherwise. {stealth.EARLIER_FORMS}",
         ),
     ]
 

@@ -11,19 +11,16 @@ fewer, so the share is chosen such that there are 50 local gradients again.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from matplotlib.axes import Axes
-from torch import Tensor, nn
+from torch import Tensor
 
-from sigil.attacks.fsha import FSHA
 from sigil.data import Dataset, evaluate_batches
-from sigil.detectors import Detector, GradientScrutinizer, SplitGuard, SplitOut, local_gradients_of_run
+from sigil.detectors import Detector, GradientScrutinizer, SplitOut, local_gradients_of_run
 from sigil.detectors.splitout import MINIMUM
 from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.lengths import shares
@@ -31,9 +28,7 @@ from sigil.experiments.lab.scales import STRENGTHS, Scale
 from sigil.experiments.lab.store import Store
 from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import NOT_RUN, Entry, Words
-from sigil.federation.federation import Federation
-from sigil.federation.from_settings import build_halves, client_parts
-from sigil.federation.precision import choose
+from sigil.federation.from_settings import client_parts
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
@@ -58,7 +53,7 @@ PAPER_STEPS = "layer3 longer"
 HONEST_SEEDS = 3
 LOCAL_GRADIENTS = 50
 BATCH = 256  # of the paper
-PUBLIC_IMAGES, SEEN = 2_000, 256  # images that an attacker has, and that it reconstructs
+PUBLIC_IMAGES = 2_000  # images that an attacker has
 OUTLIERS = "outliers_256"  # the number in a cell: SplitOut's mean in 256 gradients
 USUAL = "{suspicious:.0f} % suspicious, last {score:.2f}"
 _POINTS = 64  # of a curve in a cell
@@ -156,8 +151,8 @@ class PooledScrutinizer(GradientScrutinizer):
 
     name = "pooled scrutinizer"
 
-    def __init__(self, *, every: int = 50, client: int = 0) -> None:
-        super().__init__(every=every, client=client)
+    def __init__(self, *, every: int = 50, inclusive: bool = False, client: int = 0) -> None:
+        super().__init__(every=every, inclusive=inclusive, client=client)
         self._held: list[tuple[Tensor, Tensor]] = []
 
     def look(self, rows: Tensor, labels: Tensor) -> float | None:
@@ -169,16 +164,31 @@ class PooledScrutinizer(GradientScrutinizer):
         return super().look(gradients, own)
 
 
-def scrutinizers(settings: Settings, dataset: Dataset) -> list[GradientScrutinizer]:
-    """Gradient Scrutinizer as published and pooled.
+def earlier_forms(scale: str) -> bool:
+    """Whether a scale's cells were measured with detectors as they were before they followed the published.
 
-    Both have a score at every 50th batch or, in very short trainings, at ten of them.
+    The differences are in docs/detectors.md: one batch in Gradient Scrutinizer, one batch and the weights of
+    two groups in SplitGuard, AMSGrad in SplitOut's local training, the norm in FSHA's penalty.
+    """
+    return scale == "cpu"
+
+
+EARLIER_FORMS = (
+    "Cells of the scale `cpu` have the detectors and FSHA as they were before they followed the published "
+    "code in every step; [detectors](../../../docs/detectors.md) lists the differences."
+)
+
+
+def scrutinizers(settings: Settings, dataset: Dataset, *, inclusive: bool) -> list[GradientScrutinizer]:
+    """Gradient Scrutinizer batch by batch and pooled.
+
+    Both have a score after every 50 batches or, in very short trainings, ten of them.
     """
     every = max(1, min(50, steps(settings, dataset) // 10))
     pooled = max(1, every * settings.federation.batch_size // BATCH)
     return [
-        GradientScrutinizer(every=every, client=CLIENT),
-        PooledScrutinizer(every=pooled, client=CLIENT),
+        GradientScrutinizer(every=every, inclusive=inclusive, client=CLIENT),
+        PooledScrutinizer(every=pooled, inclusive=inclusive, client=CLIENT),
     ]
 
 
@@ -188,20 +198,20 @@ class SplitOutByBatch(SplitOut):
     name = "splitout by batch"
 
 
-def splitout(settings: Settings, dataset: Dataset) -> SplitOut:
+def splitout(settings: Settings, dataset: Dataset, *, amsgrad: bool) -> SplitOut:
     """SplitOut of client 0, sample by sample, with at least 50 local gradients if it has 50 images.
 
     The window is as many batches as hold 256 samples, of which the paper's alarm needs more than 128.
     """
     held = len(client_parts(settings, dataset)[CLIENT])
     share = min(1.0, max(0.01, LOCAL_GRADIENTS / held))
-    local = local_gradients_of_run(settings, dataset, client=CLIENT, share=share)
+    local = local_gradients_of_run(settings, dataset, client=CLIENT, share=share, amsgrad=amsgrad)
     window = max(1, BATCH // settings.federation.batch_size)
     # A training of fewer batches than that still gets a verdict.
     return SplitOut(local, window=min(window, steps(settings, dataset)), client=CLIENT)
 
 
-def splitout_by_batch(settings: Settings, dataset: Dataset) -> SplitOut:
+def splitout_by_batch(settings: Settings, dataset: Dataset, *, amsgrad: bool) -> SplitOut:
     """SplitOut of client 0, batch by batch: its local training goes over all of its images once.
 
     Where these are fewer than ten batches, it goes over them until there are ten. Only full batches are
@@ -211,7 +221,13 @@ def splitout_by_batch(settings: Settings, dataset: Dataset) -> SplitOut:
     held = len(client_parts(settings, dataset)[CLIENT])
     size = min(settings.federation.batch_size, held)
     local = local_gradients_of_run(
-        settings, dataset, client=CLIENT, share=1.0, batch_size=size, epochs=-(-MINIMUM // (held // size))
+        settings,
+        dataset,
+        client=CLIENT,
+        share=1.0,
+        batch_size=size,
+        epochs=-(-MINIMUM // (held // size)),
+        amsgrad=amsgrad,
     )
     full = [batch for batch in local if len(batch) == size]
     return SplitOutByBatch(full, unit="batch", window=min(10, steps(settings, dataset)), client=CLIENT)
@@ -222,7 +238,9 @@ def outliers_per_batch(run: Run, store: Store, *, batch: int = BATCH) -> float:
 
     The run must have recorded client 0. Batches of another size are counted in proportion.
     """
-    detector = splitout(run.settings, store.dataset(run.settings)).replay(recording_of(run))
+    detector = splitout(
+        run.settings, store.dataset(run.settings), amsgrad=not earlier_forms(store.scale)
+    ).replay(recording_of(run))
     return batch * outlier_share(detector)
 
 
@@ -243,74 +261,6 @@ def steps(settings: Settings, dataset: Dataset) -> int:
     return federation.rounds * federation.local_epochs * batches
 
 
-def watch(
-    settings: Settings, store: Store, *, attacker: FSHA | None = None
-) -> tuple[Federation, list[Detector]]:
-    """Train with all detectors at client 0; SplitGuard's fake batches are hidden from the others."""
-    dataset = store.dataset(settings)
-    count = steps(settings, dataset)
-    # In trainings that are too short for 20 fake batches at the usual rate, every other batch may be fake.
-    guard = SplitGuard(
-        dataset.classes,
-        probability=min(0.5, max(0.1, 20 / count)),
-        warmup=min(20, count // 10),
-        seed=settings.run.seed,
-        client=CLIENT,
-    )
-    detectors: list[Detector] = [guard, *scrutinizers(settings, dataset)]
-    detectors += [splitout(settings, dataset), splitout_by_batch(settings, dataset)]
-    federation = Federation(
-        settings,
-        dataset,
-        key=store.key(settings),
-        client_observers=detectors,
-        server_factory=None if attacker is None else attacker.server,
-    )
-    for _ in range(settings.federation.rounds):
-        federation.run_round()
-    federation.close()
-    return federation, detectors
-
-
-def watched(
-    settings: Settings, store: Store, dataset: Dataset, server: str
-) -> tuple[dict[str, Any], tuple[npt.NDArray[np.int64], Tensor] | None]:
-    """What a cell keeps of a training watched live.
-
-    Of an attacker also how well it sees the first images of client 0, and these images: their places among
-    the training images, and what it sees of them.
-    """
-    attacker = None
-    if server in ATTACKERS:
-        attacker = make_attacker(settings, dataset, strength=ATTACKERS[server])
-    federation, detectors = watch(settings, store, attacker=attacker)
-    numbers: dict[str, Any] = {
-        "accuracy": 100 * federation.accuracy(),
-        **{detector.name: summary(detector) for detector in detectors},
-    }
-    if attacker is None:
-        return numbers, None
-    own = federation.parts[CLIENT][:SEEN]
-    images = normalised(dataset, dataset.train.images[own])
-    seen = reconstruct(attacker, federation.halves()[0], images)
-    return numbers | quality(attacker, seen, images), (own, seen)
-
-
-def make_attacker(settings: Settings, dataset: Dataset, *, strength: float | None, width: int = 16) -> FSHA:
-    """FSHA for a training; its public images are test images, which no client has."""
-    shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
-    place = choose(settings.run.device, settings.run.precision).device
-    return FSHA(
-        normalised(dataset, dataset.test.images[:PUBLIC_IMAGES]).to(place),
-        shape,
-        width=width,
-        lr=3e-3,
-        discriminator_lr=3e-3,
-        strength=strength,
-        seed=settings.run.seed,
-    )
-
-
 def normalised(dataset: Dataset, images: Any) -> Tensor:
     """uint8 (n, C, H, W) as float32, like the inputs of the clients."""
     nothing = np.zeros(len(images), np.int64)
@@ -318,29 +268,6 @@ def normalised(dataset: Dataset, images: Any) -> Tensor:
         images, nothing, batch_size=max(1, len(images)), mean=dataset.mean, std=dataset.std
     )
     return torch.cat([batch.contiguous() for batch, _ in batches])
-
-
-@torch.no_grad()
-def reconstruct(attacker: FSHA, client_half: nn.Module, images: Tensor) -> Tensor:
-    """What the attacker sees of a batch (n, C, H, W) as clients send it: in training mode."""
-    half = copy.deepcopy(client_half).train()
-    return attacker.decode(half(images.to(attacker.public.device))).cpu()
-
-
-def quality(attacker: FSHA, seen: Tensor, images: Tensor) -> dict[str, float]:
-    """How well a batch is seen.
-
-    ``error`` is the mean square distance in units of that to the mean public image (1: nothing but the
-    average). ``nearest`` is the share (%) of reconstructions that are nearer to their own image than to all
-    others of the batch, and ``chance`` what guessing would give.
-    """
-    average = attacker.public.mean(0).cpu()
-    nearest = torch.cdist(seen.flatten(1), images.flatten(1)).argmin(1)
-    return {
-        "error": float((seen - images).square().mean() / (average - images).square().mean()),
-        "nearest": 100 * float((nearest == torch.arange(len(images))).float().mean()),
-        "chance": 100 / len(images),
-    }
 
 
 def summary(detector: Detector) -> dict[str, Any]:

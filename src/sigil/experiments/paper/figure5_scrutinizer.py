@@ -48,8 +48,9 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Replay the recording: as it is, pooled, and with the overlap as the published code computes it."""
     (run,) = runs
     dataset, recording = store.dataset(run.settings), stealth.recording_of(run)
-    plain, pooled = stealth.scrutinizers(run.settings, dataset)
-    compat = GradientScrutinizer(every=plain.every, compat=True, client=stealth.CLIENT)
+    earlier = stealth.earlier_forms(store.scale)
+    plain, pooled = stealth.scrutinizers(run.settings, dataset, inclusive=earlier)
+    compat = GradientScrutinizer(every=plain.every, inclusive=earlier, compat=True, client=stealth.CLIENT)
     numbers = {detector.name: stealth.summary(detector.replay(recording)) for detector in (plain, pooled)}
     published = stealth.summary(compat.replay(recording))
     return numbers | {"compat": {name: value for name, value in published.items() if name != "curves"}}
@@ -76,7 +77,7 @@ def show(measured: Measured, folder: Path) -> Page:
             f"score. *Pooled*: consecutive batches are taken together until they hold {stealth.BATCH} "
             "samples, as many as a batch of the paper; the figure shows this reading. *Published overlap*: "
             "the overlap is computed as in the detector's published code. Live trainings are those of "
-            "[splitguard](../splitguard/), with fewer images.",
+            f"[splitguard](../splitguard/), with fewer images. {stealth.EARLIER_FORMS}",
         ),
     ]
 

@@ -72,8 +72,11 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     (run,) = runs
     dataset = store.dataset(run.settings)
     recording = stealth.recording_of(run)
-    found = stealth.summary(stealth.splitout(run.settings, dataset).replay(recording))
-    by_batch = stealth.summary(stealth.splitout_by_batch(run.settings, dataset).replay(recording))
+    amsgrad = not stealth.earlier_forms(store.scale)
+    found, by_batch = (
+        stealth.summary(make(run.settings, dataset, amsgrad=amsgrad).replay(recording))
+        for make in (stealth.splitout, stealth.splitout_by_batch)
+    )
     place = choose(run.settings.run.device, run.settings.run.precision).device
     with torch.no_grad():
         half = run.halves()[0].to(place).eval()
@@ -134,7 +137,7 @@ def show(measured: Measured, folder: Path) -> Page:
             "outliers; none before there are 256. *Most*: in the last 256, or in the first few. "
             "*Spread*: standard deviation over images of the trained client half's activations. *By batch*: "
             "one vector per batch, the sum of its gradients, over ten batches. Live trainings are those of "
-            "[splitguard](../splitguard/), with fewer images.",
+            f"[splitguard](../splitguard/), with fewer images. {stealth.EARLIER_FORMS}",
         ),
         Table(
             ["split point", *header],
