@@ -227,8 +227,8 @@ def _changed(
         ("as it is", state, full),
         ("its round left out of the record", state, without),
         *(
-            (f"mixed with {back} rounds before", mixed([(0.5, state), (0.5, states[number - back])]), full)
-            for back in (1, 2)
+            (f"mixed with {words}", mixed([(0.5, state), (0.5, states[number - back])]), full)
+            for back, words in ((1, "the round before"), (2, "the round two before"))
             if number > back
         ),
         *(("disturbed", disturbed(state, size, noise), full) for size in (0.02, 0.05, 0.1)),

@@ -33,7 +33,12 @@ KINDS: dict[str, Mapping[str, Any]] = {
     "two absent": {},
 }
 MOMENTS = ("half", "one", "all")
-LEAKS = PerScale((20, 50, 79), desk=(5, 12, 19), cpu=(3, 5, 7), smoke=(2,))
+LEAKS: PerScale[Mapping[str, Sequence[int]]] = PerScale(
+    {"cifar10": (20, 50, 79)},
+    desk={"cifar10": (5, 12, 19)},
+    cpu={"digits": (3, 5, 7), "cifar10": (2, 4, 6, 8, 10)},
+    smoke={"digits": (2,)},
+)
 # The tasks of each scale, and what differs from the scale's other trainings.
 TASKS: PerScale[Mapping[str, Mapping[str, Mapping[str, Any]]]] = PerScale(
     {"cifar10": {}},
@@ -45,9 +50,8 @@ TASKS: PerScale[Mapping[str, Mapping[str, Mapping[str, Any]]]] = PerScale(
             "run": {"evaluate_every": 8},
         },
         "cifar10": {
-            "data": {"train_limit": 3_000},
-            "federation": {"rounds": 8},
-            "run": {"evaluate_every": 8},
+            "data": {"train_limit": 4_000},
+            "run": {"evaluate_every": 10},
         },
     },
     smoke={"digits": {"data": {"test_limit": None}}},
@@ -110,7 +114,7 @@ def trained(scale: Scale, task: str, kind: str, seed: int, store: Store) -> tupl
     settings = settings_of(scale, task, kind, seed)
     folder = store.runs / f"tracing {task} {kind} seed {seed}"
     kept = folder / "kept"
-    leaks = Leaks(kept, LEAKS.at(scale))
+    leaks = Leaks(kept, LEAKS.at(scale)[task])
     run = train(
         settings,
         folder,
