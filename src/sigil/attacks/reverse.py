@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
 from sigil.attacks.penalties import push_along
-from sigil.attacks.principal import mean_row
-from sigil.attacks.subspace import check_recording, recorded_rows
+from sigil.attacks.subspace import check_recording, mean_gradient
 from sigil.attacks.training import TUNING, Tuning
 from sigil.data import Dataset
 from sigil.federation.recording import Recording
@@ -33,8 +32,8 @@ def reverse(
 ) -> tuple[ModelOrHalves, Tensor]:
     """Fine-tune a copy of the model until its activations lie on the other side of the mean gradient.
 
-    û is the normalised mean of all gradients in the recording (of some ``rounds`` only, if given). The
-    fine-tuning on ``data.train`` lowers
+    û is the normalised mean of all gradients that the client was sent, kept in the recording or summed up
+    there (of some ``rounds`` only, if given). The fine-tuning on ``data.train`` lowers
 
         cross-entropy + γ · mean of (A·û − t)²,    t = −reversal · (the mean of A·û before)
 
@@ -46,7 +45,6 @@ def reverse(
     attacked = open_at_cut(model, data, cut)
     check_recording(recording, attacked)
     chosen = recording.rounds if rounds is None else rounds
-    rows = recorded_rows(recording, chosen, "averaged", "sample")
-    _, direction = mean_row(rows, recording.gradients.shape[1])
+    direction = mean_gradient(recording, chosen)
     push_along(attacked, data, direction, tuning, reversal=reversal, gamma=gamma)
     return same_kind(attacked.whole, model), direction[:, None]

@@ -248,8 +248,20 @@ def recorded_rows(
         return batches
     if unit == "batch":
         return lambda: (batch.mean(0, keepdims=True) for batch in batches())
-    _, mean = mean_row(batches, recording.gradients.shape[1])
+    mean = mean_gradient(recording, chosen) if steps is None else mean_row(batches, _width(recording))[1]
     return lambda: [mean[None].numpy()]
+
+
+def mean_gradient(recording: Recording, rounds: Sequence[int]) -> Tensor:
+    """The mean gradient (d,) of some rounds: of all that the client was sent, where not all were kept."""
+    known = recording.mean(rounds) if recording.partial else None
+    if known is not None:
+        return torch.from_numpy(known).float()
+    return mean_row(recorded_rows(recording, rounds, "averaged", "sample"), _width(recording))[1]
+
+
+def _width(recording: Recording) -> int:
+    return int(recording.gradients.shape[1])
 
 
 def _ranges(rounds: Sequence[int]) -> str:

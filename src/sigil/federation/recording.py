@@ -3,6 +3,9 @@
 Per-sample gradients at the cut are appended to a flat float32 file, their labels to another; an index says
 which rows belong to which step. All are read memory-mapped, so a recording may be larger than memory, and
 its size has a limit, past which it stops and says so.
+
+A client that averages its gradients keeps no more than a sum. So the sums of all of them are recorded too,
+per client and round, whatever share of the steps is kept: an attack that averages has what a thief has.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sigil import files
 from sigil.errors import DataError
 from sigil.federation.observers import ClientObserver, Step
 
-GRADIENTS, LABELS, INDEX = "gradients.f32", "labels.i64", "index.json"
+GRADIENTS, LABELS, INDEX, SUMS = "gradients.f32", "labels.i64", "index.json", "sums.f64"
 
 
 class GradientRecorder(ClientObserver):
@@ -45,9 +49,14 @@ class GradientRecorder(ClientObserver):
         self.steps: list[list[int]] = []
         self.rows = 0
         self.full = False
+        # Round, client, number of gradients; and their sums in the same order.
+        self.summed: list[list[int]] = []
+        self._sums: list[npt.NDArray[np.float64]] = []
         self._files: tuple[BinaryIO, BinaryIO] | None = None
 
     def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
+        if at.client in self.clients and (not self.rounds or at.round in self.rounds):
+            self._sum(at, gradient)
         if self._wanted(at):
             size = gradient.numel() * 4
             if (self.rows * math.prod(self.shape) * 4) + size > self.limit:
@@ -61,14 +70,19 @@ class GradientRecorder(ClientObserver):
             for file in self._files:
                 file.flush()
         self.folder.mkdir(parents=True, exist_ok=True)
-        index = {"shape": self.shape, "rows": self.rows, "full": self.full, "steps": self.steps}
+        if self._sums:
+            files.write(self.folder / SUMS, np.stack(self._sums).tobytes(), replace=True)
+        index = self.state_dict() | {"shape": self.shape, "share": self.share}
         files.write(self.folder / INDEX, json.dumps(index), replace=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "steps": self.steps, "full": self.full}
+        return {"rows": self.rows, "steps": self.steps, "full": self.full, "summed": self.summed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows, self.steps, self.full = state["rows"], state["steps"], state["full"]
+        # A checkpoint from before there were sums has none, and a round that was interrupted is done again.
+        self.summed = state.get("summed", [])
+        self._sums = list(_sums(self.folder, self.summed, math.prod(self.shape)).copy())
 
     def close(self) -> None:
         if self._files is not None:
@@ -82,6 +96,14 @@ class GradientRecorder(ClientObserver):
         if self.rounds and at.round not in self.rounds:
             return False
         return math.floor(at.step * self.share) > math.floor((at.step - 1) * self.share)
+
+    def _sum(self, at: Step, gradient: Tensor) -> None:
+        total = gradient.detach().cpu().flatten(1).sum(0, dtype=torch.float64).numpy()
+        if not self.summed or self.summed[-1][:2] != [at.round, at.client]:
+            self.summed.append([at.round, at.client, 0])
+            self._sums.append(np.zeros_like(total))
+        self.summed[-1][2] += len(gradient)
+        self._sums[-1] += total
 
     def _append(self, at: Step, gradient: Tensor, labels: Tensor) -> None:
         if self._files is None:
@@ -103,6 +125,18 @@ class GradientRecorder(ClientObserver):
         return opened[0], opened[1]
 
 
+def _sums(folder: Path, summed: Sequence[Sequence[int]], width: int) -> npt.NDArray[np.float64]:
+    """The sums in a folder, one row for each of ``summed``; what an interrupted round left is passed over."""
+    if not summed:
+        return np.zeros((0, width))
+    try:
+        return np.memmap(folder / SUMS, np.float64, "r", shape=(len(summed), width))
+    except (OSError, ValueError):
+        raise DataError(
+            f"The sums of gradients in {folder} are shorter than its index says; record it again."
+        ) from None
+
+
 @dataclass(frozen=True)
 class RecordedStep:
     """One recorded batch: its step, the gradients (n, d) and the labels (n,)."""
@@ -122,6 +156,8 @@ class Recording:
             self.full = bool(index["full"])
             self._steps = [tuple(map(int, row)) for row in index["steps"]]
             rows, width = int(index["rows"]), math.prod(self.shape)
+            summed = [tuple(map(int, row)) for row in index.get("summed", ())]
+            self.partial = self.full or float(index.get("share", 1.0)) < 1
         except (OSError, ValueError, KeyError, TypeError):
             raise DataError(
                 f"There is no gradient recording in {folder}; train with record.clients=[0] to make one."
@@ -136,8 +172,16 @@ class Recording:
                 f"The recording in {folder} is shorter than its index says; record it again."
             ) from None
 
+        self._summed, self._sums = summed, _sums(folder, summed, width)
+
     def __len__(self) -> int:
         return len(self._steps)
+
+    def mean(self, rounds: Sequence[int]) -> npt.NDArray[np.float64] | None:
+        """The mean of all gradients of some rounds, kept or not; None if no sums were recorded."""
+        chosen = [place for place, row in enumerate(self._summed) if row[0] in set(rounds)]
+        count = sum(self._summed[place][2] for place in chosen)
+        return np.asarray(self._sums[chosen].sum(0) / count) if count else None
 
     @property
     def rounds(self) -> list[int]:
