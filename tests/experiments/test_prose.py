@@ -78,6 +78,16 @@ def test_numbers_are_means_over_seeds_and_gaps_say_so(tmp_path: Path) -> None:
     assert prose.render('{{ n("fidelity", "vgg11 clean", "accuracy") }} %', place) == "not run"
     assert prose.render('{{ gained("resnet18", 0.1) }}', place) == "not run"
     assert prose.render('{{ paper("resnet18", 0.1, "wsr") }}', place) == "100.0"
+    other = '{{ at("cpu").n("fidelity", "resnet18 strength 0.1") }}'
+    assert prose.render(other, Store("desk", results=tmp_path, runs=tmp_path)) == "99.0"
+
+
+def test_what_an_attack_costs_is_a_difference(tmp_path: Path) -> None:
+    place = Store("desk", results=tmp_path, runs=tmp_path)
+    assert prose.render('{{ lost("paper fine-tuning, 1 epoch") }}', place) == "not run"
+    for name, accuracy in (("paper none", 80.0), ("paper fine-tuning, 1 epoch", 77.5)):
+        place.measure(Cell("curves", name, 0, ()), lambda cell, runs, store, is_=accuracy: {"accuracy": is_})
+    assert prose.render('{{ lost("paper fine-tuning, 1 epoch") }}', place) == "2.5"
 
 
 MISTAKES = (

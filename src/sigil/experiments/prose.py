@@ -7,7 +7,9 @@
   number is named; one inside another is written "detector.share"), ``pm`` the same with ± their deviation,
 - ``{{ paper(model, strength, number) }}`` the paper's number of the fidelity table,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
+- ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
 - ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
+- ``{{ at("cpu").n(…) }}`` any of these of another scale,
 - ``{{ scale }}`` the scale's name, and ``{{ figure }}`` the figure that says most of those that there are.
 
 What was not measured is "not run".
@@ -77,6 +79,19 @@ class Numbers:
         found = fidelity.cost(self._measured("fidelity"), model, strength)
         return NOT_RUN if found is None else found.text("+.1f", "points")
 
+    def lost(self, cell: str, form: str = ".1f") -> str:
+        """The points of accuracy that an attack of `curves` cost, the mean over seeds."""
+        before = self.values("curves", f"{cell.partition(' ')[0]} none", "accuracy")
+        after = self.values("curves", cell, "accuracy")
+        return (
+            format(statistics.fmean(before) - statistics.fmean(after), form) if before and after else NOT_RUN
+        )
+
+    def at(self, scale: str) -> Numbers:
+        """The numbers of another scale of the same results."""
+        known = self._store
+        return Numbers(Store(scale, results=known.results.parent, runs=known.runs.parent))
+
     def counted(self, verdict: str) -> int:
         """How many of the paper's claims have this verdict."""
         return sum(one.verdict == verdict for one in claims.held(self._store))
@@ -85,7 +100,7 @@ class Numbers:
 def render(template: str, store: Store) -> str:
     """A template's text with the numbers of a scale."""
     numbers = Numbers(store)
-    names = ("n", "pm", "paper", "gained", "counted")
+    names = ("n", "pm", "paper", "gained", "counted", "lost", "at")
     drawn = (
         name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
     )

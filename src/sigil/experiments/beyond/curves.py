@@ -259,6 +259,7 @@ def draw(measured: Measured, path: Path, schemes: Sequence[str] = tuple(SCHEMES)
         "WSR on images (%)": lambda point: point.numbers.get("wsr_inputs"),
         **{f"log10 p, {name}": partial(Point.log10_p, reading=name) for name in READINGS},
     }
+    schemes = [scheme for scheme in schemes if curve(measured, scheme, NOTHING)] or schemes[:1]
     figure, axes = figures.panels(len(panels) * len(schemes), columns=len(panels))
     for number, scheme in enumerate(schemes):
         for axis, (title, value) in zip(axes[len(panels) * number :], panels.items(), strict=False):
