@@ -223,9 +223,9 @@ def _load(folder: Path, name: str) -> tuple[bytes, bytes, bytes]:
             f"The certificates in {folder} are damaged; take them from a backup or have new ones made."
         ) from None
     if ends < datetime.now(UTC):
-        raise NetworkError(
-            f"A certificate in {folder} expired on {ends:%Y-%m-%d}; delete the folder and have new ones made."
-        )
+        made = "delete the folder and have new ones made"
+        new = made if name == "server" else "ask the owner for a new folder"
+        raise NetworkError(f"A certificate in {folder} expired on {ends:%Y-%m-%d}; {new}.")
     return authority, certificate, key
 
 

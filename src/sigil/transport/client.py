@@ -111,7 +111,13 @@ def train_round(
     )
 
     def train() -> RoundUpdate:
-        half.load_state_dict(task.client_state)
+        try:
+            half.load_state_dict(task.client_state)
+        except RuntimeError:
+            raise NetworkError(
+                f"The half that the owner sent does not fit images of {tuple(dataset.shape)} at the cut "
+                f"{settings.model.cut}; use the release of Sigil and the kind of data that the owner names."
+            ) from None
         half.train()
         result = train_client(
             client_index,

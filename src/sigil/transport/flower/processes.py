@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sigil.errors import NetworkError
 
@@ -63,7 +64,10 @@ def quiet(home: Path) -> None:
 
     Call it before Flower is imported: some of these are read then.
     """
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _no_room(home, error) from None
     os.environ |= {
         "FLWR_HOME": str(home.resolve()),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -74,7 +78,7 @@ def quiet(home: Path) -> None:
 
 def start(command: str, arguments: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
     """Start a command of Flower's as a child that ends with this process; its output goes to `log`."""
-    with log.open("ab") as file:
+    with _opened(log) as file:
         return subprocess.Popen(
             [sys.executable, "-c", _CHILD, str(os.getpid()), entry(command), *arguments],
             stdin=subprocess.DEVNULL,
@@ -91,7 +95,7 @@ def flwr(*commands: Sequence[str], home: Path, log: Path) -> list[dict[str, Any]
     Where the SuperLink is, they read in ``config.toml`` in `home`.
     """
     lines = json.dumps([[*command, "--format", "json"] for command in commands])
-    with log.open("ab") as file:
+    with _opened(log) as file:
         done = subprocess.run(
             [sys.executable, "-c", _SEVERAL, entry("flwr"), lines],
             stdin=subprocess.DEVNULL,
@@ -100,7 +104,9 @@ def flwr(*commands: Sequence[str], home: Path, log: Path) -> list[dict[str, Any]
             env=os.environ | {"FLWR_HOME": str(home.resolve())},
             start_new_session=True,
         )
-        file.write(done.stdout.replace(b"\0", b""))
+        with suppress(OSError):  # a full disk is no reason to lose the answers
+            file.write(done.stdout.replace(b"\0", b""))
+            file.flush()
     try:
         answers: list[dict[str, Any]] = [json.loads(text) for text in done.stdout.split(b"\0")[1:]]
     except ValueError:
@@ -108,6 +114,17 @@ def flwr(*commands: Sequence[str], home: Path, log: Path) -> list[dict[str, Any]
     if len(answers) != len(commands):
         raise NetworkError(f"Flower's command flwr did not answer as expected; {log} says why.")
     return answers
+
+
+def _opened(log: Path) -> IO[bytes]:
+    try:
+        return log.open("ab")
+    except OSError as error:
+        raise _no_room(log, error) from None
+
+
+def _no_room(path: Path, error: OSError) -> NetworkError:
+    return NetworkError(f"{path} cannot be written: {error.strerror}; make room or choose another place.")
 
 
 def stop(process: subprocess.Popen[bytes], *, patience: float = 5.0) -> None:

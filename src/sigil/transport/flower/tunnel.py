@@ -44,7 +44,13 @@ class Tunnel:
         self._away: float | None = None  # since when the owner has not answered
         self._told = 0.0
         self._out = _trusting(bundle)
-        self._folder = tempfile.TemporaryDirectory(prefix="sigil-tunnel-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="sigil-tunnel-")
+        except OSError as error:
+            raise NetworkError(
+                f"{tempfile.gettempdir()} cannot be written: {error.strerror}; make room, or set TMPDIR to "
+                "another folder."
+            ) from None
         local = Path(self._folder.name)
         certificates.make(local, clients=0)
         self.ca = local / "ca.pem"
