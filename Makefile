@@ -61,8 +61,9 @@ docs: $(VENV)/.docs  ## the documentation as a site: site/index.html
 # twine and Flower want different versions of the same package, so that it has an environment of its own.
 RELEASE := build/release/bin
 # What needs the network, minutes or a browser, and so is not part of `make test`: the wheel and the source
-# archive are built and checked, the core is installed alone in a fresh environment, the site is looked at.
-release-check: $(VENV)/.docs  ## build and check the wheel, install the core alone, look at the site
+# archive are built and checked, the core is installed alone in a fresh environment, the site and the live
+# page of a training are looked at.
+release-check: $(VENV)/.docs  ## build and check the wheel, install the core alone, look at site and live page
 	test -x $(RELEASE)/python || $(PYTHON) -m venv build/release
 	$(RELEASE)/python -m pip install --quiet --disable-pip-version-check 'build>=1.2' 'twine>=6'
 	rm -rf dist
@@ -71,6 +72,7 @@ release-check: $(VENV)/.docs  ## build and check the wheel, install the core alo
 	$(BIN)/python release/fresh_install.py dist
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python release/look_at_site.py site
+	$(BIN)/python release/look_at_live_page.py
 
 format: setup  ## format the sources
 	$(BIN)/ruff check --fix .

@@ -7,7 +7,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -282,6 +282,28 @@ def test_streams_are_counted_by_certificate_and_in_all(net: Any) -> None:
         held[2].call.cancel()
         _until(lambda: service._streams.total() == 2)
         assert net.raw(service, 2).send(net.hello(tickets[2], client=2)).receive().kind is Kind.WELCOME
+
+
+def test_a_flood_of_streams_on_one_connection_waits_at_its_own_end(net: Any) -> None:
+    with net.service(limits=Limits(streams_per_client=2, hello_seconds=600.0)) as service:
+        channel = net.channel(service, net.credentials(0))
+        quiet = threading.Event()
+
+        def say_nothing() -> Iterator[bytes]:
+            quiet.wait()
+            yield from ()
+
+        calls = [channel.stream_stream(wire.METHOD)(say_nothing()) for _ in range(40)]
+        _until(lambda: service._streams.total() == 2)
+        # Whoever was refused has not heard it yet, or hears it and makes room for the next in line.
+        tickets = net.open(service, service.initial_state, clients=2)
+        federation = net.local()
+        net.train(net.task(service, tickets[1], federation.client_state), 1)
+        assert service._streams.total() <= 3
+        quiet.set()
+        for call in calls:
+            call.cancel()
+        channel.close()
 
 
 def test_coming_back_too_often_ends_the_round(net: Any) -> None:

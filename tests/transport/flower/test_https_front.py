@@ -269,6 +269,12 @@ def test_the_fleet_api_passes_with_body_headers_and_status(place: Place) -> None
         ("POST", "/v1/fleet/..%2fcontrol/start-run"),
         ("POST", "/v1/fleet/%2e%2e/control/start-run"),
         ("POST", "/v1/fleet/pull-messages?next=/v1/control/start-run"),
+        ("POST", "/v1/fleet/pull-messages%3Fnext=1"),
+        ("POST", "/v1/fleet/pull-messages%23"),
+        ("POST", "/v1/fleet/x%0d%0ahost:%20elsewhere"),
+        ("POST", "/v1/fleet/%00"),
+        ("POST", "/v1/fleet/%ff"),
+        ("POST", "/v1/fleet/" + 65 * "x"),
     ],
 )
 def test_everything_else_is_refused_and_does_not_arrive(place: Place, method: str, path: str) -> None:

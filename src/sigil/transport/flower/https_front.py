@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import ssl
 import threading
@@ -46,7 +47,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-PREFIX = "/v1/fleet/"
+# What Flower calls its methods; a decoded path may hold anything, line ends and question marks included.
+FLEET = re.compile(r"/v1/fleet/[a-z0-9-]{1,64}")
 # Flower cuts arrays into objects of 5 MB and sends each by itself.
 LIMIT = 16 * 2**20
 # One client may take this part of the whole budget: the uploads of a SuperNode, two at once, fit many times.
@@ -204,7 +206,7 @@ class HttpsFront:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, holder = scope["path"], scope["state"]["holder"]
-        if scope["method"] != "POST" or not path.startswith(PREFIX) or ".." in path or scope["query_string"]:
+        if scope["method"] != "POST" or not FLEET.fullmatch(path) or scope["query_string"]:
             self.refused(FrontRefusal.REQUEST)
             await _refuse(send, 403, b"Only Flower's Fleet API is served here.")
             return
