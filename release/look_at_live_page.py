@@ -75,7 +75,7 @@ def compare(dumped: str, rows: list[dict[str, Any]], rounds: int) -> None:
     shown = {name: read(dumped, name) for name in expected}
     assert shown == expected, (shown, expected)
     for name in {"log10_p", "log10_p_inputs"} & last.keys():
-        assert f"log10 p {last[name]:.1f}" in html.unescape(dumped), name
+        assert f"log10 p {last[name]:.1f}" in html.unescape(dumped).replace("\N{NO-BREAK SPACE}", " "), name
     # The curves: as many points as rounds, the last one as high as its number says.
     for title, name, low, high in (
         ("Accuracy", "accuracy", 0.0, 1.0),
