@@ -67,7 +67,7 @@ def test_json_holds_everything(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert reports[0]["client"] == 0
     assert right["detector"] == "gradient-scrutinizer"
     assert right["steps"] == 52
-    assert right["curves"]["scored_step"] == [50]
+    assert right["curves"]["scored_step"] == [51]
     assert right["alarm"] == (right["score"] < 0.5) == (right["first_alarm"] is not None)
     assert right["curves"]["overlap"][0] < published["curves"]["overlap"][0]
     assert right["curves"]["same"] == published["curves"]["same"]

@@ -65,6 +65,14 @@ verify half.safetensors --key owner.key --report missing/page.html
 verify half.safetensors --key owner.key --evidence owner.key
 verify half.safetensors --key owner.key --sign-with missing.pem
 verify half.safetensors --key owner.key --tsa-root missing.pem
+trace
+trace half.safetensors
+trace half.safetensors --key missing.key
+trace half.safetensors --key words.txt
+trace missing.safetensors --key owner.key
+trace half.safetensors --key owner.key
+trace half.safetensors --key owner.key --run missing
+trace half.safetensors --key owner.key --run folder
 evidence
 evidence check
 evidence check missing.json

@@ -94,7 +94,12 @@ def test_tables_share_trainings(everything: Path) -> None:
         for cell in registry.get(name).cells(scale, [0])
     }
     wanted = {store.folder(settings) for cell in cells.values() for settings in cell.trainings}
-    assert {path for path in store.runs.iterdir() if path.is_dir()} == wanted
+    # Trainings have the hash of their settings as a name; two experiments keep what they train themselves.
+    own = {"carriers", "tracing"}
+    found = {
+        path for path in store.runs.iterdir() if path.is_dir() and path.name.partition(" ")[0] not in own
+    }
+    assert found == wanted
     # The IID, balanced, 4-client and noise-free trainings and those that are attacked are fidelity's own.
     assert len(wanted) < len(cells) - 50
 

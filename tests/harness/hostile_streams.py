@@ -143,7 +143,7 @@ class Attacker:
         """A number format that does not exist."""
         client, hello = self._hello()
         header, *chunks = self._activation(client)
-        code = int(self._random.choice([0, *range(3, 256)]))
+        code = int(self._random.choice([0, *range(4, 256)]))
         header = header[:7] + bytes([code]) + header[8:]
         return _stream("wrong dtype", [hello, header, *chunks], Reason.DTYPE)
 

@@ -49,10 +49,13 @@ class Held:
     claim: Claim
     found: Interval | None
     verdict: str
+    planned: bool = True  # whether the scale has the cell at all
 
     @property
     def ours(self) -> str:
         """Our number in words."""
+        if not self.planned:
+            return "no such cell"
         return intervals.NOT_RUN if self.found is None else self.found.text(self.claim.form, self.claim.unit)
 
 
@@ -225,7 +228,8 @@ def held(store: Store) -> list[Held]:
         measured = measured_of(store, claim.experiment, seeds)
         number = _interval(claim, measured)
         verdict = intervals.judge(number, claim.holds, needs_interval=bool(claim.instead_of))
-        found.append(Held(claim, number, verdict))
+        planned = claim.cell in {cell.name for cell in measured.cells}
+        found.append(Held(claim, number, verdict if planned else intervals.UNTESTABLE, planned))
     return found
 
 

@@ -69,8 +69,6 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # An honest client has one stream on a connection; the rest of a flood waits at its own end.
-    ("grpc.max_concurrent_streams", 8),
     # A connection that does not finish its handshake, or has no stream, is closed.
     ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_connection_idle_ms", 300_000),
