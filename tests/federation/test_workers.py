@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +17,16 @@ def test_workers_that_are_started_half_way_are_ended(
     monkeypatch: pytest.MonkeyPatch, leftovers: Callable[[], list[str]]
 ) -> None:
     running: list[str] = []
+    calls = []
     real = workers._recipe
 
     def recipe(training: Any) -> dict[str, Any]:
-        running[:] = [line for line in leftovers() if "spawn_main" in line]
-        if len(running) == 2:
+        calls.append(training)
+        # A process that was just forked does not have its own command line yet.
+        last = time.monotonic() + 60
+        while len(running) < len(calls) and time.monotonic() < last:
+            running[:] = [line for line in leftovers() if "spawn_main" in line]
+        if len(calls) == 2:
             raise OSError(12, "Cannot allocate memory")
         return real(training)
 

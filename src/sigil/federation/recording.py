@@ -76,12 +76,13 @@ class GradientRecorder(ClientObserver):
         files.write(self.folder / INDEX, json.dumps(index), replace=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "steps": self.steps, "full": self.full, "summed": self.summed}
+        summed = [list(row) for row in self.summed]  # a round adds to its own row
+        return {"rows": self.rows, "steps": self.steps, "full": self.full, "summed": summed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows, self.steps, self.full = state["rows"], state["steps"], state["full"]
         # A checkpoint from before there were sums has none, and a round that was interrupted is done again.
-        self.summed = state.get("summed", [])
+        self.summed = [list(row) for row in state.get("summed", ())]
         self._sums = list(_sums(self.folder, self.summed, math.prod(self.shape)).copy())
 
     def close(self) -> None:
