@@ -57,7 +57,7 @@ def cluster(address: str, store: Store, *, jobs: int = 0) -> Iterator[tuple[RayP
     except ImportError:
         raise ExperimentError(
             "Ray is not installed, so nothing can run on a cluster; install it with "
-            "`pip install 'sigil[simulation]'` or leave --ray out."
+            "`pip install 'sigil-watermark[experiments]'` or leave --ray out."
         ) from None
     shared = Store(
         store.scale,
