@@ -136,11 +136,11 @@ def test_what_is_not_finite_is_an_outlier() -> None:
 
 def test_too_few_local_gradients_say_what_is_needed() -> None:
     with pytest.raises(
-        DetectorError, match=r"given 9 local gradients \(one a sample\).*at least 10.*larger share"
+        DetectorError, match=r"given 9 local gradients \(one per sample\).*at least 10.*larger share"
     ):
         SplitOut([torch.eye(N)[:9]])
     with pytest.raises(
-        DetectorError, match=r"1 local gradient \(one a batch\).*at least 10.*smaller batches"
+        DetectorError, match=r"1 local gradient \(one per batch\).*at least 10.*smaller batches"
     ):
         SplitOut(simplex(), unit="batch")
     with pytest.raises(DetectorError, match="0 local gradients"):

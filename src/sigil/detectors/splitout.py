@@ -63,7 +63,7 @@ class SplitOut(Detector):
         if found < MINIMUM:
             raise DetectorError(
                 f"SplitOut was given {found} local gradient{'' if found == 1 else 's'} "
-                f"({'one per sample' if unit == 'sample' else 'one per batch'}), but it needs at least {MINIMUM} "
+                f"(one per {unit}), but it needs at least {MINIMUM} "
                 "to know what is normal; let the client train locally on a larger share of its data"
                 f"{'' if unit == 'sample' else ' or in smaller batches'}."
             )
