@@ -172,13 +172,13 @@ class Search:
     def _written_signs(self, link: Link) -> Floats:
         """The signs with which their filters of a link are taken, in our order, for all other axes."""
         if self.lean and all(name in self.orders for name in link.reads):
-            return np.where(self._leaning(link) < 0, -1.0, 1.0)
+            return np.where(self._in_order(link)[1] < 0, -1.0, 1.0)
         return self.signs[link.writes][:, None, None, None].astype(np.float64)
 
-    def _leaning(self, link: Link) -> Floats:
+    def _in_order(self, link: Link) -> tuple[Floats, Floats]:
+        """Their filters of a link in our order, and how far each leans to ours, negative if away from it."""
         theirs = taken(self.read(self.theirs[link.layer], link.reads), self.orders[link.writes], 0)
-        found: Floats = (self.ours[link.layer] * theirs).sum((1, 2, 3), keepdims=True)
-        return found
+        return theirs, (self.ours[link.layer] * theirs).sum((1, 2, 3), keepdims=True)
 
     def read(self, filters: Floats, spaces: tuple[str, ...]) -> Floats:
         """Filters with their inputs in our order and with our signs."""
@@ -199,9 +199,7 @@ class Search:
         for link in self.topology.links:
             known = link.writes in self.orders and all(name in self.orders for name in link.reads)
             if link.layer in self.theirs and self.ours[link.layer].ndim == 4 and known:
-                read = self.read(self.theirs[link.layer], link.reads)
-                theirs = taken(read, self.orders[link.writes], 0)
-                leaning = (self.ours[link.layer] * theirs).sum((1, 2, 3), keepdims=True)
+                theirs, leaning = self._in_order(link)
                 found[f"{link.layer}.weight"] = torch.from_numpy(np.where(leaning < 0, -theirs, theirs))
         return found
 
