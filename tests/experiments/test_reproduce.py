@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,30 @@ def test_a_missing_cell_is_shown_as_missing_and_only_it_is_computed(everything: 
     after = json.loads(removed.read_text())
     assert after["numbers"] == before["numbers"]
     assert {path: path.stat().st_mtime_ns for path in others} == others
+
+
+def test_a_page_keeps_the_seeds_that_were_measured_before(tmp_path: Path) -> None:
+    """Asking for one seed must not draw a page of three with one: the cells of all of them are there."""
+    store, experiment = make_store(tmp_path), registry.get("fidelity")
+    for seed, accuracy in ((0, 10.0), (1, 20.0), (2, 60.0)):
+        for cell in experiment.cells(scales.get("smoke"), [seed]):
+            number = accuracy
+            store.measure(replace(cell, trainings=()), lambda cell, runs, store: {"accuracy": number})  # noqa: B023
+    page = reproduce.show("fidelity", store, [0]).read_text()
+    assert "48 of 48 cells" in page
+    assert "30.0 ± 26.5" in page
+    assert experiment.seeds(store) == [0, 1, 2]
+    assert experiment.seeds(store, [5]) == [0, 1, 2, 5]
+
+
+def test_honest_servers_of_further_seeds_make_no_seed_of_a_page(tmp_path: Path) -> None:
+    store, experiment = make_store(tmp_path), registry.get("scrutinizer")
+    assert experiment.seeds(store) == [0]
+    cells = [cell for cell in experiment.cells(scales.get("smoke"), [0]) if cell.experiment == "scrutinizer"]
+    assert {cell.seed for cell in cells} == {0, 1, 2}
+    for cell in cells:
+        store.measure(replace(cell, trainings=()), lambda cell, runs, store: {"accuracy": 1.0})
+    assert experiment.seeds(store) == [0]
 
 
 def test_only_cells_of_finished_trainings_are_measured_if_asked(

@@ -172,7 +172,7 @@ def _opening(store: Store, folder: Path, before: str) -> tuple[Markup, str, list
 
 def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section, str, list[dict[str, str]]]:
     """An experiment's section of the page, the same as Markdown, and its rows of the CSV file."""
-    cells = experiment.cells(scales.get(store.scale), _seeds(experiment, store))
+    cells = experiment.cells(scales.get(store.scale), experiment.seeds(store))
     found = store.results_of(cells)
     measured = Measured(cells, found)
     findings = experiment.verdict(measured)
@@ -195,15 +195,6 @@ def _section(experiment: Experiment, store: Store, reason: str) -> tuple[Section
     parts = [f"## {experiment.name}", experiment.caption, listed(findings), reason, text, foot]
     records = [{"experiment": experiment.name, **record} for record in drawing.records(page)]
     return section, "\n\n".join(part for part in parts if part) + "\n", records
-
-
-def _seeds(experiment: Experiment, store: Store) -> list[int]:
-    """The seeds of which anything was measured; 0 if nothing was, so that the gaps are shown."""
-    scale = scales.get(store.scale)
-    seeds = {0}.union(*(store.seeds(cell.experiment) for cell in experiment.cells(scale, [0])))
-    return [
-        seed for seed in sorted(seeds) if not seed or any(map(store.has, experiment.cells(scale, [seed])))
-    ]
 
 
 def _coverage(cells: Sequence[Cell], store: Store) -> str:

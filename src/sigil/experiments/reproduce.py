@@ -88,9 +88,12 @@ def reproduce(
 
 
 def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
-    """Write an experiment's page (Markdown and figures) from the cells that are there."""
+    """Write an experiment's page (Markdown and figures) from the cells that are there.
+
+    Seeds that were measured before are on the page too, whether or not they are asked for now.
+    """
     experiment = registry.get(name)
-    cells = experiment.cells(scales.get(store.scale), seeds)
+    cells = experiment.cells(scales.get(store.scale), experiment.seeds(store, seeds))
     folder = store.results / name
     folder.mkdir(parents=True, exist_ok=True)
     measured = Measured(cells, store.results_of(cells))

@@ -52,7 +52,7 @@ DRAWN = PerScale(50, smoke=5)  # drawn assignments for each innocent model
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class TracedTraining:
     """A finished training, its key, its record, and how its test images read a model."""
 
     run: Run
@@ -62,7 +62,7 @@ class Case:
     dataset: Dataset
 
     @classmethod
-    def open(cls, scale: Scale, task: str, kind: str, seed: int, store: Store) -> Case:
+    def open(cls, scale: Scale, task: str, kind: str, seed: int, store: Store) -> TracedTraining:
         """Train unless that was done."""
         run, kept = trained(scale, task, kind, seed, store)
         key = store.key(run.settings)
@@ -119,27 +119,27 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train unless that was done, then look at one side of it."""
     scale = get(store.scale)
-    case = Case.open(scale, cell.options["task"], cell.options["kind"], cell.seed, store)
+    subject = TracedTraining.open(scale, cell.options["task"], cell.options["kind"], cell.seed, store)
     what = cell.options["what"]
     if what == "leaks":
-        return _leaks(case)
+        return _leaks(subject)
     if what == "innocents":
-        return _innocents(case, DRAWN.at(scale))
+        return _innocents(subject, DRAWN.at(scale))
     if what == "attacks":
-        return tracing_attacks.measure(case.run, case.kept, case.dataset, case.trace)
-    return tracing_closing.measure(case.run, case.key, case.dataset, case.trace, store)
+        return tracing_attacks.measure(subject.run, subject.kept, subject.dataset, subject.trace)
+    return tracing_closing.measure(subject.run, subject.key, subject.dataset, subject.trace, store)
 
 
-def _leaks(case: Case) -> dict[str, Any]:
+def _leaks(subject: TracedTraining) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
-    for number, client, moment, state in local_states(case.kept):
-        found = case.trace(state)
+    for number, client, moment, state in local_states(subject.kept):
+        found = subject.trace(state)
         own = next(each for each in found.ranking if each.client == client)
         rows.append(
             {
                 "round": number,
                 "moment": moment,
-                "images": len_part(case, client),
+                "images": len_part(subject, client),
                 "named": found.named,
                 "client": client,
                 "first": found.ranking[0].client == client,
@@ -149,31 +149,31 @@ def _leaks(case: Case) -> dict[str, Any]:
             }
         )
     return {
-        "accuracy": 100 * case.run.final["accuracy"],
-        "wsr": 100 * case.run.final["wsr_inputs"],
+        "accuracy": 100 * subject.run.final["accuracy"],
+        "wsr": 100 * subject.run.final["wsr_inputs"],
         "rows": rows,
     }
 
 
-def len_part(case: Case, client: int) -> int:
+def len_part(subject: TracedTraining, client: int) -> int:
     """How many images a client holds."""
     from sigil.federation.from_settings import client_parts
 
-    return len(client_parts(case.run.settings, case.dataset)[client])
+    return len(client_parts(subject.run.settings, subject.dataset)[client])
 
 
-def _innocents(case: Case, drawn: int) -> dict[str, Any]:
+def _innocents(subject: TracedTraining, drawn: int) -> dict[str, Any]:
     """How many innocents would be named, by what was done to the global model."""
-    states = global_states(case.kept)
+    states = global_states(subject.kept)
     counts: dict[str, dict[str, int]] = {}
     smallest = 1.0
     pairs = wrong_pairs = drawn_pairs = drawn_wrong = 0
     for number, state in states.items():
         if number == 0:
             continue
-        for what, changed, record in _changed(case, number, state, states):
-            reading = case.reading(case.half(changed))
-            found = compare(reading, case.key, record)
+        for what, changed, record in _changed(subject, number, state, states):
+            reading = subject.reading(subject.half(changed))
+            found = compare(reading, subject.key, record)
             row = counts.setdefault(what, {"models": 0, "named": 0, "called global": 0, "unmarked": 0})
             row["models"] += 1
             row["named"] += found.named is not None
@@ -182,7 +182,7 @@ def _innocents(case: Case, drawn: int) -> dict[str, Any]:
             pairs += len(found.ranking)
             wrong_pairs += sum(each.p <= LEVEL for each in found.ranking)
             smallest = min(smallest, min(each.p for each in found.ranking))
-            made, wrong = _drawn(case, reading, record, drawn, number)
+            made, wrong = _drawn(subject, reading, record, drawn, number)
             drawn_pairs, drawn_wrong = drawn_pairs + made, drawn_wrong + wrong
     return {
         "counts": counts,
@@ -194,7 +194,9 @@ def _innocents(case: Case, drawn: int) -> dict[str, Any]:
     }
 
 
-def _drawn(case: Case, reading: Reading, record: AgreementRecord, count: int, number: int) -> tuple[int, int]:
+def _drawn(
+    subject: TracedTraining, reading: Reading, record: AgreementRecord, count: int, number: int
+) -> tuple[int, int]:
     """Innocents by construction: the model with shares that nobody was given, `count` times all clients."""
     total = record.counted["inputs"]
     rounds = {
@@ -204,7 +206,7 @@ def _drawn(case: Case, reading: Reading, record: AgreementRecord, count: int, nu
     }
     values = contrast.stabilised([round(share * total) for share in reading.bit_shares], total)
     basis = contrast.regressors(contrast.nearest(values, rounds), rounds)
-    stream = np.random.default_rng(derive(case.run.settings.run.seed, "tracing", "drawn", number))
+    stream = np.random.default_rng(derive(subject.run.settings.run.seed, "tracing", "drawn", number))
     clients = record.clients
     dealt = np.arange(record.bits) % clients
     own = np.concatenate(
@@ -215,10 +217,10 @@ def _drawn(case: Case, reading: Reading, record: AgreementRecord, count: int, nu
 
 
 def _changed(
-    case: Case, number: int, state: State, states: dict[int, State]
+    subject: TracedTraining, number: int, state: State, states: dict[int, State]
 ) -> list[tuple[str, State, AgreementRecord]]:
     """Innocent models that descend from the global model of a round, each with the record to trace by."""
-    seed, full = case.run.settings.run.seed, case.record
+    seed, full = subject.run.settings.run.seed, subject.record
     without = dataclasses.replace(
         full, rounds={each: counts for each, counts in full.rounds.items() if each != number}
     )
@@ -233,18 +235,18 @@ def _changed(
         ),
         *(("disturbed", disturbed(state, size, noise), full) for size in (0.02, 0.05, 0.1)),
     ]
-    halves = _with_server(case, state)
+    halves = _with_server(subject, state)
     for bits in (8, 4):
         models.append((f"INT{bits}", attacks.quantize(halves, f"int{bits}")[0].state_dict(), full))  # type: ignore[arg-type]
     models.append(("pruned by 30 %", attacks.prune(halves, 0.3)[0].state_dict(), full))
-    precision = choose(case.run.settings.run.device, case.run.settings.run.precision)
-    images = len(case.dataset.train)
+    precision = choose(subject.run.settings.run.device, subject.run.settings.run.precision)
+    images = len(subject.dataset.train)
     for epochs in (1, 3):
         picked = np.random.default_rng(derive(seed, "stranger", number, epochs)).choice(
             images, max(16, images // 10), replace=False
         )
         tuning = Tuning(epochs=epochs, seed=epochs, precision=precision)
-        stranger = attacks.share(case.dataset, np.sort(picked))
+        stranger = attacks.share(subject.dataset, np.sort(picked))
         model = attacks.finetune(
             halves,
             stranger,
@@ -258,8 +260,8 @@ def _changed(
     return models
 
 
-def _with_server(case: Case, state: State) -> Halves:
-    client, server = case.run.halves()
+def _with_server(subject: TracedTraining, state: State) -> Halves:
+    client, server = subject.run.halves()
     client.load_state_dict(state)
     return client, server
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sigil.errors import ExperimentError
 from sigil.experiments.lab.intervals import AGREES, DIFFERS, UNTESTABLE, Interval, judge
-from sigil.experiments.lab.scales import Scale
+from sigil.experiments.lab.scales import Scale, get
 from sigil.experiments.lab.store import Cell, Result, Store
 from sigil.experiments.pages.tables import Number, Page
 from sigil.federation.run import Run
@@ -163,6 +163,27 @@ class Experiment:
     show: Callable[[Measured, Path], Page]
     measure: Measure = _others_measure
     verdict: Callable[[Measured], list[Finding]] = lambda measured: []
+
+    def seeds(self, store: Store, asked: Sequence[int] = ()) -> list[int]:
+        """The seeds of a page: those asked for, and those of which anything was measured; 0 at least.
+
+        Where a page shows cells of other experiments too, its own decide. Cells of other seeds that the
+        first seed asks for (a detector is held against several honest servers) make no seed of their own.
+        """
+        first = self._deciding(store, 0)
+        measured = {
+            seed
+            for seed in set[int]().union(*(store.seeds(experiment) for experiment, _ in first))
+            for place, cell in self._deciding(store, seed).items()
+            if store.has(cell) and (not seed or place not in first)
+        }
+        return sorted(measured.union(asked)) or [0]
+
+    def _deciding(self, store: Store, seed: int) -> dict[tuple[str, str], Cell]:
+        """The cells of a seed, by their places: the experiment's own, or all if it has none."""
+        cells = self.cells(get(store.scale), [seed])
+        own = [cell for cell in cells if cell.experiment == self.name] or cells
+        return {(cell.experiment, cell.file): cell for cell in own}
 
 
 def curves(run: Run, *names: str) -> dict[str, list[Any]]:
