@@ -120,6 +120,7 @@ def show(measured: Measured, folder: Path) -> Page:
         f"{hijacked['error']:.2f} of the mean image's. How little it sees through deeper cuts is in "
         "[splitguard](../splitguard/).",
         table,
+        stealth.EARLIER_FORMS,
     ]
 
 

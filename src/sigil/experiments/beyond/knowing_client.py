@@ -148,7 +148,8 @@ def show(measured: Measured, folder: Path) -> Page:
     notes = (
         "*AUC*: the probability that a batch of this training has a larger `common` than one of the honest "
         "training, over all rounds, and in the first. *Above own limit*: batches above "
-        "the largest value of the client's own honest epoch. *Persistence*: mean over the pairs of rounds."
+        "the largest value of the client's own honest epoch. *Persistence*: mean over the pairs of rounds. "
+        "At the scale `cpu` the local epoch is trained by Adam without AMSGrad, at others as in SplitOut."
     )
     return [Picture("Both statistics over the rounds", "informed.png"), Table(header, rows, notes=notes)]
 
