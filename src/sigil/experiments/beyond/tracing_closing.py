@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sigil import optimizers
 from sigil.data import Batches, Dataset
 from sigil.experiments.lab.experiment import Measured
 from sigil.experiments.lab.store import Store
@@ -95,7 +96,7 @@ def _close(
     half, teacher = copy.deepcopy(client_half).eval(), copy.deepcopy(client_half).eval()
     server = copy.deepcopy(server_half).eval().requires_grad_(False)
     chosen = _few(half) if way.few else list(half.parameters())
-    optimizer = torch.optim.SGD(chosen, lr=way.rate, momentum=0.9)
+    optimizer = optimizers.SGD(chosen, lr=way.rate, momentum=0.9)
     batches = Batches(
         dataset.train.images,
         dataset.train.labels,
