@@ -174,3 +174,59 @@ def test_the_tables_of_the_documentation_are_right() -> None:
                 activation = module(activation)
                 assert "×".join(map(str, activation.shape[1:])) == shape
                 assert f"{activation.numel():,}" == dimension
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_a_copy_is_a_deep_copy(name: str) -> None:
+    model = models.build(name, width=8, seed=1)
+    model.input_shape = (3, 32, 32)
+    model[1].eval()
+    model.register_buffer("extra", torch.ones(2))
+    heard: list[str] = []
+    model[0].register_forward_hook(lambda *arguments: heard.append("hook"))
+    made = copy.deepcopy(model)
+    assert type(made) is type(model)
+    assert (made.spec, made.input_shape) == (model.spec, model.input_shape)
+    assert [part.training for part in made.modules()] == [part.training for part in model.modules()]
+    assert list(made.state_dict()) == list(model.state_dict())
+    places = {value.data_ptr() for value in model.state_dict().values() if value.numel()}
+    for key, value in made.state_dict().items():
+        assert torch.equal(value, model.state_dict()[key])
+        assert value.data_ptr() not in places
+    assert not {id(part) for part in made.modules()} & {id(part) for part in model.modules()}
+    for ours, theirs in zip(made.modules(), model.modules(), strict=True):
+        assert repr(ours) == repr(theirs)
+        assert vars(ours).keys() == vars(theirs).keys()
+        for key, value in vars(theirs).items():
+            if isinstance(value, dict | set | list):
+                assert vars(ours)[key] is not value, key
+    made(torch.zeros(2, 3, 32, 32))
+    assert heard == ["hook"]
+
+
+def test_what_is_shared_stays_shared_in_a_copy() -> None:
+    model = models.build("resnet18", width=8)
+    model.add_module("again", model[0])
+    made = copy.deepcopy([model, model[0]])
+    assert made[0][0] is made[0].get_submodule("again") is made[1]
+    assert made[0][0] is not model[0]
+
+
+def test_weights_are_loaded_as_by_every_module() -> None:
+    model, other = (models.build("resnet18", width=8, seed=seed) for seed in (1, 2))
+    places = [value.data_ptr() for value in model.parameters()]
+    state = {name: value.double() for name, value in other.state_dict().items()}
+    assert str(model.load_state_dict(state)) == "<All keys matched successfully>"
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    assert [value.data_ptr() for value in model.parameters()] == places
+    assert all(value.requires_grad and value.is_leaf for value in model.parameters())
+    # In another order, and what does not fit: the sentence of PyTorch.
+    backwards = dict(reversed(models.build("resnet18", width=8, seed=3).state_dict().items()))
+    model.load_state_dict(backwards)
+    assert all(torch.equal(value, backwards[name]) for name, value in model.state_dict().items())
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        model.load_state_dict(models.build("resnet18", width=16).state_dict())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({})
+    kept = [name for name in state if not name.endswith("num_batches_tracked")]
+    assert model.load_state_dict({}, strict=False).missing_keys == kept

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import _IncompatibleKeys
 
 from sigil.errors import ModelError
 from sigil.models.spec import ModelSpec, architecture, check_range, row_names, shown
 
 MAX_INPUT_SIZE = 4096
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+_UNCHANGING = {bool, int, float, str, type(None)}
 
 
 class Model(nn.Sequential):
@@ -26,6 +31,47 @@ class Model(nn.Sequential):
     #: Shape (channels, H, W) of the images that it was built for, None if that is not known; a
     #: server half, which sees no images, never knows.
     input_shape: tuple[int, int, int] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return duplicate(self, memo)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As every module does; faster where the tensors are just those of this model."""
+        own = self.state_dict()
+        same = own.keys() == state_dict.keys()
+        if assign or not same or not all(_takes(value, state_dict[name]) for name, value in own.items()):
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        for name, value in own.items():
+            value.copy_(state_dict[name])
+        return _IncompatibleKeys([], [])
+
+
+def duplicate(module: AnyModule, memo: dict[int, Any] | None = None) -> AnyModule:
+    """A deep copy of a module, several times as fast as :func:`copy.deepcopy` makes it.
+
+    That takes most of its time for the dozen dictionaries of hooks that every layer has, nearly all empty.
+    """
+    memo = {} if memo is None else memo
+    if id(module) in memo:
+        return cast(AnyModule, memo[id(module)])
+    copied = module.__class__.__new__(module.__class__)
+    memo[id(module)] = copied
+    for name, value in module.__dict__.items():
+        if name == "_modules":
+            value = {row: None if part is None else duplicate(part, memo) for row, part in value.items()}
+        elif type(value) in (dict, OrderedDict, set) and not value:
+            value = type(value)()
+        elif type(value) not in _UNCHANGING:
+            value = copy.deepcopy(value, memo)
+        copied.__dict__[name] = value
+    return copied
+
+
+def _takes(own: Tensor, given: Any) -> bool:
+    """Whether a tensor can be copied to a place as it is."""
+    return isinstance(given, Tensor) and own.shape == given.shape and not (own.is_meta or given.is_meta)
 
 
 def build(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sigil.errors import ModelError
-from sigil.models.building import Model, from_rows, rows_of
+from sigil.models.building import Model, duplicate, from_rows, rows_of
 from sigil.models.spec import Part, check_cut, check_range, shown, unknown
 
 
@@ -103,7 +103,8 @@ def _up_to(module: nn.Module, cut: str) -> nn.Module:
 
 def _rows(model: Model, rows: Sequence[str], *, copy: bool = True) -> OrderedDict[str, nn.Module]:
     found = OrderedDict((row, model.get_submodule(row)) for row in rows)
-    return deepcopy(found) if copy else found
+    memo: dict[int, Any] = {}
+    return OrderedDict((row, duplicate(part, memo)) for row, part in found.items()) if copy else found
 
 
 def _check_part(model: nn.Module, part: Part) -> None:
