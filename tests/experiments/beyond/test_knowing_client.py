@@ -74,7 +74,7 @@ def test_a_common_part_shows_in_both_statistics(tmp_path: Path) -> None:
 def test_a_client_without_a_full_batch_is_measured_as_far_as_it_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is divided by the number of batches that there are not, and the page leaves the places empty."""
+    """Nothing is divided by the number of its batches, which is zero, and the page leaves places empty."""
     monkeypatch.setattr(informed, "local_gradients_of_run", lambda *arguments, **options: [torch.ones(3, 4)])
     settings = make({"federation": {"batch_size": 16}})
     runs = [

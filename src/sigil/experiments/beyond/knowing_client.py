@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import mannwhitneyu
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 
 from sigil.detectors import local_gradients_of_run
 from sigil.experiments.lab import stealth
@@ -138,7 +138,7 @@ def auc(values: Iterable[float], honest: Iterable[float]) -> float | None:
     one, other = list(values), list(honest)
     if not one or not other:
         return None
-    return 100 * float(mannwhitneyu(one, other).statistic) / (len(one) * len(other))
+    return 100 * float(scipy.stats.mannwhitneyu(one, other).statistic) / (len(one) * len(other))
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -212,8 +212,7 @@ def verdict(measured: Measured) -> list[Finding]:
     def separation(server: str) -> dict[str, float | None]:
         found = {setting: measured.first(f"{setting} {server}") for setting in _settings(measured)}
         return {
-            setting: None if numbers is None else _in_round_1(numbers)
-            for setting, numbers in found.items()
+            setting: None if numbers is None else _in_round_1(numbers) for setting, numbers in found.items()
         }
 
     return [
