@@ -173,8 +173,7 @@ SMOKE = Scale(
     name="smoke",
     note="Seconds on the embedded digits: shows that everything runs, and says nothing about the paper.",
     base={
-        # One batch for each of the four clients in a round.
-        "data": {"name": "digits32", "train_limit": 64, "test_limit": 40},
+        "data": {"name": "digits32", "train_limit": 80, "test_limit": 40},
         "federation": {"clients": 4, "rounds": 2, "local_epochs": 1, "batch_size": 16},
         "optimizer": {"lr": 0.05, "warmup_rounds": 0},
         "watermark": {"bits": PAPER_BITS, "probes": 16, "statistics_every": 1},
