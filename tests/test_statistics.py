@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import itertools
 import math
-import time
 from fractions import Fraction
 from pathlib import Path
 from unittest import mock
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 from scipy.stats import binom, kstest
 
+from harness.processor_time import in_units
 from sigil import sign_sums, statistics
 from sigil.errors import ShapeError, SigilError
 from sigil.statistics import (
@@ -281,10 +281,14 @@ def test_the_bound_is_within_a_small_factor_and_better_than_chernoff(bits):
 
 def test_a_huge_problem_gets_a_bound_in_no_time():
     weights = np.arange(1, 20_001)
-    start = time.thread_time()  # not the clock: the machine may be busy
     result = tail(weights, int(weights.sum()) // 10)
     limit = threshold(weights, probes=20_000, alpha=FIVE_SIGMA)
-    assert time.thread_time() - start < 5.0
+
+    def both():
+        tail(weights, int(weights.sum()) // 10)
+        threshold(weights, probes=20_000, alpha=FIVE_SIGMA)
+
+    assert in_units(both, tries=1) < 1000
     assert not result.exact
     assert -1000.0 < result.log10_p < -10.0
     assert 0.5 < limit < 0.52
@@ -457,18 +461,14 @@ def test_float_bits_and_counts_are_welcome_if_whole():
 # --- speed and documentation ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("bits", "probes", "seconds"), [(50, 512, 0.05), (3000, 2048, 5.0)])
-def test_speed_within_five_times_the_claim(bits, probes, seconds):
+@pytest.mark.parametrize(("bits", "probes", "units"), [(50, 512, 10), (3000, 2048, 1000)])
+def test_speed_within_five_times_the_claim(bits, probes, units):
+    """The claim is 10 milliseconds and a second: two of these units and two hundred."""
     generator = np.random.default_rng(0)
     ones = probes * generator.integers(0, 2, bits) // 50 * 49 + generator.integers(0, 21, bits)
     target = (2 * ones > probes) ^ (generator.random(bits) < 0.3)
-    elapsed = []
-    for _ in range(2):
-        start = time.thread_time()
-        result = p_value(ones, target, probes)
-        elapsed.append(time.thread_time() - start)
-    assert result.exact
-    assert min(elapsed) < seconds
+    assert p_value(ones, target, probes).exact
+    assert in_units(lambda: p_value(ones, target, probes), tries=1) < units
 
 
 def test_figures_in_the_documentation_are_right():

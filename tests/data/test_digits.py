@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 from sklearn.datasets import load_digits
 
 from sigil.data import digits
@@ -23,3 +26,15 @@ def test_split_never_changes() -> None:
     first, second = digits.read(), digits.read()
     assert np.array_equal(first[1][0], second[1][0])
     assert np.array_equal(first[0][1], second[0][1])
+
+
+def test_the_file_is_what_scikit_learn_gives_and_it_is_asked_where_the_file_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    direct = digits._rows()
+    expected = load_digits()
+    assert np.array_equal(direct, np.column_stack([expected.data, expected.target]))
+    asked = []
+    monkeypatch.setattr(Path, "is_file", lambda path: asked.append(path.name))
+    assert np.array_equal(digits._rows(), direct)
+    assert asked == ["digits.csv.gz"]

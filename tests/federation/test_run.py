@@ -24,7 +24,7 @@ from sigil.federation import Federation
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.from_settings import load_data, scheduled_rate
 from sigil.federation.precision import choose
-from sigil.federation.run import open_run, train
+from sigil.federation.run import Run, open_run, train
 from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.verdict.provability import judge_metrics
@@ -219,30 +219,47 @@ def test_another_setting_or_key_is_refused(finished: Path) -> None:
         train(settings(), finished, key=Key.generate("ACME", shape=(16, 2, 2), bits=8))
 
 
-def test_workers_train_the_same_clients_as_one_process(tmp_path: Path) -> None:
+def key_of_shares() -> Key:
+    return Key.generate("ACME", shape=(16, 2, 2), bits=8, seed=SEED, scheme="shares")
+
+
+def in_workers(folder: Path, workers: int) -> Run:
+    """Two rounds: a worker is given the weights of the second one by the first."""
+    changed = settings(
+        data={"test_limit": 300},
+        federation={"rounds": 2},
+        watermark={"scheme": "shares", "strength": 0.5},
+        run={"workers": workers, "threads": 1},
+    )
+    return train(changed, folder, key=key_of_shares())
+
+
+@pytest.fixture(scope="module")
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A training by two processes."""
+    return in_workers(tmp_path_factory.mktemp("workers") / "two", 2)
+
+
+def test_workers_train_the_same_clients_as_one_process(by_two: Run, tmp_path: Path) -> None:
     """Each client with its share of the bits; that all carry all of them is the simpler case."""
-    key = Key.generate("ACME", shape=(16, 2, 2), bits=8, seed=SEED, scheme="shares")
-    for name, workers in (("alone", 1), ("workers", 2), ("again", 2)):
-        mark = {"scheme": "shares", "strength": 0.5}
-        train(
-            settings(run={"workers": workers, "threads": workers}, watermark=mark), tmp_path / name, key=key
-        )
+    for name, workers in (("alone", 1), ("again", 2)):
+        in_workers(tmp_path / name, workers)
     ours, theirs = (
-        models.load(tmp_path / name / "client.safetensors").state_dict() for name in ("workers", "alone")
+        models.load(folder / "client.safetensors").state_dict()
+        for folder in (by_two.folder, tmp_path / "alone")
     )
     for name, value in theirs.items():
         # Only the order in which the average adds up differs, and that in float64.
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-6)
-    assert weights(tmp_path / "again") == weights(tmp_path / "workers")
+    assert weights(tmp_path / "again") == weights(by_two.folder)
 
 
-def test_the_mark_is_read_on_noise_and_on_test_images(tmp_path: Path) -> None:
-    changed = settings(data={"test_limit": 300}, federation={"rounds": 1}, run={"workers": 2, "threads": 2})
-    run = train(changed, tmp_path / "both", key=small_key())
+def test_the_mark_is_read_on_noise_and_on_test_images(by_two: Run) -> None:
+    run, changed, key = by_two, by_two.settings, key_of_shares()
     digits = load_data(changed)
     noise, inputs = read_mark(
         run.halves()[0],
-        small_key(),
+        key,
         Inputs(digits.test.images, normalisation=(digits.mean, digits.std)),
         input_shape=digits.shape,
         probes=changed.watermark.probes,
@@ -252,7 +269,7 @@ def test_the_mark_is_read_on_noise_and_on_test_images(tmp_path: Path) -> None:
         assert run.final[f"wsr{end}"] == pytest.approx(reading.wsr, abs=0.02)
         assert run.final[f"log10_p{end}"] == pytest.approx(reading.log10_p, abs=0.3)
     assert noise.wsr != inputs.wsr
-    found = judge_metrics(run.final, small_key(), "resnet18")
+    found = judge_metrics(run.final, key, "resnet18")
     assert [reading.kind for reading in found.readings] == ["noise", "inputs"]
 
 

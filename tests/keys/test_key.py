@@ -12,7 +12,6 @@ import itertools
 import json
 import logging
 import pickle
-import time
 import traceback
 import tracemalloc
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 
+from harness.processor_time import in_units
 from sigil.errors import ConfigError, KeyFileError, ShapeError, SigilError
 from sigil.keys.draws import _log, standard_normal
 from sigil.keys.key import Key
@@ -307,14 +307,9 @@ def test_rows_outside_the_matrix_are_refused(start: int, stop: int) -> None:
         small_key().rows(start, stop)
 
 
-def test_derivation_takes_less_than_a_tenth_of_a_second_of_the_processor() -> None:
+def test_derivation_takes_about_a_tenth_of_a_second_of_the_processor_at_most() -> None:
     key = small_key(shape=(256, 8, 8), bits=50)
-    times = []
-    for _ in range(5):
-        begin = time.thread_time()  # not the clock: the machine may be busy
-        key.rows(0, key.dimension)
-        times.append(time.thread_time() - begin)
-    assert min(times) < 0.1
+    assert in_units(lambda: key.rows(0, key.dimension), tries=5) < 30
 
 
 def test_derivation_needs_little_more_memory_than_the_result() -> None:

@@ -30,14 +30,14 @@ from sigil.federation.settings import read
 from sigil.keys.key import Key
 
 COMMON = [
-    "model.width=4", "data.train_limit=240", "data.test_limit=40", "federation.clients=2",
+    "model.width=4", "data.train_limit=120", "data.test_limit=40", "federation.clients=2",
     "federation.local_epochs=2", "federation.batch_size=8", "optimizer.lr=0.05", "optimizer.warmup_rounds=1",
     "watermark.bits=64", "watermark.strength=1.0", "run.workers=1", "run.threads=1", "run.device=cpu",
     "run.precision=float32",
 ]  # fmt: skip
 STEP_SECONDS = 6.0
-# A round is 30 steps of more than 4 kB: this is early in it, and so is twice as much.
-HOLD = 40_000
+# A round is 16 steps of more than 4 kB: this is early in it, and so is twice as much.
+HOLD = 20_000
 
 
 @dataclass

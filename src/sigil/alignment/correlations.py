@@ -44,6 +44,7 @@ FEWEST = 0.25
 
 STEPS = 100
 SINKHORN = 10
+_LEAST = np.float32(1e-30)  # a sum of nothing is divided by this
 COLD, HOT = 60.0, 3.0  # inverse temperatures at the end and at the start
 GUESS = 10.0  # how much the sorted rows count in the first guess
 HOLD = 0.05  # how much of the guess is kept while the temperature falls
@@ -200,8 +201,8 @@ def _doubly_stochastic(logarithms: Singles) -> Singles:
     values = np.exp(logarithms - logarithms.max(1, keepdims=True))
     columns = np.ones(len(values), np.float32)
     for _ in range(SINKHORN):
-        rows = 1 / (values @ columns).clip(1e-30)
-        columns = 1 / (rows @ values).clip(1e-30)
+        rows = 1 / np.maximum(values @ columns, _LEAST)
+        columns = 1 / np.maximum(rows @ values, _LEAST)
     values *= rows[:, None]
     values *= columns
     return values

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sigil import optimizers
 from sigil.attacks.checkpoint import AttackCheckpoint, settings_digest
 from sigil.attacks.checks import check_at_least, check_choice, check_positive
 from sigil.data import Batches, Dataset, Split
@@ -70,8 +71,8 @@ class Plan:
     def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
         """A fresh optimizer."""
         if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=self.lr)
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=5e-4)
+            return optimizers.Adam(parameters, lr=self.lr)
+        return optimizers.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=5e-4)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +42,23 @@ def read(
 @functools.cache
 def _whole() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """All images and labels; read once, as scikit-learn keeps them as compressed text."""
+    rows = _rows()
+    pixels = np.rint(rows[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)[:, None]
+    return pixels, rows[:, -1].astype(np.int64)
+
+
+def _rows() -> npt.NDArray[np.float64]:
+    """(1797, 65): pixels and label of each digit.
+
+    scikit-learn's own file is read without scikit-learn, whose import takes longer than most of what is done
+    with the digits; where a release has moved the file, its function is asked.
+    """
+    found = importlib.util.find_spec("sklearn")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
-    return pixels, bunch.target.astype(np.int64)
+    return np.column_stack([bunch.data, bunch.target])

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sigil import models
+from sigil import models, optimizers
 from sigil.data import Batches, Dataset
 from sigil.detectors.splitout import MINIMUM
 from sigil.errors import DetectorError
@@ -57,7 +57,7 @@ def local_gradients(
         for half in halves
     )
     parameters = [*client_half.parameters(), *server_half.parameters()]
-    optimizer = torch.optim.Adam(parameters, lr=lr, amsgrad=amsgrad)
+    optimizer = optimizers.Adam(parameters, lr=lr, amsgrad=amsgrad)
     random = generator(seed, "local gradients")
     chosen = np.sort(np.asarray(indices)[torch.randperm(len(indices), generator=random)[:count].numpy()])
     batches = Batches(

@@ -55,7 +55,7 @@ def build(
     if seed is not None:
         check_range("seed", seed, 0, 2**63 - 1)
         generator = torch.Generator().manual_seed(seed)
-    model = assemble(spec).to_empty(device="cpu")
+    model = _with_memory(assemble(spec))
     _initialise(model, generator)
     model.input_shape = input_shape
     return model
@@ -66,6 +66,14 @@ def assemble(spec: ModelSpec) -> Model:
     with torch.device("meta"):
         rows = architecture(spec.name).rows(spec.width, spec.channels, spec.classes)
     return from_rows(OrderedDict((row, rows[row]) for row in rows_of(spec)), spec)
+
+
+def _with_memory(model: Model) -> Model:
+    """A model of the meta device on the CPU, not set yet; `to_empty` imports SymPy, for half a second."""
+    model._apply(  # type: ignore[no-untyped-call]
+        lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    )
+    return model
 
 
 def from_rows(rows: OrderedDict[str, nn.Module], spec: ModelSpec) -> Model:

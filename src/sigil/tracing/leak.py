@@ -136,8 +136,18 @@ def trace(
     return compare(reading, key, known, level=level)
 
 
-def compare(reading: Reading, key: Key, record: AgreementRecord, *, level: float = LEVEL) -> Trace:
-    """Rank the clients by a reading of the suspect on the inputs that were recorded."""
+def compare(
+    reading: Reading,
+    key: Key,
+    record: AgreementRecord,
+    *,
+    level: float = LEVEL,
+    draws: int | None = None,
+) -> Trace:
+    """Rank the clients by a reading of the suspect on the inputs that were recorded.
+
+    `draws` is the number of sets of bits that stand for chance; without it, as many as the level needs.
+    """
     kind = reading.kind
     total = record.counted.get(kind, 0)
     recorded = {number: counts[kind] for number, counts in record.rounds.items() if kind in counts}
@@ -157,7 +167,8 @@ def compare(reading: Reading, key: Key, record: AgreementRecord, *, level: float
     number = contrast.nearest(values, rounds)
     basis = contrast.regressors(number, rounds)
     statistics = contrast.contrasts(values, basis, shares)
-    found, draws = contrast.p_values(values, basis, shares, seed=derive(0, "trace", key.commitment))
+    seed = derive(0, "trace", key.commitment)
+    found, draws = contrast.p_values(values, basis, shares, seed=seed, draws=draws)
     change = (agreeing - np.array(recorded[number])) / total
     ranking = sorted(
         (

@@ -11,7 +11,7 @@ import torch
 from sigil.experiments.beyond import knowing_client as informed
 from sigil.experiments.beyond.knowing_client import Statistics, auc, common, cosine
 from sigil.experiments.lab.experiment import Measured
-from sigil.experiments.lab.store import Cell, Result
+from sigil.experiments.lab.store import Cell, Result, Store
 from sigil.experiments.pages.drawing import markdown
 from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder
@@ -41,6 +41,8 @@ def test_auc_and_cosine_by_hand() -> None:
     assert auc([3.0, 4.0], [1.0, 2.0]) == 100.0
     assert auc([1.0, 2.0], [3.0, 4.0]) == 0.0
     assert auc([1.0, 3.0], [2.0, 3.0]) == pytest.approx(37.5)  # one of four pairs larger, one equal
+    assert auc([], [1.0]) is None
+    assert auc([1.0], []) is None
     assert cosine(np.array([1.0, 0.0]), np.array([2.0, 2.0])) == pytest.approx(0.5**0.5)
     assert cosine(np.zeros(2), np.ones(2)) == 0.0
 
@@ -67,6 +69,30 @@ def test_a_common_part_shows_in_both_statistics(tmp_path: Path) -> None:
     assert min(marked.all) > 0.1
     assert auc(marked.all, honest.all) == 100.0
     assert marked.persistence == pytest.approx([1.0, 1.0])
+
+
+def test_a_client_without_a_full_batch_is_measured_as_far_as_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is divided by the number of its batches, which is zero, and the page leaves places empty."""
+    monkeypatch.setattr(informed, "local_gradients_of_run", lambda *arguments, **options: [torch.ones(3, 4)])
+    settings = make({"federation": {"batch_size": 16}})
+    runs = [
+        Run(found.folder, settings, [{"accuracy": 50.0}])
+        for found in (record(tmp_path / name, 0.3) for name in ("honest", "marked"))
+    ]
+    store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
+    monkeypatch.setattr(store, "dataset", lambda settings: None)
+    options = {"setting": "layer3", "server": "strength 0.1"}
+    cell = Cell("informed", "layer3 strength 0.1", 0, (), options)
+    numbers = informed.measure(cell, runs, store)
+    assert [numbers[name] for name in ("common", "auc", "above_limit")] == [None] * 3
+    assert numbers["persistence"] == pytest.approx(1.0)
+    assert numbers["curves"]["auc"] == numbers["curves"]["round"] == []
+    measured = Measured([cell], {(cell.name, 0): Result(cell.name, 0, {}, numbers)})
+    page = markdown(informed.show(measured, tmp_path))
+    assert "| layer3 | λ = 0.1 |  |  |  |  |  | 1.00 |" in page
+    assert [finding.agrees for finding in informed.verdict(measured)] == [None, None, None]
 
 
 def test_the_page_has_a_row_a_server_and_says_what_is_missing(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # loads scipy.optimize, which takes a second, only where it is used
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from sigil import statistics
@@ -97,7 +97,7 @@ def chosen_afterwards(clean: Run, key: Key) -> dict[str, Any]:
     maps = answers.mean(0).flatten(1)
     maps = maps / answers.transpose(0, 1).flatten(1).std(1).clamp_min(1e-6)[:, None]
     wanted = (key.matrix @ (2 * key.target - 1)).view(len(maps), -1)
-    order = linear_sum_assignment((wanted @ maps.T).numpy(), maximize=True)[1]
+    order = scipy.optimize.linear_sum_assignment((wanted @ maps.T).numpy(), maximize=True)[1]
     chosen = answers[:, order] / answers.transpose(0, 1).flatten(1).std(1).clamp_min(1e-6)[order, None, None]
     found = {}
     for name, values in (("as it is", answers), ("chosen", chosen)):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 from matplotlib.axes import Axes
-from scipy import stats
 
 from sigil.experiments.beyond.alignment_null import Floats
 from sigil.experiments.lab.experiment import Finding, Measured, check_claim
@@ -192,7 +192,7 @@ def _shares(count: int) -> Floats:
 
 
 def _uniformity(p: Floats) -> float | None:
-    return float(stats.kstest(p, "uniform").pvalue) if len(p) else None
+    return float(scipy.stats.kstest(p, "uniform").pvalue) if len(p) else None
 
 
 def _uniform(p: Floats) -> str:

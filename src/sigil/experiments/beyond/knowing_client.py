@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import mannwhitneyu
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 
 from sigil.detectors import local_gradients_of_run
 from sigil.experiments.lab import stealth
@@ -74,16 +74,16 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     limit = max(own, default=1.0)
     rounds = sorted(found.by_round)
     return {
-        "common": float(np.mean(found.all)),
+        "common": _mean(found.all),
         "auc": auc(found.all, baseline.all),
         "limit": limit,
-        "above_limit": 100 * float(np.mean(np.array(found.all) > limit)),
-        "persistence": float(np.mean(found.persistence)) if found.persistence else None,
+        "above_limit": _mean([100.0 * (value > limit) for value in found.all]),
+        "persistence": _mean(found.persistence),
         "final": {name: run.final[name] for name in ("accuracy", "wsr", "log10_p") if name in run.final},
         "curves": {
             "round": rounds,
             "common": [float(np.mean(found.by_round[number])) for number in rounds],
-            "auc": [auc(found.by_round[number], baseline.by_round[number]) for number in rounds],
+            "auc": [auc(found.by_round[number], baseline.by_round.get(number, ())) for number in rounds],
             "persistence": found.persistence,
         },
     }
@@ -130,10 +130,19 @@ def cosine(one: Vector, other: Vector) -> float:
     return float(one @ other) / norms if norms > 0 else 0.0
 
 
-def auc(values: Iterable[float], honest: Iterable[float]) -> float:
-    """The probability (%) that one of `values` is larger than one of `honest`, ties counting half."""
+def auc(values: Iterable[float], honest: Iterable[float]) -> float | None:
+    """The probability (%) that one of `values` is larger than one of `honest`, ties counting half.
+
+    None if there is nothing to compare: a client with fewer images than a batch has no full one.
+    """
     one, other = list(values), list(honest)
-    return 100 * float(mannwhitneyu(one, other).statistic) / (len(one) * len(other))
+    if not one or not other:
+        return None
+    return 100 * float(scipy.stats.mannwhitneyu(one, other).statistic) / (len(one) * len(other))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def show(measured: Measured, folder: Path) -> Page:
@@ -157,15 +166,24 @@ def show(measured: Measured, folder: Path) -> Page:
 def _row(found: dict[str, Any] | None) -> list[Entry]:
     if found is None:
         return [NOT_RUN] * 6
-    persistence, wsr = found["persistence"], found["final"].get("wsr")
+    wsr = found["final"].get("wsr")
     return [
-        Words("") if wsr is None else Number(100 * wsr, form=".0f", unit="%"),
-        Number(found["common"], form=".3f"),
-        Number(found["auc"], form=".0f", unit="%"),
-        Number(found["curves"]["auc"][0], form=".0f", unit="%"),
-        Number(found["above_limit"], unit="%"),
-        Words("") if persistence is None else Number(persistence, form=".2f"),
+        _entry(None if wsr is None else 100 * wsr, ".0f", "%"),
+        _entry(found["common"], ".3f"),
+        _entry(found["auc"], ".0f", "%"),
+        _entry(_in_round_1(found), ".0f", "%"),
+        _entry(found["above_limit"], unit="%"),
+        _entry(found["persistence"], ".2f"),
     ]
+
+
+def _entry(value: float | None, form: str = ".1f", unit: str = "") -> Entry:
+    return Words("") if value is None else Number(value, form=form, unit=unit)
+
+
+def _in_round_1(found: dict[str, Any]) -> float | None:
+    """The AUC of the first round that has a full batch."""
+    return next(iter(found["curves"]["auc"]), None)
 
 
 def _settings(measured: Measured) -> list[str]:
@@ -195,8 +213,7 @@ def verdict(measured: Measured) -> list[Finding]:
     def separation(server: str) -> dict[str, float | None]:
         found = {setting: measured.first(f"{setting} {server}") for setting in _settings(measured)}
         return {
-            setting: None if numbers is None else numbers["curves"]["auc"][0]
-            for setting, numbers in found.items()
+            setting: None if numbers is None else _in_round_1(numbers) for setting, numbers in found.items()
         }
 
     return [

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ from sigil.verdict.readings import Reading, read
 from sigil.verdict.verification import INPUTS_READ
 
 DRAWN = PerScale(50, smoke=5)  # drawn assignments for each innocent model
+# Sets of bits that stand for chance: as many as the product draws, unless it only has to run.
+SETS: PerScale[int | None] = PerScale(None, smoke=10_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ class TracedTraining:
     key: Key
     record: AgreementRecord
     dataset: Dataset
+    sets: int | None = None
 
     @classmethod
     def open(cls, scale: Scale, task: str, kind: str, seed: int, store: Store) -> TracedTraining:
@@ -67,7 +71,12 @@ class TracedTraining:
         run, kept = trained(scale, task, kind, seed, store)
         key = store.key(run.settings)
         assert key is not None
-        return cls(run, kept, key, read_record(run.folder), store.dataset(run.settings))
+        return cls(run, kept, key, read_record(run.folder), store.dataset(run.settings), sets=SETS.at(scale))
+
+    @cached_property
+    def client_half(self) -> nn.Module:
+        """The client half that the training ended with."""
+        return self.run.halves()[0]
 
     def reading(self, model: nn.Module) -> Reading:
         """The mark on the images that the record was read on."""
@@ -85,10 +94,14 @@ class TracedTraining:
 
     def trace(self, state: State, record: AgreementRecord | None = None) -> Trace:
         """The trace of a client half with these weights."""
-        return compare(self.reading(self.half(state)), self.key, record or self.record)
+        return self.compare(self.reading(self.half(state)), record or self.record)
+
+    def compare(self, reading: Reading, record: AgreementRecord) -> Trace:
+        """The trace of a model that was read."""
+        return compare(reading, self.key, record, draws=self.sets)
 
     def half(self, state: State) -> nn.Module:
-        return opened(self.run.halves()[0], state)
+        return opened(self.client_half, state)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -173,7 +186,7 @@ def _innocents(subject: TracedTraining, drawn: int) -> dict[str, Any]:
             continue
         for what, changed, record in _changed(subject, number, state, states):
             reading = subject.reading(subject.half(changed))
-            found = compare(reading, subject.key, record)
+            found = subject.compare(reading, record)
             row = counts.setdefault(what, {"models": 0, "named": 0, "called global": 0, "unmarked": 0})
             row["models"] += 1
             row["named"] += found.named is not None
@@ -212,7 +225,7 @@ def _drawn(
     own = np.concatenate(
         [np.arange(clients)[:, None] == stream.permutation(dealt)[None] for _ in range(count)]
     )
-    found, _ = contrast.p_values(values, basis, own, seed=number, draws=100_000)
+    found, _ = contrast.p_values(values, basis, own, seed=number, draws=subject.sets or 100_000)
     return len(own), int((clients * found <= LEVEL).sum())
 
 

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sigil import optimizers
 from sigil.data import Batches, Dataset
 from sigil.experiments.lab.experiment import Measured
+from sigil.experiments.lab.scales import PerScale
 from sigil.experiments.lab.store import Store
 from sigil.experiments.pages.tables import NOT_RUN, Number, Page, Row, Table
 from sigil.federation.averaging import State
@@ -30,7 +32,7 @@ from sigil.federation.seeds import generator
 from sigil.keys.key import Key
 from sigil.tracing.leak import Trace
 
-STEPS = 30
+STEPS = PerScale(30, smoke=2)
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,13 @@ def measure(
     precision = choose(settings.run.device, settings.run.precision)
     client_half, server_half = run.halves()
     before = 100 * accuracy(client_half, server_half, dataset, precision=precision)
-    parts = client_parts(settings, dataset)
+    parts, steps = client_parts(settings, dataset), STEPS.at(store.scale)
     rows: dict[str, list[dict[str, Any]]] = {}
     for name, way in WAYS.items():
         rows[name] = []
         for client in range(settings.federation.clients):
             own = key.share_of(client, settings.federation.clients)
-            half = _close(client_half, server_half, key, own, way, dataset, parts[client], client)
+            half = _close(client_half, server_half, key, own, way, dataset, parts[client], client, steps)
             found = trace(half.state_dict())
             rows[name].append(
                 {
@@ -90,12 +92,13 @@ def _close(
     dataset: Dataset,
     part: Any,
     client: int,
+    steps: int,
 ) -> nn.Module:
     """One client's final half; batch norms keep the statistics of the global model."""
     half, teacher = copy.deepcopy(client_half).eval(), copy.deepcopy(client_half).eval()
     server = copy.deepcopy(server_half).eval().requires_grad_(False)
     chosen = _few(half) if way.few else list(half.parameters())
-    optimizer = torch.optim.SGD(chosen, lr=way.rate, momentum=0.9)
+    optimizer = optimizers.SGD(chosen, lr=way.rate, momentum=0.9)
     batches = Batches(
         dataset.train.images,
         dataset.train.labels,
@@ -107,7 +110,7 @@ def _close(
     )
     matrix, target = key.matrix[:, own], key.target[own]
     done, order = 0, generator(0, "closing", client)
-    while done < STEPS:
+    while done < steps:
         for images, labels in batches.epoch(order):
             activation = half(images)
             logits = server(activation)
@@ -124,7 +127,7 @@ def _close(
             (task + way.weight * mark).backward()
             optimizer.step()
             done += 1
-            if done == STEPS:
+            if done == steps:
                 break
     return half
 
@@ -164,8 +167,8 @@ def show(measured: Measured, tasks: Sequence[str]) -> Page:
                 rows,
                 caption=f"## {task}: a final model of each client's own",
                 notes=(
-                    f"{STEPS} steps of 32 images with the own share only, batch norms' statistics frozen; "
-                    "over all clients."
+                    f"{STEPS.at('paper')} steps of 32 images ({STEPS.at('smoke')} at the scale `smoke`) with "
+                    "the own share only, batch norms' statistics frozen; over all clients."
                 ),
             )
         )

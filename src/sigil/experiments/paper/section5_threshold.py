@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 import torch
-from scipy import stats
 from torch import Tensor, nn
 
 from sigil import files, models, statistics
@@ -94,7 +94,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         "above_rule_expected": float(null[RULE_BIN:].sum()),
         "proven": int((p <= ALPHA).sum()),
         "needed": 100 * float(np.mean(finite)) if finite else None,
-        "uniformity_p": float(stats.kstest(p, "uniform").pvalue),
+        "uniformity_p": float(scipy.stats.kstest(p, "uniform").pvalue),
         # Keys in each bin, and what the exact null distributions expect there.
         "histogram": np.bincount(_bins(rate), minlength=BINS).tolist(),
         "expected": [round(float(value), 3) for value in null],
@@ -205,7 +205,7 @@ def verdict(measured: Measured) -> list[Finding]:
     everything = sum(group.tests for group in groups.values())
     proven = sum(group.proven for group in groups.values())
     p_values = np.concatenate([group.p_values for group in groups.values()])
-    uniform = float(stats.kstest(p_values, "uniform").pvalue)
+    uniform = float(scipy.stats.kstest(p_values, "uniform").pvalue)
     return [
         Finding(
             f"Five sigma lie at {published:.0f} % (within 3 points): here at {resnet.five_sigma:.1f} %.",
@@ -240,7 +240,7 @@ def _draw(groups: dict[str, Group], path: Path) -> None:
         centres = (np.arange(BINS) + 0.5) * 100 / BINS
         left.bar(centres, shown.histogram, width=1.0, color="#b8c4d2", label="random keys")
         left.plot(centres, shown.expected, color="#009e73", label="exact null")
-        normal = stats.norm.pdf(centres, shown.mean, shown.deviation) * shown.tests
+        normal = scipy.stats.norm.pdf(centres, shown.mean, shown.deviation) * shown.tests
         left.plot(centres, normal, color="#d55e00", linestyle="--", label="normal fit, as in the paper")
         left.axvline(100 * PAPER_THRESHOLD, color="black", linewidth=0.9, linestyle=":")
         left.set(yscale="log", ylim=(0.05, 100 * shown.histogram.max()), xlim=(20, 80))

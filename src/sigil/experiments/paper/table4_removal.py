@@ -33,7 +33,7 @@ TARGETS: dict[str, tuple[dict[str, Any], str]] = {
 }
 Attack = Callable[[Halves, Dataset, Settings, str], Halves]
 # Of the steps that fine-tuning is named after; at `smoke` it only has to run.
-SHARE = PerScale(1.0, smoke=0.04)
+SHARE = PerScale(1.0, smoke=0.02)
 
 
 def _finetune(steps: int) -> Attack:

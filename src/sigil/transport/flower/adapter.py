@@ -11,7 +11,7 @@ change any of these names: then this module changes, and its contract test
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
@@ -20,8 +20,10 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message
+
+if TYPE_CHECKING:
+    from flwr.superlink.grid import HttpGrid
 
 __all__ = [
     "HttpGrid",
@@ -37,6 +39,15 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    """HttpGrid when it is first used: it brings the SuperLink's database, which a client never opens."""
+    if name == "HttpGrid":
+        from flwr.superlink.grid import HttpGrid
+
+        return HttpGrid
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def ask(method: Callable[[Any], Any], **fields: Any) -> Any:
     """Call a method of Flower's clients: what its request is called, the method itself says."""
     return method(get_type_hints(method)["request"](**fields))
@@ -44,6 +55,8 @@ def ask(method: Callable[[Any], Any], **fields: Any) -> Any:
 
 def grid_of(address: str, *, certificates: bytes, token: str, run_id: int) -> HttpGrid:
     """A grid that carries the messages of this run."""
+    from flwr.superlink.grid import HttpGrid
+
     grid = HttpGrid(address, root_certificates=certificates, token=token)
     run = get_type_hints(grid.set_run)["run"]
     grid.set_run(run.create_empty(run_id))  # nothing but its number is asked of it

@@ -39,6 +39,8 @@ class SuperLink:
         self._home = folder / "flower"
         self._closing = False
         self._certificates = ca.read_bytes()
+        database = folder / "superlink.db"
+        self._new = not database.exists()
         secret = folder / "tasks.secret"
         files.write(secret, secrets.token_bytes(32), replace=True, mode=0o600, raises=NetworkError)
         self._runtime = Runtime(self.address, secret.read_bytes(), self._certificates)
@@ -55,7 +57,7 @@ class SuperLink:
                     str(key),
                 ),
                 *("--isolation", "process", "--superexec-auth-secret-file", str(secret)),
-                *("--host", host, "--port", port, "--database", str(folder / "superlink.db")),
+                *("--host", host, "--port", port, "--database", str(database)),
                 *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
             ],
             log=self._log,
@@ -77,8 +79,8 @@ class SuperLink:
 
     def run(self, app: ServerApp) -> None:
         """Do a run of `app` in this process, after ending those that an earlier process left behind."""
-        (found,) = flwr(("list",), home=self._home, log=self._log)
-        left = [run["run-id"] for run in found["runs"] if not run["status"].startswith("finished")]
+        left = [] if self._new else self._unfinished()
+        self._new = False
         *_, started = flwr(
             *(("stop", run) for run in left), ("run", str(APP)), home=self._home, log=self._log
         )
@@ -116,6 +118,11 @@ class SuperLink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _unfinished(self) -> list[str]:
+        """The runs that an earlier process left behind."""
+        (found,) = flwr(("list",), home=self._home, log=self._log)
+        return [run["run-id"] for run in found["runs"] if not run["status"].startswith("finished")]
 
     def _watch(self) -> None:
         """Wake the main thread if the SuperLink ends: Flower's grid would try to reach it for ever."""
