@@ -43,7 +43,7 @@ from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.origin import WEIGHTS, Origin, compare
-from sigil.verdict.descent import origin_of, restored_origin
+from sigil.verdict.descent import filters_origin, restored_origin
 from sigil.verdict.report import ALPHA
 from sigil.weighted_coins import log10_at_most
 
@@ -96,8 +96,9 @@ def direct(half: Model, key: Key) -> Origin:
 
 
 def by_filters(half: Model, key: Key) -> Origin | None:
-    """The test of the held-out signs without the names of layers."""
-    return origin_of(Unnamed(half), key, key.fields.input_shape)
+    """The test of the held-out signs without the names of layers; a verdict takes the better of two tests."""
+    assert key.fields.input_shape is not None
+    return filters_origin(Unnamed(half), key, key.fields.input_shape)
 
 
 def deficit(found: Origin) -> int:

@@ -42,7 +42,7 @@ def origin_of(suspect: Suspect, key: Key, input_shape: Sequence[int] | None = No
         restored = restored_origin(half, key)
     else:
         shape = input_shape if input_shape is not None else key.fields.input_shape
-        restored = None if shape is None else _by_filters(suspect, key, shape)
+        restored = None if shape is None else filters_origin(suspect, key, shape)
     found = [one for one in (named, restored) if one is not None]
     return min(found, key=lambda one: one.log10_p) if found else None
 
@@ -86,7 +86,7 @@ def _by_names(module: nn.Module, key: Key) -> Origin | None:
     return origin.compare(half.state_dict(), drawn, key.initial) if drawn else None
 
 
-def _by_filters(suspect: Suspect, key: Key, shape: Sequence[int]) -> Origin | None:
+def filters_origin(suspect: Suspect, key: Key, shape: Sequence[int]) -> Origin | None:
     """The test of the held-out signs of a suspect of which only the filters are known."""
     start = start_of(key)
     if start is None:
