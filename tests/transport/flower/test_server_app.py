@@ -15,12 +15,16 @@ from sigil.transport.flower.deployment import Deployment
 
 
 class Nodes:
-    """A grid that knows nothing but its nodes, each with this public key."""
+    """A grid that knows nothing but its nodes, each with this public key; they come at the third look."""
 
     def __init__(self, *keys: bytes) -> None:
         self.keys = keys
+        self.looks = 0
 
     def get_nodes(self) -> list[NodeInfo]:
+        self.looks += 1
+        if self.looks < 3:
+            return []
         return [NodeInfo(node_id=number, public_key=key) for number, key in enumerate(self.keys, 1)]
 
 
@@ -33,8 +37,8 @@ def test_without_its_file_the_app_says_what_it_needs(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("keys", "simulated"),
-    [((b"", b""), True), ((b"a key", b"another"), False), ((), False)],
-    ids=["nodes without keys", "nodes with keys", "nobody is here yet"],
+    [((b"", b""), True), ((b"a key", b"another"), False)],
+    ids=["nodes without keys", "nodes with keys"],
 )
 def test_nodes_without_keys_are_those_of_a_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[bytes, ...], simulated: bool
