@@ -17,6 +17,7 @@ from sigil.transport.flower.deployment import Deployment
 from sigil.transport.flower.owner_run import OwnerRun, make_app
 
 OWNER_VARIABLE = "SIGIL_OWNER"
+_PEM = b"-----BEGIN PUBLIC KEY-----"
 _PAUSE = 0.2  # seconds between two looks at who is there
 
 
@@ -29,11 +30,11 @@ def read_owner_run(grid: Grid) -> OwnerRun:
             "`sigil serve --prepare` wrote."
         )
     deployment = Deployment.load(Path(file))
-    # The nodes of a simulation have no keys to show. Flower registers them beside the start of this app, so
-    # nothing can be said before the first one is there.
+    # The nodes of a simulation have random bytes for a key. Flower registers them beside the start of this
+    # app, so nothing can be said before the first one is there.
     while not (nodes := list(grid.get_nodes())):
         time.sleep(_PAUSE)
-    return deployment.owner_run(simulated=not any(node.public_key for node in nodes))
+    return deployment.owner_run(simulated=not any(_PEM in node.public_key for node in nodes))
 
 
 app = make_app(read_owner_run)
