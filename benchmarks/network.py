@@ -19,6 +19,7 @@ import platform
 import socket
 import ssl
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -421,6 +422,7 @@ def quality(folder: Path, rounds: int, seeds: int) -> dict[str, list[dict[str, f
     for seed in range(seeds):
         for wire in WIRES:
             found[wire].append(training(folder, wire, rounds, seed))
+            print(f"seed {seed}, {wire}: {found[wire][-1]}", file=sys.stderr, flush=True)
     return found
 
 
