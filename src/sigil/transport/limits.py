@@ -26,7 +26,7 @@ class Limits:
     return_seconds: float | None = 120.0
     """How long the round waits for a client whose connection ended; none: until the round's deadline."""
     round_seconds: float | None = None
-    """Longest time for a client's round, from its first connection; none: as long as its steps are in time."""
+    """Longest time for a client's round, from its first connection; none: no limit but those of its steps."""
     reconnects: int = 10
     """How often a client may come back in one round."""
     streams: int = 1024
