@@ -211,7 +211,12 @@ def _smaller(update: RoundUpdate) -> RoundUpdate:
     return replace(update, client_state={})
 
 
-@pytest.mark.parametrize("forge", [_reshaped, _poisoned, _smaller])
+def _absurd_loss(update: RoundUpdate) -> RoundUpdate:
+    """Finite, but not in a sum: the round's mean would be infinite, and the metrics no JSON."""
+    return replace(update, loss=1e308)
+
+
+@pytest.mark.parametrize("forge", [_reshaped, _poisoned, _smaller, _absurd_loss])
 def test_what_is_not_a_half_does_not_enter_the_average(net: Any, remote: Any, forge: Any) -> None:
     messenger = Threads(net, lambda client, *_: forge if client == 0 else None)
     federation = remote(messenger, minimum=2)

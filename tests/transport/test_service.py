@@ -472,6 +472,18 @@ def test_a_round_waits_for_a_client_that_stays_away_if_told_so(net: Any) -> None
         late.join()
 
 
+def test_a_client_whose_every_step_is_in_time_can_still_take_too_long(net: Any) -> None:
+    """Just below `step_seconds` each, 20,000 steps would hold up a round for days."""
+    with net.service(limits=Limits(round_seconds=1.0)) as service:
+        tickets = net.open(service, net.local().server_state, clients=1)
+        stream = net.raw(service, 0).send(net.hello(tickets[0]))
+        stream.receive()
+        assert stream.refusal() is Reason.DEADLINE
+        assert service.statuses() == {0: Status.LOST}
+        assert net.raw(service, 0).send(net.hello(tickets[0])).refusal() is Reason.CLOSED
+        assert service.wait_round(minimum=0).finished == []
+
+
 def test_the_deadline_of_a_round_ends_it_for_a_client_at_work(net: Any, service: Any) -> None:
     federation = net.local()
     tickets = net.open(service, federation.server_state, clients=2)

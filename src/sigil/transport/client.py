@@ -37,8 +37,7 @@ from sigil.transport.wire import Header, Kind, Wire
 
 _MAX_RESTARTS: Final = 10
 _OPTIONS: Final = [
-    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+    *wire.GRPC_OPTIONS,
     ("grpc.ssl_target_name_override", SERVER_NAME),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 20_000),

@@ -25,6 +25,8 @@ class Limits:
     """Longest time that a step may wait for its client, and the longest pause between two steps."""
     return_seconds: float | None = 120.0
     """How long the round waits for a client whose connection ended; none: until the round's deadline."""
+    round_seconds: float | None = None
+    """Longest time for a client's round, from its first connection; none: no limit but those of its steps."""
     reconnects: int = 10
     """How often a client may come back in one round."""
     streams: int = 1024

@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -47,6 +47,9 @@ from sigil.transport.session import Status
 from sigil.transport.wire import Wire
 
 log = logging.getLogger("sigil.transport")
+
+# Losses are float32; with more, a client could make the round's mean infinite, which JSON cannot say.
+_LARGEST_LOSS: Final = torch.finfo(torch.float32).max
 
 POLL_SECONDS = 0.3
 PAUSE_SECONDS = 3.0
@@ -281,7 +284,7 @@ class RemoteTrainer:
         """Whether what a client sent is its half: the same tensors, and numbers in them."""
         theirs = update.client_state
         fits = (
-            math.isfinite(update.loss)
+            abs(update.loss) <= _LARGEST_LOSS
             and ours.keys() == theirs.keys()
             and all(
                 value.shape == ours[name].shape

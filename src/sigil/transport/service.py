@@ -61,8 +61,7 @@ _CODES = {
 }
 
 _OPTIONS = [
-    ("grpc.max_receive_message_length", wire.MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", wire.MAX_MESSAGE_BYTES),
+    *wire.GRPC_OPTIONS,
     # Two services on one port would share its clients between them at random.
     ("grpc.so_reuseport", 0),
     # Pings find connections that ended without a word.

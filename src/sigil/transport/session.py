@@ -116,6 +116,7 @@ class Session:
         self.lock = asyncio.Lock()
         self.stream: OpenStream | None = None
         self._timers: list[asyncio.Task[None]] = []
+        self._deadline: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._state, self._lr, self._served, self._changed = state, lr, served, changed
         self.restart()
@@ -185,6 +186,8 @@ class Session:
         self.reconnects += 1
         if self.reconnects:
             metrics.reconnects.inc()
+        elif limits.round_seconds is not None:
+            self._deadline = self.spawn(self._expire(limits.round_seconds))
         if not answers or not self.answers:
             self.restart()
             self.release()
@@ -216,12 +219,9 @@ class Session:
     async def end(self) -> None:
         """Wait no longer for the client."""
         self._stop_timers()
-        async with self.lock:
-            if self.settled:
-                return  # its stream is ending by itself
-            if self.stream is not None:
-                self.stream.close(Reason.CLOSED)
-            self._lose()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        await self._part(Reason.CLOSED)
 
     def expel(self, reason: Reason) -> None:
         """End the client's round for good."""
@@ -260,6 +260,20 @@ class Session:
         self.restart()
         self.release()
         self._changed()
+
+    async def _expire(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._stop_timers()
+        await self._part(Reason.DEADLINE)
+
+    async def _part(self, reason: Reason) -> None:
+        """Go on without the client, unless it is done."""
+        async with self.lock:
+            if self.settled:
+                return  # its stream is ending by itself
+            if self.stream is not None:
+                self.stream.close(reason)
+            self._lose()
 
     async def _drop_step(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from harness.replay import replay
 from sigil import models
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation.from_settings import load_data
-from sigil.federation.run import is_finished, open_run
+from sigil.federation.run import is_finished, open_run, train
 from sigil.federation.settings import make
 from sigil.keys.key import Key
 from sigil.transport import Limits
@@ -38,13 +39,55 @@ SMALL = [
 ]  # fmt: skip
 
 
-def commands() -> Iterator[list[str]]:
+def commands(*, simulation: bool) -> Iterator[list[str]]:
     """The commands of the guide's section on Flower's own, without the word that says who runs them."""
-    (block,) = re.findall(r"^```text\n(owner .*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    for line in block.splitlines():
+    deployment, simulated = re.findall(
+        r"^```text\n(owner .*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    for line in (simulated if simulation else deployment).splitlines():
         who, *command = shlex.split(line)
         assert who in ("owner", "client")
         yield command
+
+
+def flower_environment(home: Path, connection: str) -> dict[str, str]:
+    """Variables for Flower's commands, whose settings name one SuperLink."""
+    home.mkdir()
+    (home / "config.toml").write_text(connection)
+    return os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+
+
+def prepare_run(command: list[str], folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    """Prepare a small run; returns the variable that is printed for the ServerApp."""
+    small = [word for change in SMALL for word in ("--set", change)]
+    printed = subprocess.run(
+        command + small, cwd=folder, env=environment, check=True, capture_output=True, text=True
+    )
+    name, _, value = printed.stdout.splitlines()[-1].partition("=")
+    return {name: value}
+
+
+def wait_for_run(folder: Path, log: Path) -> None:
+    deadline = time.monotonic() + 600
+    while not is_finished(folder):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
+
+
+def end_all(parent: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started: Flower's SuperLink leaves its own, and those leave Ray's."""
+    everybody = [psutil.Process(parent.pid), *psutil.Process(parent.pid).children(recursive=True)]
+    for process in everybody:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(everybody, timeout=60)
+    parent.wait()
 
 
 def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:
@@ -52,28 +95,18 @@ def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:
     key = Key.generate("ACME", shape=(16, 2, 2), bits=8, seed=SEED)
     key.save(tmp_path / "owner.key")
     home = tmp_path / "flower"
-    home.mkdir()
-    (home / "config.toml").write_text(
+    environment = flower_environment(
+        home,
         f'[superlink]\ndefault = "sigil"\n\n[superlink.sigil]\naddress = "127.0.0.1:{port}"\n'
-        f'root-certificates = "{tmp_path / "runs" / "a.network" / "ca.pem"}"\n'
+        f'root-certificates = "{tmp_path / "runs" / "a.network" / "ca.pem"}"\n',
     )
-    environment = os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    given = [[word.replace("9092", port).replace("APP", str(APP)) for word in line] for line in commands()]
-    prepare, superlink, register, supernode, run = given
-    prepare += [word for change in SMALL for word in ("--set", change)]
+    prepare, superlink, register, supernode, run = (
+        [word.replace("9092", port).replace("APP", str(APP)) for word in line]
+        for line in commands(simulation=False)
+    )
     supernode[-1] = f"bundle={str(tmp_path / 'runs/a.network/clients/0000')!r}".replace("'", '"')
     supernode += ["--port", str(free_port())]
-    printed = subprocess.run(
-        prepare, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
-    )
-    name, _, value = printed.stdout.splitlines()[-1].partition("=")
-    environment[name] = value
+    environment |= prepare_run(prepare, tmp_path, environment)
     log = tmp_path / "log"
     with ExitStack() as closing, log.open("ab") as file:
         for command in (superlink, supernode):
@@ -84,16 +117,42 @@ def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:
                 listening(int(port))
                 again(register, tmp_path, environment)
         again(run, tmp_path, environment)
-        deadline = time.monotonic() + 600
-        while not is_finished(tmp_path / "runs" / "a"):
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+        wait_for_run(tmp_path / "runs" / "a", log)
     trained = open_run(tmp_path / "runs" / "a")
     alone = replay(trained.settings, load_data(trained.settings), key=key, participants=[[0]])
     ours = models.load(trained.folder / "client.safetensors").state_dict()
     assert all(torch.equal(ours[name], value) for name, value in alone.client_state.items())
     for path in (*home.rglob("*"), log):
         assert not path.is_file() or SEED.hex() not in path.read_text(errors="replace")
+
+
+def test_the_same_app_trains_in_flowers_simulation(tmp_path: Path) -> None:
+    port = str(free_port())
+    environment = flower_environment(
+        tmp_path / "flower",
+        f'[superlink]\ndefault = "simulation"\n\n[superlink.simulation]\n'
+        f'address = "127.0.0.1:{port}"\ninsecure = true\n',
+    )
+    # At Ray's niceness of 15 its workers hardly get a core beside other tests.
+    environment |= {"SIGIL_CLIENTS": str(tmp_path / "runs" / "a.network"), "RAY_worker_niceness": "0"}
+    prepare, superlink, run = (
+        [word.replace("9092", port).replace("APP", str(APP)) for word in line]
+        for line in commands(simulation=True)
+    )
+    key = Key.generate("ACME", shape=(16, 2, 2), bits=8, seed=SEED)
+    key.save(tmp_path / "owner.key")
+    environment |= prepare_run(prepare, tmp_path, environment)
+    log = tmp_path / "log"
+    with ExitStack() as closing, log.open("ab") as file:
+        process = subprocess.Popen(superlink, cwd=tmp_path, env=environment, stdout=file, stderr=file)
+        closing.callback(end_all, process)
+        listening(int(port))
+        again(run, tmp_path, environment)
+        wait_for_run(tmp_path / "runs" / "a", log)
+    simulated = open_run(tmp_path / "runs" / "a")
+    alone = train(simulated.settings, tmp_path / "alone", key=key)
+    for name in ("client.safetensors", "server.safetensors"):
+        assert (simulated.folder / name).read_bytes() == (alone.folder / name).read_bytes()
 
 
 def listening(port: int) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -320,3 +321,31 @@ def test_a_port_that_is_taken_is_one_sentence(place: Place, folder: Path) -> Non
             known=(),
             **files,
         )
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x00\x05hello"], ids=["nothing", "no handshake"])
+def test_failed_handshakes_leave_nothing_for_the_collector(guarded: Any, said: bytes) -> None:
+    """Each held 0.3 MB until every object of the process was looked at, which thousands did not wait for."""
+    front, metrics = guarded()
+    gc.collect()
+    before = handshakes_held()
+    gc.disable()
+    try:
+        for _ in range(20):
+            with socket.create_connection(front._listener.getsockname()[:2], timeout=10) as line:
+                line.sendall(said)
+        wait_until(lambda: refusals(metrics).get("handshake") == 20)
+        wait_until(lambda: handshakes_held() <= before)
+    finally:
+        gc.enable()
+
+
+def handshakes_held() -> int:
+    return sum(type(thing).__name__ == "SSLProtocol" for thing in gc.get_objects())
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -13,14 +13,20 @@ from sigil.federation.settings import make
 from sigil.transport.flower import server_app
 from sigil.transport.flower.deployment import Deployment
 
+PEM = b"-----BEGIN PUBLIC KEY-----\nMHYwEAYHKoZIzj0CAQYFK4EEACIDYgAE\n-----END PUBLIC KEY-----\n"
+
 
 class Nodes:
-    """A grid that knows nothing but its nodes, each with this public key."""
+    """A grid that knows nothing but its nodes, each with this public key; they come at the third look."""
 
     def __init__(self, *keys: bytes) -> None:
         self.keys = keys
+        self.looks = 0
 
     def get_nodes(self) -> list[NodeInfo]:
+        self.looks += 1
+        if self.looks < 3:
+            return []
         return [NodeInfo(node_id=number, public_key=key) for number, key in enumerate(self.keys, 1)]
 
 
@@ -33,8 +39,8 @@ def test_without_its_file_the_app_says_what_it_needs(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("keys", "simulated"),
-    [((b"", b""), True), ((b"a key", b"another"), False), ((), False)],
-    ids=["nodes without keys", "nodes with keys", "nobody is here yet"],
+    [((bytes(range(32)), bytes(32)), True), ((b"", b""), True), ((PEM, PEM), False)],
+    ids=["random bytes", "nodes without keys", "nodes with keys"],
 )
 def test_nodes_without_keys_are_those_of_a_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: tuple[bytes, ...], simulated: bool

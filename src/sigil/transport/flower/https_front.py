@@ -24,6 +24,7 @@ import re
 import socket
 import ssl
 import threading
+import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from contextlib import asynccontextmanager
@@ -175,7 +176,10 @@ class HttpsFront:
                 ssl_handshake_timeout=self.limits.hello_seconds,
                 ssl_shutdown_timeout=1.0,
             )
-        except (OSError, TimeoutError):  # ssl.SSLError is an OSError
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            # The frames of a failed handshake refer to each other and to 0.3 MB of buffers, which would stay
+            # until the collector looks at everything: rarely, in a process with as many objects as this one.
+            traceback.clear_frames(error.__traceback__)
             self.refused(FrontRefusal.HANDSHAKE)
             self._open -= 1
             line.close()

@@ -7,6 +7,7 @@ Flower: what it is to train is in the file that ``SIGIL_OWNER`` names.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from flwr.serverapp import Grid
@@ -16,6 +17,8 @@ from sigil.transport.flower.deployment import Deployment
 from sigil.transport.flower.owner_run import OwnerRun, make_app
 
 OWNER_VARIABLE = "SIGIL_OWNER"
+_PEM = b"-----BEGIN PUBLIC KEY-----"
+_PAUSE = 0.2  # seconds between two looks at who is there
 
 
 def read_owner_run(grid: Grid) -> OwnerRun:
@@ -26,10 +29,12 @@ def read_owner_run(grid: Grid) -> OwnerRun:
             f"The ServerApp does not know what to train; set {OWNER_VARIABLE} to the file that "
             "`sigil serve --prepare` wrote."
         )
-    nodes = list(grid.get_nodes())
-    # The nodes of a simulation are all there from the start, and none has a key to show.
-    simulated = bool(nodes) and not any(node.public_key for node in nodes)
-    return Deployment.load(Path(file)).owner_run(simulated=simulated)
+    deployment = Deployment.load(Path(file))
+    # The nodes of a simulation have random bytes for a key. Flower registers them beside the start of this
+    # app, so nothing can be said before the first one is there.
+    while not (nodes := list(grid.get_nodes())):
+        time.sleep(_PAUSE)
+    return deployment.owner_run(simulated=not any(_PEM in node.public_key for node in nodes))
 
 
 app = make_app(read_owner_run)
