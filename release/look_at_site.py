@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from browser import chromium
 
 WIDTH, HEIGHT = 1200, 900
 PHONE = 500  # the narrowest window that headless Chromium opens
@@ -40,23 +39,14 @@ window.addEventListener("load", () => setTimeout(() => {
 """
 
 
-def chromium(*arguments: str, width: int = WIDTH) -> str:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert program is not None, "install Chromium to look at the site"
-    with tempfile.TemporaryDirectory(prefix="sigil-chromium-") as profile:
-        command = [
-            *(program, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"),
-            *(f"--user-data-dir={profile}", f"--window-size={width},{HEIGHT}", "--virtual-time-budget=20000"),
-        ]
-        ended = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=180, check=True
-        )
-    return ended.stdout
+def look(*arguments: str, width: int = WIDTH) -> str:
+    """What Chromium prints in a window of this width, once the page has settled."""
+    return chromium(f"--window-size={width},{HEIGHT}", "--virtual-time-budget=20000", *arguments)
 
 
 def asked(page: str, width: int) -> dict[str, int]:
     """What the probe in a page found when the page was opened in a window of this width."""
-    dumped = chromium("--dump-dom", page, width=width)
+    dumped = look("--dump-dom", page, width=width)
     found = re.search(r'data-probe="([^"]+)"', dumped)
     assert found, "the page did not come to life"
     said = html.unescape(found[1])
@@ -79,7 +69,7 @@ def main(site: Path, shots: Path | None) -> None:
             pages = {"home": (home, WIDTH), "phone": (home, PHONE), "search": (probe, WIDTH)}
             for name, (page, width) in pages.items():
                 picture = (shots / f"{name}.png").resolve()
-                chromium(f"--screenshot={picture}", page.resolve().as_uri(), width=width)
+                look(f"--screenshot={picture}", page.resolve().as_uri(), width=width)
     finally:
         probe.unlink()
 

@@ -136,20 +136,24 @@ def _options(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 def _check(given: dict[str, Any]) -> None:
     """Whether the new model's files are others than all that the command reads."""
-    from sigil.attacks.files import CLIENT, SERVER
-
     out: Path = given["out"]
     read = {name: value for name, value in given.items() if isinstance(value, Path) and name != "out"}
     if given.get("student"):
         read["student"] = Path(given["student"])
+    inputs = {
+        "SUSPECT" if name == "suspect" else f"--{name.replace('_', '-')}": path for name, path in read.items()
+    }
+    outputs.check_there(inputs)
+
+    from sigil.attacks.files import CLIENT, SERVER
+
     if not out.name:
         raise ConfigError(
             f"--out: {out} has no name that a model can be written to; give a file or a directory."
         )
     state = out.with_name(f".{out.name}.attack")
     wanted = [outputs.File("--out", place) for place in (out, out / CLIENT, out / SERVER, state)]
-    inputs = {f"--{name.replace('_', '-')}": path for name, path in read.items() if name != "suspect"}
-    outputs.check_apart(wanted, inputs | {"SUSPECT": read["suspect"]})
+    outputs.check_apart(wanted, inputs)
 
 
 def open_command(

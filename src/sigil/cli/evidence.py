@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sigil.cli import key as key_commands
+from sigil.cli import outputs
 from sigil.cli.evidence_findings import Findings, Question, examine
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
@@ -132,6 +133,17 @@ def check(
     Exit status: 0 all that was asked holds (whatever the record claims), 1 not,
     2 bad input.
     """
+    outputs.check_there(
+        {
+            "FILE": file,
+            "--suspect": suspect,
+            "--key": key,
+            "--passphrase-file": passphrase_file,
+            "--reference-file": reference_file,
+            "--tsa-root": tsa_root,
+        }
+    )
+
     from sigil.evidence import signed
     from sigil.evidence.statement import parse, parse_references
     from sigil.keys.seal import read_roots

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sigil import extras
+from sigil.cli import outputs
 from sigil.cli.interruption import Interrupted
 from sigil.cli.terminal import printable, show_log
 from sigil.errors import DataError, NetworkError
@@ -56,6 +57,7 @@ def join(
       sigil join bundle --data folder:/srv/pictures
       sigil join runs/run.network/clients/0003 --part 3
     """
+    outputs.check_there({"FOLDER": bundle})
     extras.need("network")
     from sigil.transport.flower import processes
     from sigil.transport.flower.only_process import only_process

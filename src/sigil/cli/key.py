@@ -17,7 +17,7 @@ from sigil import files
 from sigil.cli import outputs
 from sigil.cli.terminal import printable
 from sigil.cli.values import read_activation_shape, read_input_shape, read_normalisation
-from sigil.errors import ConfigError, OutputError
+from sigil.errors import ConfigError, OutputError, no_key_file
 
 if TYPE_CHECKING:
     from sigil.keys.key import Key
@@ -247,6 +247,9 @@ def _keep(file: Path) -> Path:
 
 def load_key(file: Path, *, ask: bool, passphrase_file: Path | None, passphrase: str | None = None) -> Key:
     """Open a key file with the passphrase given, or that of the command line or the environment."""
+    if not outputs.there(file):  # before what takes seconds to import
+        raise no_key_file(file)
+
     from sigil.errors import KeyFileWarning
     from sigil.keys.key import Key
 

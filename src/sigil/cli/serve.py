@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sigil import extras
+from sigil import extras, files
 from sigil.cli import outputs
 from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile
@@ -155,7 +155,7 @@ def serve(
         inputs={"--config": config, "--key": key_file, "--passphrase-file": passphrase_file},
     )
     _check_network(network)
-    network.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_folder(network, mode=0o700)
     # Before Flower is imported, which reads its environment then.
     processes.quiet(network / "flower")
     from sigil.transport.flower.deployment import Deployment

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigil import extras, presets
+from sigil import extras, files, presets
 from sigil.cli import outputs
 from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
@@ -196,7 +196,7 @@ def find_key(
 def save_key(key: Key, out: Path, quiet: bool) -> None:
     """Save a key that was made for a run beside its directory, and say what to publish."""
     beside = key_beside(out)
-    beside.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(beside.parent)
     key.save(beside)
     if not quiet:
         typer.echo(f"Made the key {printable(str(beside))}: keep it, and publish this line now:")

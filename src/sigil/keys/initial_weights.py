@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from sigil import arguments
 from sigil.errors import ConfigError
 from sigil.keys.draws import KeyStream
 
@@ -26,7 +27,7 @@ MAX_ENTRIES: Final = 2**31
 
 def draw(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     """One weight tensor, float32: of a convolution if it has three axes or more, of a linear layer if two."""
-    sizes = tuple(int(size) for size in shape)
+    sizes = arguments.sizes("shape of a tensor", shape)
     if len(sizes) < 2 or min(sizes) < 1 or math.prod(sizes) > MAX_ENTRIES:
         raise ConfigError(
             f"Initial weights have two axes or more and at most 2^31 entries, but {list(sizes)[:8]} was "
@@ -43,8 +44,11 @@ def draw(stream: KeyStream, shape: Sequence[int]) -> Tensor:
 
 def held_out(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     """Which entries of one weight tensor are held out, bool: each with the probability one in eight."""
-    octets = np.frombuffer(stream.octets(0, math.prod(shape)), dtype=np.uint8)
-    return torch.from_numpy(octets % 8 == 7).reshape(tuple(shape))
+    sizes = arguments.sizes("shape of a tensor", shape)
+    if not sizes or min(sizes) < 0 or math.prod(sizes) > MAX_ENTRIES:
+        raise ConfigError(f"A tensor has at most 2^31 entries, but {list(sizes)[:8]} was asked for.")
+    octets = np.frombuffer(stream.octets(0, math.prod(sizes)), dtype=np.uint8)
+    return torch.from_numpy(octets % 8 == 7).reshape(sizes)
 
 
 def initialise(module: nn.Module, stream: Callable[[str], KeyStream]) -> tuple[str, ...]:

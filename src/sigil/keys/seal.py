@@ -158,6 +158,8 @@ def read(response: bytes, digest: bytes) -> Seal:
 def read_roots(path: Path) -> list[x509.Certificate]:
     """The certificates in a PEM file of at most 256 KB."""
     try:
+        if not path.is_file() and path.exists():  # a pipe would be waited for
+            raise SealError(f"{path} is not a file; give the root of the authority you trust, in PEM form.")
         with path.open("rb") as file:
             content = file.read(MAX_ROOTS + 1)
     except OSError as error:
