@@ -13,6 +13,7 @@ import typer
 
 from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
+from sigil.cli.run_options import DataDir, Quiet
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError
 
@@ -42,9 +43,6 @@ KeyFile = Annotated[
 Data = Annotated[
     str | None, typer.Option(metavar="NAME", help="Data set: digits, cifar10, tiny-imagenet, folder:...")
 ]
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
-]
 Share = Annotated[
     float, typer.Option(metavar="S", help="Share of the training images that the attacker holds.")
 ]
@@ -57,7 +55,6 @@ Epochs = Annotated[int | None, typer.Option(metavar="N", help="Number of epochs 
 Rate = Annotated[float, typer.Option("--lr", metavar="R", help="Learning rate.")]
 Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in a batch.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 @dataclass(frozen=True)

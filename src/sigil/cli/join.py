@@ -11,6 +11,7 @@ import typer
 from sigil import extras
 from sigil.cli import outputs
 from sigil.cli.interruption import Interrupted
+from sigil.cli.run_options import Quiet
 from sigil.cli.terminal import printable, show_log
 from sigil.errors import DataError, NetworkError
 
@@ -42,7 +43,7 @@ def join(
         bool, typer.Option("--take-over", help="Go on in place of a process that runs as this client.")
     ] = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, mps.")] = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Take part in a training with this machine's own data.
 

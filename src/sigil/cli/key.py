@@ -57,7 +57,8 @@ def new(
         typer.Option(metavar="C,H,W", help="Shape of one activation at the cut, without batch."),
     ],
     bits: Annotated[
-        int | None, typer.Option(metavar="K", help="Length of the watermark; else 512 where they fit.")
+        int | None,
+        typer.Option(metavar="K", help="Length of the mark; by default one bit per 16 dimensions."),
     ] = None,
     to_be_stamped: Annotated[
         bool,
@@ -110,14 +111,15 @@ def new(
     of the activation, 512 at most, and at least 128 (64 if the key is to
     be stamped) where the cut holds them.
 
-    Keys can be drawn until one fits, so that a verdict multiplies p by
-    2^80. With --to-be-stamped a time stamp becomes part of the key, every
-    try costs a dated request, and the factor is 2^24. Such a key is of no
+    A dishonest owner could draw keys until one fits, so a verdict multiplies
+    p, the probability of chance, by 2^80. With --to-be-stamped a time stamp
+    becomes part of the key, every try costs a dated request, and the factor
+    is 2^24. Such a key is of no
     use until `sigil key stamp` and `sigil key seal` have completed it.
 
     What you state about the model and its inputs cannot be chosen
     afterwards, and nobody can say that it was. Inputs that are stated count
-    as proof, by whomever they are shown later; keep them as they are.
+    as proof, no matter who shows them later; keep them as they are.
 
     With a passphrase the file is encrypted. Type it at the terminal, or give
     it in a file or the variable SIGIL_PASSPHRASE; it is never an argument,

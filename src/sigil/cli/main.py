@@ -105,7 +105,7 @@ def root(
       sigil verify suspect.safetensors --key owner.key --report page.html
 
     Check somebody else's evidence, offline and without their key:
-      sigil evidence check case.json --statement "$(cat published.txt)"
+      sigil evidence check case.json --statement published.txt
 
     Exit status: 0 done or owned, 1 not owned or a check failed, 2 bad input.
     """

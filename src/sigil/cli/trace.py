@@ -46,13 +46,14 @@ def trace(
 ) -> None:
     """Rank the clients of a training: whose local model is SUSPECT?
 
-    For trainings with shares of the mark, of which the run's directory holds
-    a record of every global model. It gives a lead and proves nothing
-    (docs/tracing.md): who holds a client's model or gradients can make a
-    model that names it. A global model names nobody.
+    For a training in which each client carried its own share of the mark
+    (key new --scheme shares); the run's directory holds a record of every
+    global model. It gives a lead and proves nothing (docs/tracing.md):
+    anybody who holds a client's model or gradients can make a model that
+    names it. A global model names nobody.
 
-    The inputs are the test images of the training, all of them in their
-    order; without them the mark is read on noise, which tells less.
+    The inputs are all test images of the training, in their order; without
+    them the mark is read on noise, which tells less.
 
     \b
     Examples:

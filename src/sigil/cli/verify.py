@@ -91,7 +91,7 @@ def verify(
         int,
         typer.Option(
             metavar="M",
-            help="Keys and suspects tried in all: p is multiplied by it.",
+            help="Keys and suspects tried in all; p is multiplied by it.",
             rich_help_panel=_TEST,
         ),
     ] = 1,
@@ -101,7 +101,8 @@ def verify(
             "--register",
             metavar="N",
             min=1,
-            help="Statements in a closed register that the judge counted, instead of the allowance.",
+            help="Statements in a closed register, as the judge counted them; replaces the allowance for "
+            "keys that could have been drawn.",
             rich_help_panel=_TEST,
         ),
     ] = None,
@@ -145,7 +146,7 @@ def verify(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Replace the --report if Sigil wrote the one there.", rich_help_panel=_RESULT
+            "--force", help="Replace an earlier page at --report, if Sigil wrote it.", rich_help_panel=_RESULT
         ),
     ] = False,
 ) -> None:
@@ -154,7 +155,8 @@ def verify(
     A file that Sigil wrote says itself which model it holds:
       sigil verify client.safetensors --key owner.key
 
-    Any other file: say what it is, as far as it is not the standard:
+    Of any other file the weights show the architecture, width and classes
+    as far as they can; say the rest:
       sigil verify model.pt --key owner.key --architecture resnet18 \\
         --cut layer3 --width 64 --classes 10 --input-shape 3,32,32
       sigil verify model.onnx --key owner.key --at /layer3/Relu_output_0

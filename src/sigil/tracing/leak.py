@@ -100,7 +100,7 @@ def trace(
     the owner's side recorded every global model. ``inputs`` are the test images of the training, the same set
     in the same order; without them the mark is read on noise, which tells clients apart less well.
 
-    A client is named if its p, after the number of clients, is at most ``level``. That is a lead: whoever
+    A client is named if its p, after the number of clients, is at most ``level``. That is a lead: anybody who
     holds a client's model or gradients can make a model that names it.
     """
     key = as_key(key)
