@@ -81,8 +81,8 @@ def _body(run: Run, described: models.Description, statement: str | None) -> str
         lines += ["This model was trained without a mark.", ""]
     else:
         lines += [
-            "This model was trained with an ownership mark, which a secret key reads in its activations at the "
-            "cut. The owner's public statement, which is also in the metadata of `client.safetensors`:",
+            "This model was trained with an ownership mark, which a secret key reads in its activations at "
+            "the cut. The owner's public statement, which is also in the metadata of `client.safetensors`:",
             "",
             "```json",
             statement,
