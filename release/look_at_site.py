@@ -22,7 +22,10 @@ PHONE = 500  # the narrowest window that headless Chromium opens
 PROBE = """
 <script>
 window.addEventListener("load", () => setTimeout(() => {
-  const seen = element => element && element.getClientRects().length > 0;
+  const seen = element => {
+    const place = element.getBoundingClientRect();  // links in a closed drawer lie left of the window
+    return place.width > 0 && place.right > 0 && place.left < window.innerWidth;
+  };
   const side = [...document.querySelectorAll(".md-sidebar--primary a.md-nav__link")].filter(seen).length;
   const tabs = [...document.querySelectorAll(".md-tabs a")].filter(seen).length;
   const pictures = [...document.images].filter(image => image.naturalWidth > 200).length;
@@ -67,9 +70,15 @@ def main(site: Path, shots: Path | None) -> None:
         if shots is not None:
             shots.mkdir(parents=True, exist_ok=True)
             pages = {"home": (home, WIDTH), "phone": (home, PHONE), "search": (probe, WIDTH)}
-            for name, (page, width) in pages.items():
+            for page in ("own-server", "attacks", "results/index"):
+                name = page.replace("/", "-")
+                pages |= {
+                    name: (site / f"{page}.html", WIDTH),
+                    f"{name}-phone": (site / f"{page}.html", PHONE),
+                }
+            for name, (file, width) in pages.items():
                 picture = (shots / f"{name}.png").resolve()
-                look(f"--screenshot={picture}", page.resolve().as_uri(), width=width)
+                look(f"--screenshot={picture}", file.resolve().as_uri(), width=width)
     finally:
         probe.unlink()
 
