@@ -22,9 +22,10 @@ PHONE = 500  # the narrowest window that headless Chromium opens
 PROBE = """
 <script>
 window.addEventListener("load", () => setTimeout(() => {
-  const seen = element => {
-    const place = element.getBoundingClientRect();  // links in a closed drawer lie left of the window
-    return place.width > 0 && place.right > 0 && place.left < window.innerWidth;
+  const seen = element => {  // links in a closed drawer have a place, but something else is shown there
+    const place = element.getBoundingClientRect();
+    return element.contains(
+      document.elementFromPoint(place.left + place.width / 2, place.top + place.height / 2));
   };
   const side = [...document.querySelectorAll(".md-sidebar--primary a.md-nav__link")].filter(seen).length;
   const tabs = [...document.querySelectorAll(".md-tabs a")].filter(seen).length;
