@@ -105,6 +105,17 @@ def tensor(what: str, given: object, *, raises: type[SigilError] = ConfigError) 
     return given
 
 
+def shape_of_one(what: str, batch: object) -> tuple[int, ...]:
+    """The shape of one sample in a batch of several; their numbers do not matter."""
+    if not isinstance(batch, Tensor) or batch.is_nested:
+        raise ShapeError(f"A batch of {what} (n, …) as a tensor is wanted, not {type(batch).__name__}.")
+    if batch.ndim < 2 or not len(batch):
+        raise ShapeError(
+            f"A batch of {what} (n, …) is wanted, but the tensor has the shape {tuple(batch.shape)}."
+        )
+    return tuple(batch.shape[1:])
+
+
 def module(
     what: str, given: object, *, outline: bool = False, raises: type[SigilError] = ConfigError
 ) -> nn.Module:

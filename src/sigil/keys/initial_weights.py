@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from sigil import arguments
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, shown
 from sigil.keys.draws import KeyStream
 
 MAX_ENTRIES: Final = 2**31
@@ -42,6 +42,13 @@ def draw(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(out)
 
 
+def check_name(name: str) -> str:
+    """The name of a tensor in a state dict; a suspect's may be any text."""
+    if not isinstance(name, str):
+        raise ConfigError(f"The name of a tensor is {shown(name)}, but text is wanted.")
+    return name
+
+
 def held_out(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     """Which entries of one weight tensor are held out, bool: each with the probability one in eight."""
     sizes = arguments.sizes("shape of a tensor", shape)
@@ -57,6 +64,7 @@ def initialise(module: nn.Module, stream: Callable[[str], KeyStream]) -> tuple[s
     A tensor that several layers share is drawn once, under its first name. Parameters of other kinds of
     layers stay as they are.
     """
+    arguments.module("module to initialise", module)
     drawn: list[str] = []
     seen: set[int] = set()
     with torch.no_grad():

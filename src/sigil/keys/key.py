@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 import os
 import secrets
 from collections.abc import Sequence
@@ -29,10 +28,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 from sigil import arguments
-from sigil.errors import ConfigError, KeyFileError, SealError, ShapeError, shown
+from sigil.errors import ConfigError, KeyFileError, SealError, shown
 from sigil.keys import content as key_content
 from sigil.keys import derivation, initial_weights, keyfile, seal, shares, statement
-from sigil.keys.draws import KeyStream
+from sigil.keys.draws import KeyStream, span
 from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, default_bits
 from sigil.keys.seal import Seal
 from sigil.keys.statement import KeyFields, Scheme, SealKind, Statement, check_shape
@@ -150,16 +149,7 @@ class Key:
 
         The rest is as in `generate`: bits, model, cut and what else is to be stated.
         """
-        if not isinstance(activation, torch.Tensor) or activation.is_nested:
-            raise ShapeError(
-                f"A batch of activations (n, …) as a tensor is wanted, not {type(activation).__name__}."
-            )
-        if activation.ndim < 2 or not len(activation):
-            raise ShapeError(
-                f"A batch of activations (n, …) is wanted, but the tensor has the shape "
-                f"{tuple(activation.shape)}."
-            )
-        return cls.generate(owner, activation.shape[1:], **stated)
+        return cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
 
     @property
     def owner(self) -> str:
@@ -244,7 +234,7 @@ class Key:
 
         Memory: the result and a few megabytes.
         """
-        start, stop = _span("row", start, stop, self.dimension)
+        start, stop = span("row", start, stop, self.dimension)
         drawn = self._stream("matrix").normals(start, stop, (self.bits,), what=f"rows of {self.bits} bits")
         return torch.from_numpy(drawn)
 
@@ -257,7 +247,7 @@ class Key:
         if wanted is None:
             raise ConfigError("The key states no input shape; say for which shape of input to draw probes.")
         sizes = check_shape(wanted, "input shape")
-        start, stop = _span("probe", start, stop, 2**32)
+        start, stop = span("probe", start, stop, 2**32)
         drawn = self._stream("probes").normals(start, stop, sizes, what=f"probes of shape {sizes}")
         return torch.from_numpy(drawn)
 
@@ -296,7 +286,7 @@ class Key:
 
     def held_out(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """Which initial weights of a tensor, bool, never help to find an order of channels: one in eight."""
-        return initial_weights.held_out(self._stream(f"held-out/{_layer(name)}"), shape)
+        return initial_weights.held_out(self._stream(f"held-out/{initial_weights.check_name(name)}"), shape)
 
     def initialise(self, module: nn.Module) -> tuple[str, ...]:
         """Give a module the owner's initial weights, in place, before it is trained; return their names.
@@ -304,9 +294,7 @@ class Key:
         Weights of convolutions and linear layers are drawn from the key, the same on every platform; norm
         layers and biases are set as usual. Names are those of the state dict, so halves may come one by one.
         """
-        return initial_weights.initialise(
-            arguments.module("module to initialise", module), self._initial_stream
-        )
+        return initial_weights.initialise(module, self._initial_stream)
 
     def statement(self) -> str:
         """One line to publish or have stamped before training; it reveals nothing of the seed."""
@@ -327,10 +315,6 @@ class Key:
         marked before stays with the old key.
         """
         waiting = self.to_be_stamped()
-        if not isinstance(token, bytes):
-            raise SealError(
-                f"A time stamp is wanted as bytes, the content of a .tsr file, not {type(token).__name__}."
-            )
         return Key(waiting.fields, waiting._seed, seal.read(token, waiting._statement.digest))
 
     def signing_key(self) -> Ed25519PrivateKey:
@@ -366,7 +350,7 @@ class Key:
     def _initial_stream(self, name: str) -> KeyStream:
         if self.fields.initialiser is None:
             raise ConfigError("The key states no initial weights; make a new key to have them drawn from it.")
-        return self._stream(f"initial/{_layer(name)}")
+        return self._stream(f"initial/{initial_weights.check_name(name)}")
 
     def _stream(self, purpose: str) -> KeyStream:
         """The stream of one purpose; a key that awaits its seal has none."""
@@ -409,20 +393,3 @@ class Key:
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         self.__getstate__()
-
-
-def _span(what: str, start: int, stop: int, end: int) -> tuple[int, int]:
-    """The bounds of a part of a table that has `end` rows."""
-    if not (arguments.is_whole(start) and arguments.is_whole(stop) and 0 <= start <= stop <= end):
-        raise ShapeError(
-            f"{what.capitalize()}s {shown(start)} to {shown(stop)} were asked for, but this key has {what}s "
-            f"0 to {end}; give 0 <= start <= stop <= {end}."
-        )
-    return operator.index(start), operator.index(stop)
-
-
-def _layer(name: str) -> str:
-    """The name of a tensor in a state dict; a suspect's may be any text."""
-    if not isinstance(name, str):
-        raise ConfigError(f"The name of a tensor is {shown(name)}, but text is wanted.")
-    return name
