@@ -58,8 +58,8 @@ def join(
       sigil join bundle --data folder:/srv/pictures
       sigil join runs/run.network/clients/0003 --part 3
     """
-    outputs.check_there({"FOLDER": bundle})
     extras.need("network")
+    outputs.check_there({"FOLDER": bundle})
     from sigil.transport.flower import processes
     from sigil.transport.flower.only_process import only_process
 
