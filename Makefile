@@ -91,7 +91,7 @@ release-check: $(VENV)/.docs  ## build and check the wheel, install the core alo
 	$(EXAMPLES)/python release/run_nvflare.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python release/look_at_site.py site $(SHOTS)
-	$(BIN)/python release/look_at_live_page.py
+	$(BIN)/python release/look_at_live_page.py $(SHOTS)/live
 
 format: setup  ## format the sources
 	$(BIN)/ruff check --fix .

@@ -56,6 +56,8 @@ def main(dist: Path) -> None:
         cuda = sorted(name for name in names if name.startswith("nvidia"))
         beside = sorted(names - TORCHS - set(cuda))
         print(f"{len(beside)} packages besides torch's own: {', '.join(beside)}")
+        megabytes = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file()) / 1e6
+        print(f"{len(names - {'pip'})} packages in all, {megabytes:,.0f} MB with pip")
         assert len(beside) <= MOST_PACKAGES
         assert not cuda, f"CUDA came along: {cuda}"
         subprocess.run([python, "-c", THREE_LINES], check=True, cwd=folder)

@@ -12,15 +12,15 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from browser import chromium
 
 from harness.processes import TrainingProcesses
 from sigil.transport.flower.processes import free_port
@@ -31,26 +31,12 @@ SETTINGS = [
     "watermark.bits=64", "watermark.strength=0.5", "run.threads=1", "run.workers=1", "run.device=cpu",
 ]  # fmt: skip
 ROUNDS = 2
+WAIT = "--virtual-time-budget=4000"
 LOOKS = {
     "light": ("--blink-settings=preferredColorScheme=1", "--window-size=1200,1100"),
     "dark": ("--blink-settings=preferredColorScheme=0", "--window-size=1200,1100"),
     "phone": ("--blink-settings=preferredColorScheme=1", "--window-size=500,2100"),
 }
-
-
-def chromium(*arguments: str) -> str:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert program is not None, "install Chromium to look at the page"
-    with tempfile.TemporaryDirectory(prefix="sigil-chromium-") as profile:
-        command = [
-            *(program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-            *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *(f"--user-data-dir={profile}", "--virtual-time-budget=4000"),
-        ]
-        ended = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=180, check=True
-        )
-    return ended.stdout
 
 
 def read(dumped: str, name: str) -> str:
@@ -104,12 +90,12 @@ def main(shots: Path | None) -> None:
             for client in clients:
                 client.send_signal(signal.SIGSTOP)
             page = f"http://127.0.0.1:{port}/"
-            dumped = chromium("--dump-dom", page)
+            dumped = chromium(WAIT, "--dump-dom", page)
             compare(dumped, [json.loads(line) for line in file.read_text().splitlines()], 4)
             if shots is not None:
                 shots.mkdir(parents=True, exist_ok=True)
                 for name, look in LOOKS.items():
-                    chromium(*look, f"--screenshot={(shots / f'{name}.png').resolve()}", page)
+                    chromium(WAIT, *look, f"--screenshot={(shots / f'{name}.png').resolve()}", page)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
+
+from browser import chromium
 
 WIDTH, HEIGHT = 1200, 900
 PHONE = 500  # the narrowest window that headless Chromium opens
@@ -23,7 +22,11 @@ PHONE = 500  # the narrowest window that headless Chromium opens
 PROBE = """
 <script>
 window.addEventListener("load", () => setTimeout(() => {
-  const seen = element => element && element.getClientRects().length > 0;
+  const seen = element => {  // links in a closed drawer have a place, but something else is shown there
+    const place = element.getBoundingClientRect();
+    return element.contains(
+      document.elementFromPoint(place.left + place.width / 2, place.top + place.height / 2));
+  };
   const side = [...document.querySelectorAll(".md-sidebar--primary a.md-nav__link")].filter(seen).length;
   const tabs = [...document.querySelectorAll(".md-tabs a")].filter(seen).length;
   const pictures = [...document.images].filter(image => image.naturalWidth > 200).length;
@@ -40,23 +43,14 @@ window.addEventListener("load", () => setTimeout(() => {
 """
 
 
-def chromium(*arguments: str, width: int = WIDTH) -> str:
-    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert program is not None, "install Chromium to look at the site"
-    with tempfile.TemporaryDirectory(prefix="sigil-chromium-") as profile:
-        command = [
-            *(program, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"),
-            *(f"--user-data-dir={profile}", f"--window-size={width},{HEIGHT}", "--virtual-time-budget=20000"),
-        ]
-        ended = subprocess.run(
-            [*command, *arguments], capture_output=True, text=True, timeout=180, check=True
-        )
-    return ended.stdout
+def look(*arguments: str, width: int = WIDTH) -> str:
+    """What Chromium prints in a window of this width, once the page has settled."""
+    return chromium(f"--window-size={width},{HEIGHT}", "--virtual-time-budget=20000", *arguments)
 
 
 def asked(page: str, width: int) -> dict[str, int]:
     """What the probe in a page found when the page was opened in a window of this width."""
-    dumped = chromium("--dump-dom", page, width=width)
+    dumped = look("--dump-dom", page, width=width)
     found = re.search(r'data-probe="([^"]+)"', dumped)
     assert found, "the page did not come to life"
     said = html.unescape(found[1])
@@ -77,9 +71,15 @@ def main(site: Path, shots: Path | None) -> None:
         if shots is not None:
             shots.mkdir(parents=True, exist_ok=True)
             pages = {"home": (home, WIDTH), "phone": (home, PHONE), "search": (probe, WIDTH)}
-            for name, (page, width) in pages.items():
+            for page in ("own-server", "attacks", "results/index"):
+                name = page.replace("/", "-")
+                pages |= {
+                    name: (site / f"{page}.html", WIDTH),
+                    f"{name}-phone": (site / f"{page}.html", PHONE),
+                }
+            for name, (file, width) in pages.items():
                 picture = (shots / f"{name}.png").resolve()
-                chromium(f"--screenshot={picture}", page.resolve().as_uri(), width=width)
+                look(f"--screenshot={picture}", file.resolve().as_uri(), width=width)
     finally:
         probe.unlink()
 

@@ -38,7 +38,7 @@ def main(script: Path, notebook: Path) -> None:
     book = v4.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
     for number, (kind, text) in enumerate(cells(script.read_text("utf-8"))):
         book.cells.append(made[kind](text, id=f"cell-{number}"))
-    nbclient.NotebookClient(book, timeout=600, record_timing=False).execute()
+    nbclient.NotebookClient(book, timeout=1800, record_timing=False).execute()
     book.metadata.pop("language_info", None)  # differs from machine to machine
     nbformat.write(book, notebook)
     size = notebook.stat().st_size

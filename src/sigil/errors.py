@@ -95,6 +95,14 @@ class NetworkError(SigilError):
     """A training across machines cannot go on: no connection, bad certificates, or too few clients."""
 
 
+def no_key_file(path: object) -> KeyFileError:
+    """What to say of a key file that does not exist."""
+    return KeyFileError(
+        f"The key file {path} cannot be read: there is no such file; check the path, or make a key with "
+        "`sigil key new`."
+    )
+
+
 def reason(error: Exception) -> str:
     """The first line of a foreign error's text, short and printable: it may quote an adversary's file."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -108,4 +116,5 @@ def shown(value: object) -> str:
         text = ascii(value)
     except ValueError:  # an integer of more digits than Python prints
         text = f"a huge {type(value).__name__}"
+    text = " ".join(text.split())  # a tensor prints several lines
     return text if len(text) <= 80 else f"{text[:77]}..."

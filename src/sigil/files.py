@@ -166,6 +166,16 @@ def check_folder(path: AnyPath, *, raises: type[SigilError] = OutputError) -> No
         raise raises(f"{os.fspath(path)} cannot be written to: {refusal(error)}.") from None
 
 
+def make_folder(path: AnyPath, *, mode: int = 0o777, raises: type[SigilError] = OutputError) -> None:
+    """Make a folder, and those that it lies in, unless it is there already."""
+    try:
+        Path(path).mkdir(mode=mode, parents=True, exist_ok=True)
+    except FileNotFoundError:  # the folders above were made: a place such as /proc lets nobody make any
+        raise raises(f"{os.fspath(path)} cannot be made here; choose another directory.") from None
+    except OSError as error:
+        raise raises(f"{os.fspath(path)} cannot be made: {refusal(error)}.") from None
+
+
 def refusal(error: OSError | ValueError) -> str:
     """Why a file could not be written and what to do, as the end of a sentence."""
     if isinstance(error, FileExistsError):

@@ -27,7 +27,6 @@ Only tensors go in and out: this file knows nothing of models, data or federatio
 
 from __future__ import annotations
 
-import operator
 import os
 from dataclasses import dataclass
 from inspect import getattr_static
@@ -37,11 +36,12 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from sigil import hardware
-from sigil.errors import ConfigError, ShapeError, SigilError
+from sigil import arguments, hardware
+from sigil.errors import ConfigError, ShapeError, SigilError, shown
 
 # Norms between these are exact enough in float32 for any batch; outside, values are rescaled first.
 _COMFORTABLE = (1e-12, 1e15)
+_FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Secret(Protocol):
@@ -109,19 +109,19 @@ class Injector:
         per_sample: bool = False,
         statistics: bool = False,
     ) -> None:
-        given: object = strength
-        if not isinstance(given, int | float) or not 0.0 <= given < float("inf"):
-            raise SigilError(
-                f"The watermark strength is {strength!r}, but it must be a finite number of at least 0; "
-                "the paper uses 0.01, 0.1 and 1.0."
-            )
+        wanted = "a finite number of at least 0; the paper uses 0.01, 0.1 and 1.0"
+        value = arguments.number("The watermark strength", strength, wanted)
+        if not 0.0 <= value < float("inf"):
+            raise ConfigError(f"The watermark strength is {value}, but it must be {wanted}.")
+        if share is None and carriers_per_bit is not None:
+            raise ConfigError("carriers_per_bit is about a share of the bits: give share=(i, n) as well.")
         self.key: Secret = _secret(key)
-        self.strength = float(strength)
-        self.clip = clip
-        self.cap = cap
+        self.strength = value
+        self.clip = arguments.flag("clip", clip)
+        self.cap = arguments.flag("cap", cap)
         self.share = share
-        self.per_sample = per_sample
-        self.statistics = statistics
+        self.per_sample = arguments.flag("per_sample", per_sample)
+        self.statistics = arguments.flag("statistics", statistics)
         self._carried = None if share is None else _carried(self.key, share, carriers_per_bit)
         self._operands: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor, Tensor]] = {}
         self._last: dict[str, Tensor] | None = None
@@ -191,11 +191,7 @@ class Injector:
         their clean gradients. The hook lives as long as the tensor, or until the returned handle's
         ``remove()``.
         """
-        if not isinstance(activation, Tensor):
-            raise ConfigError(
-                f"attach() takes the activation, a tensor of PyTorch, not an object of type "
-                f"{type(activation).__name__}."
-            )
+        self._check_activation(activation)
         if any(getattr(hook, "__sigil__", False) for hook in (activation._backward_hooks or {}).values()):
             raise ConfigError(
                 "An injector is attached to this activation already, and a second one would mark its "
@@ -220,22 +216,24 @@ class Injector:
         inject.__sigil__ = True  # type: ignore[attr-defined]  # by which a second attach() knows the first
         return activation.register_hook(inject)
 
-    def _check(self, activation: Tensor, gradient: Tensor) -> None:
+    def _check_activation(self, activation: Tensor) -> None:
+        arguments.tensor("activation", activation)
         if tuple(activation.shape[1:]) != self.key.shape or activation.ndim == 0 or len(activation) == 0:
             raise ShapeError(
                 f"The activation has the shape {tuple(activation.shape)}, but the key is for batches of "
                 f"{self.key.shape}; make the key with the shape at the cut."
             )
+        _check_format("activation", activation)
+
+    def _check(self, activation: Tensor, gradient: Tensor) -> None:
+        self._check_activation(activation)
+        arguments.tensor("gradient", gradient)
         if gradient.shape != activation.shape or gradient.device != activation.device:
             raise ShapeError(
                 f"The gradient is {tuple(gradient.shape)} on {gradient.device}, but the activation is "
                 f"{tuple(activation.shape)} on {activation.device}; they must agree."
             )
-        if not (activation.is_floating_point() and gradient.is_floating_point()):
-            raise ShapeError(
-                f"The activation is {activation.dtype} and the gradient {gradient.dtype}, but both must be "
-                "floating point."
-            )
+        _check_format("gradient", gradient)
 
     def _prepared(
         self, device: torch.device, work: torch.dtype, channels_last: bool
@@ -263,11 +261,22 @@ def _secret(key: Secret | str | os.PathLike[str]) -> Secret:
 
         return Key.load(key)
     # Without asking for the attributes, as a key derives its matrix only then.
-    if any(getattr_static(key, name, None) is None for name in ("shape", "matrix", "target")):
+    if isinstance(key, type) or any(
+        getattr_static(key, name, None) is None for name in ("shape", "matrix", "target")
+    ):
         raise ConfigError(
             f"The key is of type {type(key).__name__}, but a sigil.Key or the path of a key file is wanted."
         )
     return key
+
+
+def _check_format(what: str, tensor: Tensor) -> None:
+    if tensor.dtype not in _FORMATS:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FORMATS)
+        raise ShapeError(
+            f"The {what} is of type {str(tensor.dtype).removeprefix('torch.')}, but floating point is wanted "
+            f"({names})."
+        )
 
 
 def _work_dtype(gradient: Tensor) -> torch.dtype:
@@ -342,12 +351,13 @@ def _mark_norms(error: Tensor, gram: Tensor, per_sample: bool) -> Tensor:
 def _carried(key: Secret, share: tuple[int, int], carriers_per_bit: int | None) -> Tensor:
     """The indices of the bits that this client carries."""
     try:
-        client, clients = (operator.index(number) for number in share)
-    except (TypeError, ValueError):
+        client, clients = arguments.sizes("share", share)
+    except (ShapeError, ValueError):
         client, clients = -1, 0
     if not 0 <= client < clients:
         raise ConfigError(
-            f"The share {share!r} names no client of a number of clients; give (i, n) with i from 0 to n - 1."
+            f"The share {shown(share)} names no client of a number of clients; give (i, n) with i from 0 "
+            "to n - 1."
         )
     return key.share_of(client, clients, carriers_per_bit).nonzero().flatten()
 

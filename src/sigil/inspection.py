@@ -16,7 +16,8 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 
-from sigil.errors import ConfigError, ShapeError, reason
+from sigil import arguments
+from sigil.errors import ConfigError, ShapeError, reason, shown
 from sigil.injector import Injector
 from sigil.keys.key import Key
 from sigil.keys.length import (
@@ -27,9 +28,9 @@ from sigil.keys.length import (
     needed_rate,
     shortest_bits,
 )
+from sigil.keys.statement import check_bits
 from sigil.probing import undisturbed
 from sigil.verdict import wording
-from sigil.verdict.arguments import check_tensor
 
 TRIAL_STEPS: Final = 60
 _TRIAL_BATCH: Final = 32
@@ -92,13 +93,14 @@ def inspect(
     to be used and ``bits`` its length, by default that of :meth:`sigil.Key.generate`. ``steps`` is the
     length of the trial; 0 leaves it out.
     """
-    if not isinstance(client_half, nn.Module):
-        raise ConfigError(
-            f"The client half is of type {type(client_half).__name__}, but a module of PyTorch is wanted."
-        )
-    batch = check_tensor(example_input, "example input")
-    if steps < 0:
-        raise ConfigError(f"The trial has {steps} steps, but it must have 0 or more.")
+    arguments.module("client half", client_half)
+    if server_half is not None:
+        arguments.module("server half", server_half)
+    batch = arguments.tensor("example input", example_input)
+    steps = arguments.whole("The number of steps", steps)
+    bits = None if bits is None else check_bits(bits)
+    if key not in ("plain", "stamped"):
+        raise ConfigError(f'key is {shown(key)}, but the kind of key is wanted: "plain" or "stamped".')
     activation = _activation(client_half, batch)
     shape = tuple(activation.shape[1:])
     rectified = bool((activation >= 0).all())
@@ -127,13 +129,18 @@ def _activation(half: nn.Module, batch: Tensor) -> Tensor:
     with undisturbed(half, seed=0):
         try:
             activation = half(batch)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except Exception as error:  # it is the caller's own code, which can fail in any way
             raise ShapeError(
                 f"The client half does not run on the example input of shape {tuple(batch.shape)} "
                 f"({reason(error)}); give a batch as it takes them."
             ) from error
-    activation = check_tensor(activation, "activation that the client half returns")
-    if activation.ndim < 2 or len(activation) != len(batch):
+    activation = arguments.tensor("activation that the client half returns", activation)
+    if not activation.is_floating_point() or not bool(activation.isfinite().all()):
+        raise ShapeError(
+            "The client half returns values that are not finite numbers for the example input; give a batch "
+            "of usual inputs."
+        )
+    if activation.ndim < 2 or len(activation) != len(batch) or not activation.numel():
         raise ShapeError(
             f"The client half returns shape {tuple(activation.shape)} for a batch of {len(batch)}; it must "
             "return one activation for each input."
@@ -220,6 +227,7 @@ def _trial(half: nn.Module, batch: Tensor, shape: tuple[int, ...], bits: int, st
             more = torch.randn(_TRIAL_BATCH - len(inputs), *inputs.shape[1:]).to(inputs.device)
             inputs = torch.cat([inputs, more])
         parameters = list(trial.parameters())
+        steps = steps if parameters else 0
         velocity = [torch.zeros_like(parameter) for parameter in parameters]
         for step in range(steps):
             activation = trial(inputs)

@@ -25,7 +25,8 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from sigil.errors import ConfigError, LossError, ShapeError
+from sigil import arguments
+from sigil.errors import ConfigError, LossError, ShapeError, shown
 
 # Unit roundoff of the formats in which logits and gradients travel.
 _ROUNDOFF: Final = {
@@ -60,10 +61,10 @@ class Loss:
                 f"There is no loss {self.kind!r} with the reduction {self.reduction!r}; "
                 'choose "cross-entropy" or "any", reduced by "mean" or "sum".'
             )
-        if not 0.0 <= self.smoothing < 1.0:
-            raise ConfigError(
-                f"The label smoothing is {self.smoothing}, but it must be at least 0 and less than 1."
-            )
+        wanted = "a number of at least 0 and less than 1"
+        if not 0.0 <= arguments.number("The label smoothing", self.smoothing, wanted) < 1.0:
+            raise ConfigError(f"The label smoothing is {self.smoothing}, but it must be {wanted}.")
+        arguments.flag("mixing", self.mixing)
 
 
 CROSS_ENTROPY: Final = Loss()
@@ -87,6 +88,14 @@ def check_logit_gradient(
     ...
     sigil.errors.LossError: The logit gradient is not one of the agreed loss ...
     """
+    if not isinstance(loss, Loss):
+        raise ConfigError(f"The loss is of type {type(loss).__name__}, but a sigil.Loss is wanted.")
+    for what, given in (("logits", logits), ("logit gradient", gradient)):
+        arguments.tensor(what, given)
+        if given.dtype not in _ROUNDOFF:
+            raise ShapeError(f"The {what} are of type {given.dtype}, but floating point is wanted.")
+    if wire is not None and wire not in _ROUNDOFF:
+        raise ConfigError(f"wire is {shown(wire)}, but it must be a floating-point type of PyTorch.")
     if gradient.shape != logits.shape or logits.ndim != 2 or logits.numel() == 0:
         raise ShapeError(
             f"The logit gradient has the shape {tuple(gradient.shape)}, but the logits had "

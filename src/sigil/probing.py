@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sigil.errors import NotReadable, ShapeError, SuspectError, reason
+from sigil import arguments
+from sigil.errors import NotReadable, ShapeError, SigilError, SuspectError, reason
 
 Suspect = Callable[[Tensor], Tensor]
 """A model up to the cut: float batch (n, *input shape) to activations (n, channels, …)."""
@@ -30,7 +31,7 @@ def input_shape_of(suspect: Suspect, given: Sequence[int] | None = None) -> tupl
             "The suspect does not say what input it takes: give its input shape without the batch "
             "(--input-shape 3,32,32, input_shape=(3, 32, 32))."
         )
-    shape = tuple(int(size) for size in known)
+    shape = arguments.sizes("input shape", known)
     if not shape or min(shape) < 1:
         raise ShapeError(f"The input shape {shape} is not one: every size must be at least 1.")
     if math.prod(shape) > MAX_INPUT_ELEMENTS:
@@ -87,7 +88,9 @@ def activations(suspect: Suspect, batch: Tensor) -> Tensor:
     device, dtype = _placement(module_of(suspect))
     try:
         activation = suspect(batch.to(device, dtype))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except SigilError:
+        raise
+    except Exception as error:  # it is the suspect's own code, which can fail in any way
         raise SuspectError(
             f"The suspect does not run on inputs of shape {tuple(batch.shape[1:])} ({reason(error)}): "
             "give the input shape that it was trained with, and real inputs if it only fails on noise."
@@ -97,6 +100,9 @@ def activations(suspect: Suspect, batch: Tensor) -> Tensor:
             f"The suspect returns {type(activation).__name__} and not one tensor: give the part of "
             "the model that ends at the cut."
         )
+    arguments.tensor("suspect's activation", activation, raises=SuspectError)
+    if activation.is_complex():
+        raise SuspectError("The suspect returns complex numbers, but activations are real ones.")
     if activation.ndim < 2 or len(activation) != len(batch):
         raise ShapeError(
             f"The suspect returns shape {tuple(activation.shape)} for a batch of {len(batch)} inputs: it "

@@ -57,5 +57,5 @@ def test_impossible_marks_are_refused() -> None:
         ParameterMark().verify(nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="no gradient"):
         ParameterMark().on_update(NOW, half())
-    with pytest.raises(ConfigError, match="at least one bit"):
+    with pytest.raises(ConfigError, match="The number of bits is 0"):
         ParameterMark(bits=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import pytest
 import typer
@@ -17,19 +19,19 @@ from sigil.errors import KeyFileError
 
 
 @pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException | None], int]:
+def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Run a command that ends in a given way through `main`."""
 
-    def run(outcome: BaseException | None) -> int:
+    def run(outcome: BaseException | None, *arguments: str) -> int:
         app = typer.Typer()
 
         @app.command()
-        def only() -> None:
+        def only(named: Annotated[list[str] | None, typer.Argument()] = None, file: str = "") -> None:
             if outcome is not None:
                 raise outcome
 
         monkeypatch.setattr(module, "app", app)
-        return main([])
+        return main([*arguments])
 
     return run
 
@@ -51,6 +53,33 @@ def test_every_command_teaches_by_example(command: str, capsys: pytest.CaptureFi
     assert max(len(line.rstrip()) for line in out.splitlines()) <= 80
 
 
+def test_help_says_what_an_argument_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--help"]) == 0
+    assert "exported program (.pt2)" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_a_place_that_the_system_refuses_is_no_bug(
+    ending: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in (errno.ENOSPC, errno.EACCES, errno.ENAMETOOLONG):
+        assert ending(OSError(number, os.strerror(number), "/a/place")) == 2
+    assert ending(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == 2  # a full disk names no file
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.EBADF])
+def test_a_file_that_the_call_does_not_name_is_a_bug(
+    number: int, ending: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = OSError(number, os.strerror(number), "runs/a/metrics.jsonl")
+    assert ending(lost) == module.BUG
+    assert ending(lost, "runs/a") == module.BUG  # below a place that is named: made by us
+    assert "This is a bug in Sigil" in capsys.readouterr().err
+    assert ending(lost, "runs/a/metrics.jsonl") == 2
+    assert ending(lost, "--file=runs/a/metrics.jsonl") == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"sigil {sigil.__version__}\n"
@@ -69,14 +98,14 @@ def test_bad_use_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture
 
 
 def test_an_error_of_sigil_is_one_sentence(
-    ending: Callable[[BaseException | None], int], capsys: pytest.CaptureFixture[str]
+    ending: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ending(KeyFileError("The key file \x1b[2Jx is damaged; restore it.")) == 2
     assert capsys.readouterr().err == "sigil: The key file \\x1b[2Jx is damaged; restore it.\n"
 
 
 def test_endings_that_no_verdict_can_be_confused_with(
-    ending: Callable[[BaseException | None], int], capsys: pytest.CaptureFixture[str]
+    ending: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ending(None) == 0
     assert ending(typer.Exit(1)) == 1

@@ -72,7 +72,7 @@ def test_tensors_and_arrays_of_any_layout_are_the_same(shape: tuple[int, ...]) -
     ("gradients", "labels"), [((4, 8), (3,)), ((4,), (4,)), ((0, 8), (0,)), ((4, 8), (4, 1))]
 )
 def test_shapes_that_do_not_fit_are_named(gradients: tuple[int, ...], labels: tuple[int, ...]) -> None:
-    with pytest.raises(ShapeError, match="one gradient and one label a sample"):
+    with pytest.raises(ShapeError, match="one gradient and one label per sample"):
         LongestGradient(threshold=1.0).update(torch.zeros(gradients), torch.zeros(labels, dtype=torch.int64))
 
 

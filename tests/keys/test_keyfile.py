@@ -289,11 +289,11 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sentence(locked, "\ud800"): "not valid text",
     }
 
-    def deny(self: Path, *args: object) -> None:
+    def deny(path: str, flags: int) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     # Not chmod: the superuser reads every file.
-    monkeypatch.setattr(Path, "open", deny)
+    monkeypatch.setattr(keyfile, "_open_at_once", deny)
     expected[sentence(locked)] = "permission is denied"
     for text, words in expected.items():
         assert re.search(words, text), text
@@ -422,3 +422,16 @@ def test_impossible_passphrases_are_refused(tmp_path: Path) -> None:
 def test_fields_do_not_show_the_seed() -> None:
     assert FIELDS.seed.hex() not in repr(FIELDS)
     assert repr(FIELDS.seed)[2:-1] not in repr(FIELDS)
+
+
+def test_a_pipe_is_read_if_it_is_filled_and_never_waited_for(tmp_path: Path) -> None:
+    pipe, whole = tmp_path / "pipe", tmp_path / "owner.key"
+    os.mkfifo(pipe, 0o600)
+    assert "is truncated" in sentence(pipe)  # nobody writes
+    keyfile.write(whole, FIELDS)
+    end = os.open(pipe, os.O_RDWR)
+    os.write(end, whole.read_bytes())
+    reader = os.open(pipe, os.O_RDONLY)  # keeps what was written when the writer goes
+    os.close(end)
+    assert keyfile.read(pipe) == FIELDS
+    os.close(reader)

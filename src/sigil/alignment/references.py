@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sigil import files, models
+from sigil import arguments, files, models
 from sigil.alignment.correlations import Floats, correlation_matrix
 from sigil.errors import AlignmentError, reason
 from sigil.keys.key import Key
@@ -88,6 +88,7 @@ class Reference:
     def load(cls, path: str | os.PathLike[str]) -> Reference:
         """Read a reference, such as the ``reference.safetensors`` of a run, within strict limits."""
         path = Path(path)
+        _check_regular(path)
         try:
             size = path.stat().st_size
             if size > MAX_FILE_BYTES:
@@ -143,6 +144,12 @@ def save_sums(path: str | os.PathLike[str], shape: Sequence[int], sums: Mapping[
         save_file({name: value.contiguous() for name, value in sums.items()}, place, metadata={"sigil": note})
 
 
+def _check_regular(path: Path) -> None:
+    """Raise for a pipe or a device, which would be waited for."""
+    if path.exists() and not path.is_file():
+        raise AlignmentError(f"{path} is not a file; give a reference or the directory of a run.")
+
+
 def open_reference(
     path: str | os.PathLike[str], *, kind: ReferenceKind = "initial weights", key: Key | None = None
 ) -> Reference | Model:
@@ -152,11 +159,12 @@ def open_reference(
     or the correlations that its server recorded. A file is what it is. ``key`` is needed for the weights of a
     run that began with those that its key drew.
     """
-    path = Path(path)
+    path = arguments.path("reference", path, raises=AlignmentError)
     if path.is_dir():
         if kind == "correlations":
             return Reference.load(path / "reference.safetensors")
         return initial_half(path, key)
+    _check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             note = (file.metadata() or {}).get("sigil", "")

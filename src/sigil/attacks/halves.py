@@ -26,10 +26,9 @@ ModelOrHalves = TypeVar("ModelOrHalves", bound=Model | Halves)
 
 def whole_copy(model: Model | Halves) -> Model:
     """A whole model that shares no memory with what was given."""
-    if isinstance(model, tuple):
-        client_half, server_half = model
-        return models.join(client_half, server_half)
     _check_model(model)
+    if isinstance(model, tuple):
+        return models.join(*model)
     if model.spec.part != "whole":
         raise AttackError(
             f"This attack needs a whole model or both halves, but was given only the {model.spec}; "
@@ -40,9 +39,9 @@ def whole_copy(model: Model | Halves) -> Model:
 
 def whole_or_half_copy(model: Model | Halves) -> Model:
     """The same, but a half alone stays a half."""
+    _check_model(model)
     if isinstance(model, tuple):
         return whole_copy(model)
-    _check_model(model)
     return copy.deepcopy(model)
 
 
@@ -56,6 +55,7 @@ def cut_of(model: Model | Halves, cut: str | None = None) -> str:
 
     That is ``cut`` if it is given; otherwise where the halves meet, or for a whole model the paper's cut.
     """
+    _check_model(model)
     spec = model[0].spec if isinstance(model, tuple) else model.spec
     if cut is None:
         return spec.cut or models.default_cut(spec.name)
@@ -95,7 +95,8 @@ def open_at_cut(model: Model | Halves, data: Dataset, cut: str | None = None) ->
 
 
 def _check_model(model: object) -> None:
-    if not isinstance(model, Model):
+    parts = model if isinstance(model, tuple) and len(model) == 2 else (model,)
+    if not all(isinstance(part, Model) for part in parts):
         raise AttackError(
             f"An attack takes a model of sigil.models or a pair of its halves, not a "
             f"{type(model).__name__}; build or load one with sigil.models."

@@ -8,7 +8,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from sigil.attacks.checks import check_choice, check_positive
+from sigil.attacks.checks import check_choice, check_clients, check_positive
 from sigil.federation import behaviour
 from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.seeds import generator
@@ -47,7 +47,7 @@ class NoiseInjection(ClientObserver):
         check_choice("reading of the signal-to-noise ratio", reading, ("power", "amplitude"))
         self.snr = float(snr)
         self.reading = reading
-        self.clients = None if clients is None else frozenset(clients)
+        self.clients = check_clients(clients)
         self.seed = seed
 
     @classmethod

@@ -43,6 +43,7 @@ def prune(
     half alone may also be given as the model.
     """
     check_share("pruning ratio", ratio)
+    ratio = float(ratio)
     check_choice("pruning scope", scope, ("layer", "global", "tensor"))
     check_choice("part to prune", part, ("whole", "client"))
     attacked = whole_or_half_copy(model)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sigil import files
+from sigil.arguments import sizes, tensor
 from sigil.attacks.checks import check_at_least, check_choice, check_not_negative
 from sigil.attacks.halves import ModelOrHalves, OpenedAtCut, open_at_cut, same_kind
 from sigil.attacks.penalties import finetune_at_cut
@@ -205,6 +206,11 @@ def overlap(directions: Tensor, key: Key) -> float:
     With Q_V and Q_M orthonormal bases of both, ‖Q_Vᵀ Q_M‖² / k. By chance it is k′/d. It tells a weak attack
     from a strong mark; the attacker, who has no key, cannot know it.
     """
+    if not isinstance(key, Key):
+        raise AttackError(f"The key is of type {type(key).__name__}, but a sigil.Key is wanted.")
+    tensor("set of directions", directions, raises=AttackError)
+    if directions.ndim != 2:
+        raise AttackError(f"Directions are columns of a matrix, but the shape is {tuple(directions.shape)}.")
     if directions.shape[0] != key.dimension:
         raise AttackError(
             f"The directions have {directions.shape[0]} dimensions, but the key is for {key.dimension}; "
@@ -227,7 +233,9 @@ def recorded_rows(
     recording: Recording, rounds: Sequence[int], phase: str, unit: Unit, steps: int | None = None
 ) -> Rows:
     """The gradients of some rounds (of each client's first steps in them) to go through again and again."""
-    chosen = list(rounds)
+    if not isinstance(recording, Recording):
+        raise AttackError(f"A recording of gradients is wanted, not {type(recording).__name__}.")
+    chosen = sizes(f"list of {phase} rounds", rounds, raises=AttackError)
     missing = sorted(set(chosen) - set(recording.rounds))
     if not chosen or missing:
         wrong = f"round {missing[0]} as {phase}" if missing else f"no {phase} round"

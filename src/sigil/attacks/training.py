@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sigil import optimizers
 from sigil.attacks.checkpoint import AttackCheckpoint, settings_digest
-from sigil.attacks.checks import check_at_least, check_choice, check_positive
+from sigil.attacks.checks import check_at_least, check_choice, check_data, check_positive
 from sigil.data import Batches, Dataset, Split
 from sigil.errors import AttackError
 from sigil.federation.precision import Precision, choose
@@ -109,6 +109,7 @@ def share(data: Dataset, samples: npt.NDArray[np.int64]) -> Dataset:
 
     ``samples`` are indices into ``data.train``, for example one part of :func:`sigil.data.partition`.
     """
+    check_data(data)
     return replace(data, train=Split(np.array(data.train.images[samples]), data.train.labels[samples]))
 
 

@@ -12,9 +12,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from sigil import arguments
 from sigil.baselines.report import BaselineReport
 from sigil.data import Dataset, evaluate_batches
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, shown
 from sigil.federation import behaviour
 from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.precision import Precision
@@ -33,10 +34,13 @@ class Backdoor(ClientObserver):
     def __init__(
         self, *, target: int = 0, size: int = 4, share: float = 0.1, value: float = 2.5, seed: int = 0
     ) -> None:
-        if not 0 < share <= 1:
-            raise ConfigError(f"The share of patched images is {share}, but it must lie between 0 and 1.")
-        if size < 1 or target < 0:
-            raise ConfigError("The patch needs a side of at least 1 and a class of at least 0.")
+        if not arguments.is_number(share) or not 0 < share <= 1:
+            raise ConfigError(
+                f"The share of patched images is {shown(share)}, but it must lie between 0 and 1."
+            )
+        arguments.whole("The side of the patch", size, least=1)
+        arguments.whole("The class of patched images", target)
+        arguments.number("The value of the patch", value, "a number")
         self.target, self.size, self.share, self.value, self.seed = target, size, share, value, seed
 
     @classmethod

@@ -13,8 +13,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from sigil import arguments
 from sigil.baselines.report import BaselineReport
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, shown
 from sigil.federation import behaviour
 from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.settings import Settings
@@ -26,8 +27,9 @@ class ParameterMark(ClientObserver):
     """Pull the projected mean kernel towards the bits; 50 bits fit the paper's 98.0 % = 49 of 50."""
 
     def __init__(self, *, bits: int = PAPER_BITS, weight: float = 0.01, seed: int = 0) -> None:
-        if bits < 1 or weight < 0:
-            raise ConfigError("A parameter mark needs at least one bit and a weight of at least 0.")
+        arguments.whole("The number of bits", bits, least=1)
+        if not arguments.is_number(weight) or not 0 <= weight < float("inf"):
+            raise ConfigError(f"The weight is {shown(weight)}, but it must be a number of at least 0.")
         self.bits, self.weight, self.seed = bits, weight, seed
 
     @classmethod
@@ -65,6 +67,7 @@ def _mean(kernel: Tensor) -> Tensor:
 
 def _last_kernel(half: nn.Module) -> Tensor:
     """Weight of the last convolution that mixes channels."""
+    arguments.module("client half", half)
     kernels = [layer.weight for layer in half.modules() if isinstance(layer, nn.Conv2d) and layer.groups == 1]
     if not kernels:
         raise ConfigError("A parameter mark needs a convolution in the client half; cut the model later.")

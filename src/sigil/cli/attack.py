@@ -71,7 +71,7 @@ def finetune(
     share: Share = 0.1,
     seed: Seed = 0,
 ) -> None:
-    """Train further on the attacker's own images; 100 steps if not said.
+    """Train further on the attacker's own images, for 100 steps by default.
 
     \b
     Examples:
@@ -103,10 +103,12 @@ def prune(
     *,
     ratio: Annotated[float, typer.Option(metavar="R", help="Share of the weights to zero, 0 to 1.")],
     scope: Annotated[
-        str, typer.Option(metavar="SCOPE", help="Rank weights in one layer, tensor, or global.")
+        str, typer.Option(metavar="SCOPE", help="What is ranked together: layer, tensor or global.")
     ] = "layer",
     norms: Annotated[bool, typer.Option("--norms", help="Prune batch norms too.")] = False,
-    part: Annotated[str, typer.Option(metavar="PART", help="Prune the whole model or client.")] = "whole",
+    part: Annotated[
+        str, typer.Option(metavar="PART", help="What is pruned: whole, or client for the client half.")
+    ] = "whole",
 ) -> None:
     """Set the smallest weights to zero.
 
@@ -245,7 +247,7 @@ def overwrite(
     share: Share = 0.1,
     seed: Seed = 0,
 ) -> None:
-    """Embed a second mark over the first; 10 epochs if not said.
+    """Embed a second mark over the first, for 10 epochs by default.
 
     \b
     Examples:

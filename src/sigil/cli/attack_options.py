@@ -13,6 +13,7 @@ import typer
 
 from sigil.cli import outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
+from sigil.cli.run_options import DataDir, Quiet
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError
 
@@ -42,9 +43,6 @@ KeyFile = Annotated[
 Data = Annotated[
     str | None, typer.Option(metavar="NAME", help="Data set: digits, cifar10, tiny-imagenet, folder:...")
 ]
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
-]
 Share = Annotated[
     float, typer.Option(metavar="S", help="Share of the training images that the attacker holds.")
 ]
@@ -57,7 +55,6 @@ Epochs = Annotated[int | None, typer.Option(metavar="N", help="Number of epochs 
 Rate = Annotated[float, typer.Option("--lr", metavar="R", help="Learning rate.")]
 Optimizer = Annotated[str, typer.Option(metavar="NAME", help="adam or sgd.")]
 BatchSize = Annotated[int, typer.Option(metavar="N", help="Images in a batch.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
 @dataclass(frozen=True)
@@ -136,20 +133,24 @@ def _options(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 def _check(given: dict[str, Any]) -> None:
     """Whether the new model's files are others than all that the command reads."""
-    from sigil.attacks.files import CLIENT, SERVER
-
     out: Path = given["out"]
     read = {name: value for name, value in given.items() if isinstance(value, Path) and name != "out"}
     if given.get("student"):
         read["student"] = Path(given["student"])
+    inputs = {
+        "SUSPECT" if name == "suspect" else f"--{name.replace('_', '-')}": path for name, path in read.items()
+    }
+    outputs.check_there(inputs)
+
+    from sigil.attacks.files import CLIENT, SERVER
+
     if not out.name:
         raise ConfigError(
             f"--out: {out} has no name that a model can be written to; give a file or a directory."
         )
     state = out.with_name(f".{out.name}.attack")
     wanted = [outputs.File("--out", place) for place in (out, out / CLIENT, out / SERVER, state)]
-    inputs = {f"--{name.replace('_', '-')}": path for name, path in read.items() if name != "suspect"}
-    outputs.check_apart(wanted, inputs | {"SUSPECT": read["suspect"]})
+    outputs.check_apart(wanted, inputs)
 
 
 def open_command(

@@ -9,6 +9,7 @@ import typer
 
 from sigil import extras
 from sigil.cli import outputs
+from sigil.cli.run_options import Quiet
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +21,7 @@ def demo(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where everything is written.")
     ] = Path("runs/demo"),
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make a key, train with and without the mark, verify both, write a page.
 

@@ -71,6 +71,8 @@ def detect(
       sigil detect runs/a --detector splitout --share 0.05 --out outliers.png
       sigil detect runs/a --compat --json > detectors.json
     """
+    outputs.check_there({"RUN": run})
+
     from sigil.detectors import draw
     from sigil.federation import Recording, open_run
 

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from sigil.cli import key as key_commands
+from sigil.cli import outputs
+from sigil.cli import suspect_options as options
 from sigil.cli.evidence_findings import Findings, Question, examine
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
@@ -16,7 +18,6 @@ from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
 app = typer.Typer(name="evidence", no_args_is_help=True)
 
 _REPEAT = "Repeating the examination, in confidence"
-_MODEL = "The suspect (only what its file does not say)"
 
 
 @app.callback()
@@ -89,21 +90,11 @@ def check(
     ] = None,
     passphrase: key_commands.AskPassphrase = False,
     passphrase_file: key_commands.PassphraseFile = None,
-    architecture: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As for `sigil verify`.", rich_help_panel=_MODEL)
-    ] = None,
-    cut: Annotated[
-        str | None, typer.Option(metavar="NAME", help="As for `sigil verify`.", rich_help_panel=_MODEL)
-    ] = None,
-    width: Annotated[
-        int | None, typer.Option(metavar="W", help="As for `sigil verify`.", rich_help_panel=_MODEL)
-    ] = None,
-    classes: Annotated[
-        int | None, typer.Option(metavar="N", help="As for `sigil verify`.", rich_help_panel=_MODEL)
-    ] = None,
-    at: Annotated[
-        str | None, typer.Option(metavar="NODE", help="As for `sigil verify`.", rich_help_panel=_MODEL)
-    ] = None,
+    architecture: options.Architecture = None,
+    cut: options.Cut = None,
+    width: options.Width = None,
+    classes: options.Classes = None,
+    at: options.At = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Check an evidence file, and say what was checked and what was not.
@@ -132,6 +123,17 @@ def check(
     Exit status: 0 all that was asked holds (whatever the record claims), 1 not,
     2 bad input.
     """
+    outputs.check_there(
+        {
+            "FILE": file,
+            "--suspect": suspect,
+            "--key": key,
+            "--passphrase-file": passphrase_file,
+            "--reference-file": reference_file,
+            "--tsa-root": tsa_root,
+        }
+    )
+
     from sigil.evidence import signed
     from sigil.evidence.statement import parse, parse_references
     from sigil.keys.seal import read_roots

@@ -9,7 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from sigil import extras
+from sigil.cli import outputs
 from sigil.cli.interruption import Interrupted
+from sigil.cli.run_options import Quiet
 from sigil.cli.terminal import printable, show_log
 from sigil.errors import DataError, NetworkError
 
@@ -41,7 +43,7 @@ def join(
         bool, typer.Option("--take-over", help="Go on in place of a process that runs as this client.")
     ] = False,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, mps.")] = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Take part in a training with this machine's own data.
 
@@ -57,6 +59,7 @@ def join(
       sigil join runs/run.network/clients/0003 --part 3
     """
     extras.need("network")
+    outputs.check_there({"FOLDER": bundle})
     from sigil.transport.flower import processes
     from sigil.transport.flower.only_process import only_process
 

@@ -17,7 +17,7 @@ from sigil import files
 from sigil.cli import outputs
 from sigil.cli.terminal import printable
 from sigil.cli.values import read_activation_shape, read_input_shape, read_normalisation
-from sigil.errors import ConfigError, OutputError
+from sigil.errors import ConfigError, OutputError, no_key_file
 
 if TYPE_CHECKING:
     from sigil.keys.key import Key
@@ -57,7 +57,8 @@ def new(
         typer.Option(metavar="C,H,W", help="Shape of one activation at the cut, without batch."),
     ],
     bits: Annotated[
-        int | None, typer.Option(metavar="K", help="Length of the watermark; else 512 where they fit.")
+        int | None,
+        typer.Option(metavar="K", help="Length of the mark; by default one bit per 16 dimensions."),
     ] = None,
     to_be_stamped: Annotated[
         bool,
@@ -110,14 +111,15 @@ def new(
     of the activation, 512 at most, and at least 128 (64 if the key is to
     be stamped) where the cut holds them.
 
-    Keys can be drawn until one fits, so that a verdict multiplies p by
-    2^80. With --to-be-stamped a time stamp becomes part of the key, every
-    try costs a dated request, and the factor is 2^24. Such a key is of no
+    A dishonest owner could draw keys until one fits, so a verdict multiplies
+    p, the probability of chance, by 2^80. With --to-be-stamped a time stamp
+    becomes part of the key, every try costs a dated request, and the factor
+    is 2^24. Such a key is of no
     use until `sigil key stamp` and `sigil key seal` have completed it.
 
     What you state about the model and its inputs cannot be chosen
     afterwards, and nobody can say that it was. Inputs that are stated count
-    as proof, by whomever they are shown later; keep them as they are.
+    as proof, no matter who shows them later; keep them as they are.
 
     With a passphrase the file is encrypted. Type it at the terminal, or give
     it in a file or the variable SIGIL_PASSPHRASE; it is never an argument,
@@ -247,6 +249,9 @@ def _keep(file: Path) -> Path:
 
 def load_key(file: Path, *, ask: bool, passphrase_file: Path | None, passphrase: str | None = None) -> Key:
     """Open a key file with the passphrase given, or that of the command line or the environment."""
+    if not outputs.there(file):  # before what takes seconds to import
+        raise no_key_file(file)
+
     from sigil.errors import KeyFileWarning
     from sigil.keys.key import Key
 

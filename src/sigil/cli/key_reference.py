@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sigil.cli import outputs
 from sigil.cli.key import AsJson, AskPassphrase, KeyFile, PassphraseFile, load_key, print_json
 from sigil.errors import ConfigError
 
@@ -43,6 +44,8 @@ def reference(
       sigil key reference owner.key runs/a/reference.safetensors
       sigil key reference owner.key runs/a > reference.txt
     """
+    outputs.check_there({"FILE": file, "RUN": run})
+
     from sigil.alignment import Reference, fingerprint, open_reference
     from sigil.evidence.statement import References
 

@@ -6,9 +6,11 @@ shell completion answer at once.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import Annotated, cast
 
 import typer
@@ -103,7 +105,7 @@ def root(
       sigil verify suspect.safetensors --key owner.key --report page.html
 
     Check somebody else's evidence, offline and without their key:
-      sigil evidence check case.json --statement "$(cat published.txt)"
+      sigil evidence check case.json --statement published.txt
 
     Exit status: 0 done or owned, 1 not owned or a check failed, 2 bad input.
     """
@@ -155,16 +157,37 @@ def main(argv: list[str] | None = None) -> int:
         _complain(str(missing))
         return 2
     except OSError as error:
-        # A place that the system refuses, such as a name that is too long, is no bug.
-        if error.filename is None:
+        if not _refused(error, arguments):
             return _bug()
-        _complain(f"{error.filename} cannot be used: {error.strerror}; choose another name or place.")
+        place = "" if error.filename is None else f"{error.filename} cannot be used: "
+        _complain(f"{place}{error.strerror}; choose another name or place.")
         return 2
     except Exception:
         return _bug()
     if result == INTERRUPTED:  # some releases of typer turn Ctrl-C into this, without a word
         _complain(_NOTHING_MORE)
     return result if isinstance(result, int) else 0
+
+
+# What a system answers to a call that is right: no space, no right, a name of thousands of characters.
+_REFUSALS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO),
+        *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
+    }
+)
+
+
+def _refused(error: OSError, arguments: Sequence[str]) -> bool:
+    """Whether the system refused something that the caller asked for: anything else is a bug of ours.
+
+    A file that does not exist, or is a folder, is the caller's if the call names it, to the letter. What lies
+    beside or below a named place was our own doing.
+    """
+    if error.errno in _REFUSALS:
+        return True
+    named = {value for argument in arguments for value in (argument, argument.partition("=")[2])}
+    return error.filename is not None and os.fsdecode(error.filename) in named
 
 
 def _bug() -> int:

@@ -79,8 +79,16 @@ def check(*outputs: File | Folder | None, inputs: Mapping[str, Path | None] | No
             raise OutputError(f"{output.option}: {error}") from None
 
 
-# Options whose value need not be a file: a data set has a name, and a time limit of its own kind applies.
-_NOT_FILES = frozenset({"--inputs", "--data", "--data-dir"})
+# Options whose value need not be a file: a data set or an architecture has a name.
+_NOT_FILES = frozenset({"--inputs", "--data", "--data-dir", "--student"})
+
+
+def there(path: Path) -> bool:
+    """Whether a file or folder exists; what is no possible name is left to its reader to explain."""
+    try:
+        return os.path.lexists(path)
+    except (OSError, ValueError):
+        return True
 
 
 def check_there(inputs: Mapping[str, Path | None]) -> None:
@@ -88,11 +96,7 @@ def check_there(inputs: Mapping[str, Path | None]) -> None:
     for option, path in inputs.items():
         if path is None or option in _NOT_FILES or path == Path("-"):
             continue
-        try:
-            there = os.path.lexists(path)
-        except (OSError, ValueError):
-            there = True  # no possible name, which its reader explains
-        if not there:
+        if not there(path):
             raise ConfigError(f"{path} cannot be read: it does not exist; check {option}.")
 
 

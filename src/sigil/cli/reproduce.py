@@ -9,6 +9,7 @@ import typer
 
 from sigil import extras
 from sigil.cli import outputs
+from sigil.cli.run_options import DataDir, Quiet
 
 
 def register(app: typer.Typer) -> None:
@@ -35,10 +36,8 @@ def reproduce(
     ] = None,
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where the cells are kept.")] = Path("results"),
     runs: Annotated[Path, typer.Option(metavar="DIR", help="Where the trainings are kept.")] = Path("runs"),
-    data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
 ) -> None:
     """Reproduce tables and figures of the paper, each number beside the paper's.
 

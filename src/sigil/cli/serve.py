@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sigil import extras
+from sigil import extras, files
 from sigil.cli import outputs
 from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile
 from sigil.cli.live import PageHost, PageOption, PagePort, watched
+from sigil.cli.run_options import Change, Config, DataDir, KeyToEmbed, Quiet, RunFolder
 from sigil.cli.terminal import printable, show_log
-from sigil.cli.train import check_run, key_beside, print_result, training_key
+from sigil.cli.train import check_run, find_key, key_beside, print_result, save_key
 from sigil.errors import ConfigError, OutputError
 
 if TYPE_CHECKING:
@@ -39,32 +40,18 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory of the run.")] = Path(
-        "runs/run"
-    ),
+    out: RunFolder = Path("runs/run"),
     clients: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Number of clients (federation.clients).")
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Settings in TOML; see `sigil train --settings`."),
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
-    ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
-    ] = None,
+    config: Config = None,
+    change: Change = None,
+    key_file: KeyToEmbed = None,
     owner: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Owner's name in a key that is made; asked for if left out."),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the owner's data sets are."),
-    ] = None,
+    data_dir: DataDir = None,
     host: Annotated[
         str,
         typer.Option(
@@ -116,7 +103,7 @@ def serve(
     ] = False,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train with clients on other machines, and embed a mark on the way.
 
@@ -155,13 +142,15 @@ def serve(
         inputs={"--config": config, "--key": key_file, "--passphrase-file": passphrase_file},
     )
     _check_network(network)
-    network.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.make_folder(network, mode=0o700)
     # Before Flower is imported, which reads its environment then.
     processes.quiet(network / "flower")
     from sigil.transport.flower.deployment import Deployment
 
     name = owner or _ask_owner(settings, out, key_file)
-    key = training_key(settings, out, key_file, name, data_dir, passphrase, passphrase_file, quiet)
+    key, made = find_key(settings, out, key_file, name, data_dir, passphrase, passphrase_file, quiet=quiet)
+    if made and key is not None:
+        save_key(key, out, quiet)
     deployment = Deployment(
         settings=settings,
         out=out,

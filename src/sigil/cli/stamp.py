@@ -62,8 +62,6 @@ def stamp(
       sigil key stamp owner.key --query owner.tsq
       sigil key stamp owner.key --token answer.tsr --tsa-root root.pem
     """
-    from sigil.keys import stamping
-
     if sum(choice is not None for choice in (tsa, query, token)) != 1:
         raise ConfigError("Give one of --tsa, --query and --token.")
     kept = _beside(file)
@@ -78,6 +76,8 @@ def stamp(
             "--passphrase-file": passphrase_file,
         },
     )
+    from sigil.keys import stamping
+
     key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
     waiting = key.to_be_stamped()
     if query is not None:

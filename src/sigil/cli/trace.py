@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigil.cli import key as key_commands
-from sigil.cli.values import read_input_shape, read_normalisation
+from sigil.cli import outputs
+from sigil.cli import suspect_options as options
 from sigil.errors import ConfigError
 
 if TYPE_CHECKING:
     from sigil.tracing.leak import Trace
 
 _SHOWN = 5
-_MODEL = "The suspect (only what its file does not say)"
-_INPUTS = "The training's test images, to read the mark on instead of noise"
 
 
 def register(app: typer.Typer) -> None:
@@ -26,14 +25,8 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(
-    suspect: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SUSPECT",
-            help="The model: safetensors, a state dict (.pt), an exported program (.pt2) or ONNX.",
-        ),
-    ],
-    key: Annotated[Path, typer.Option("--key", "-k", metavar="FILE", help="The owner's secret key file.")],
+    suspect: options.Suspect,
+    key: options.OwnersKey,
     passphrase: key_commands.AskPassphrase = False,
     passphrase_file: key_commands.PassphraseFile = None,
     run: Annotated[
@@ -43,55 +36,24 @@ def trace(
             help="The directory of the run that made the model; if left out, DIR of a key DIR.key.",
         ),
     ] = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|FILE|NAME[:SPLIT]",
-            help="A folder of pictures, an array or a data set, as `sigil verify` takes them.",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = None,
-    normalisation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MEANS/DEVIATIONS",
-            help="Of 8-bit images, per channel on the scale 0 to 1, if the key does not state it.",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            envvar="SIGIL_DATA",
-            help="Where the data sets for --inputs are.",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(metavar="NODE", help="For ONNX: the node or tensor at the cut.", rich_help_panel=_MODEL),
-    ] = None,
-    input_shape: Annotated[
-        str | None,
-        typer.Option(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.", rich_help_panel=_MODEL),
-    ] = None,
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            help="Seconds that the file's own process may take: reading it, and running ONNX.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = 120.0,
+    inputs: options.Inputs = None,
+    normalisation: options.Normalise = None,
+    data_dir: options.DataDir = None,
+    at: options.At = None,
+    input_shape: options.InputShape = None,
+    time_limit: options.TimeLimit = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Rank the clients of a training: whose local model is SUSPECT?
 
-    For trainings with shares of the mark, of which the run's directory holds
-    a record of every global model. It gives a lead and proves nothing
-    (docs/tracing.md): who holds a client's model or gradients can make a
-    model that names it. A global model names nobody.
+    For a training in which each client carried its own share of the mark
+    (key new --scheme shares); the run's directory holds a record of every
+    global model. It gives a lead and proves nothing (docs/tracing.md):
+    anybody who holds a client's model or gradients can make a model that
+    names it. A global model names nobody.
+
+    The inputs are all test images of the training, in their order; without
+    them the mark is read on noise, which tells less.
 
     \b
     Examples:
@@ -101,16 +63,19 @@ def trace(
 
     Exit status: 0 a client stands out, 1 none does, 2 bad input.
     """
+    place = run or _beside(key)
+    outputs.check_there(
+        {"SUSPECT": suspect, "--key": key, "--run": run, "--passphrase-file": passphrase_file}
+    )
+
     from sigil.data import open_inputs
     from sigil.suspect import open_suspect
     from sigil.tracing.leak import trace as run_trace
     from sigil.tracing.record import read_record
 
-    place = run or _beside(key)
     owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     record = read_record(place)
-    moments = None if normalisation is None else read_normalisation(normalisation)
-    shape = None if input_shape is None else read_input_shape(input_shape)
+    shape, moments = options.shape_and_normalisation(input_shape, normalisation)
     opened = open_suspect(suspect, input_shape=shape, at=at, key=owner_key, time_limit=time_limit)
     shape = shape or owner_key.fields.input_shape or opened.input_shape
     outcome = run_trace(

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigil import extras, presets
+from sigil import extras, files, presets
 from sigil.cli import outputs
 from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
 from sigil.cli.live import PageHost, PageOption, PagePort, watched
+from sigil.cli.run_options import Change, Config, DataDir, KeyToEmbed, Quiet, RunFolder
 from sigil.cli.terminal import printable
 from sigil.errors import TrainingError
 
@@ -27,35 +28,22 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory of the run.")] = Path(
-        "runs/run"
-    ),
-    config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Settings in TOML; see --settings.")
-    ] = None,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
-    ] = None,
+    out: RunFolder = Path("runs/run"),
+    config: Config = None,
+    change: Change = None,
     preset: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"Settings to begin with: {presets.describe()}."),
     ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
-    ] = None,
+    key_file: KeyToEmbed = None,
     owner: Annotated[str, typer.Option(metavar="NAME", help="Owner's name in a key that is made.")] = "owner",
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are."),
-    ] = None,
+    data_dir: DataDir = None,
     page: PageOption = False,
     page_host: PageHost = "127.0.0.1",
     page_port: PagePort = 0,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
     settings_only: Annotated[
         bool, typer.Option("--settings", help="Print the settings as TOML, and do not train.")
     ] = False,
@@ -136,23 +124,6 @@ def print_result(run: Run, key: Key | None, key_file: Path | None, data_dir: Pat
         typer.echo(f"Verify with: {printable(command)}")
 
 
-def training_key(
-    settings: Settings,
-    out: Path,
-    key_file: Path | None,
-    owner: str,
-    data_dir: Path | None,
-    ask: bool,
-    passphrase_file: Path | None,
-    quiet: bool,
-) -> Key | None:
-    """The key to embed: the one given, or one beside the run's directory, made at the first start."""
-    key, made = find_key(settings, out, key_file, owner, data_dir, ask, passphrase_file, quiet=quiet)
-    if made and key is not None:
-        save_key(key, out, quiet)
-    return key
-
-
 def find_key(
     settings: Settings,
     out: Path,
@@ -196,7 +167,7 @@ def find_key(
 def save_key(key: Key, out: Path, quiet: bool) -> None:
     """Save a key that was made for a run beside its directory, and say what to publish."""
     beside = key_beside(out)
-    beside.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(beside.parent)
     key.save(beside)
     if not quiet:
         typer.echo(f"Made the key {printable(str(beside))}: keep it, and publish this line now:")

@@ -14,8 +14,8 @@ import typer
 from sigil import files
 from sigil.cli import key as key_commands
 from sigil.cli import outputs
+from sigil.cli import suspect_options as options
 from sigil.cli.command_line import recorded
-from sigil.cli.values import read_input_shape, read_normalisation
 from sigil.cli.verdict import show
 from sigil.errors import ConfigError, EvidenceError
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _MOST_PROBES = 10**9
 _MOST_TRIES = 10**15
 
-_MODEL = "The suspect (only what its file does not say)"
-_INPUTS = "Real inputs to read the mark on, besides noise"
 _TEST = "What p is multiplied by"
 _RESEARCH = "For research: makes it an experiment, which proves nothing"
 _ALIGNMENT = "A copy whose channels were reordered or rescaled"
@@ -50,80 +48,27 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     context: typer.Context,
-    suspect: Annotated[
-        Path,
-        typer.Argument(
-            metavar="SUSPECT",
-            help="The model: safetensors, a state dict (.pt), an exported program (.pt2) or ONNX.",
-        ),
-    ],
-    key: Annotated[Path, typer.Option("--key", "-k", metavar="FILE", help="The owner's secret key file.")],
+    suspect: options.Suspect,
+    key: options.OwnersKey,
     passphrase: key_commands.AskPassphrase = False,
     passphrase_file: key_commands.PassphraseFile = None,
-    architecture: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="resnet18, vgg11, mobilenetv2 or densenet121.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    cut: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Where the model is cut, e.g. layer3.", rich_help_panel=_MODEL),
-    ] = None,
-    width: Annotated[
-        int | None,
-        typer.Option(metavar="W", min=1, help="Channels of the first convolution.", rich_help_panel=_MODEL),
-    ] = None,
-    classes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of classes.", rich_help_panel=_MODEL),
-    ] = None,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NODE",
-            help="For ONNX: the node or tensor at the cut.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    input_shape: Annotated[
-        str | None,
-        typer.Option(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.", rich_help_panel=_MODEL),
-    ] = None,
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            help="Seconds that the file's own process may take: reading it, and running ONNX.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = 120.0,
-    inputs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|FILE|NAME[:SPLIT]",
-            help="Real inputs of the task: a folder of pictures, a .npy or safetensors array, or a data set.",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = None,
+    architecture: options.Architecture = None,
+    cut: options.Cut = None,
+    width: options.Width = None,
+    classes: options.Classes = None,
+    at: options.At = None,
+    input_shape: options.InputShape = None,
+    time_limit: options.TimeLimit = 120.0,
+    inputs: options.Inputs = None,
     inputs_from: Annotated[
         InputsFrom | None,
         typer.Option(
             help="Who chose the inputs, if somebody without the key did; the owner's choice counts only if "
             "the key's statement names it.",
-            rich_help_panel=_INPUTS,
+            rich_help_panel=options.INPUTS,
         ),
     ] = None,
-    normalisation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MEANS/DEVIATIONS",
-            help="Of 8-bit images, per channel on the scale 0 to 1: 0.49,0.48,0.45/0.25,0.24,0.26",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = None,
+    normalisation: options.Normalise = None,
     probes: Annotated[
         int | None,
         typer.Option(
@@ -146,7 +91,7 @@ def verify(
         int,
         typer.Option(
             metavar="M",
-            help="Keys and suspects tried in all: p is multiplied by it.",
+            help="Keys and suspects tried in all; p is multiplied by it.",
             rich_help_panel=_TEST,
         ),
     ] = 1,
@@ -156,7 +101,8 @@ def verify(
             "--register",
             metavar="N",
             min=1,
-            help="Statements in a closed register that the judge counted, instead of the allowance.",
+            help="Statements in a closed register, as the judge counted them; replaces the allowance for "
+            "keys that could have been drawn.",
             rich_help_panel=_TEST,
         ),
     ] = None,
@@ -176,15 +122,7 @@ def verify(
             rich_help_panel=_ALIGNMENT,
         ),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            envvar="SIGIL_DATA",
-            help="Where the data sets for --inputs are.",
-            rich_help_panel=_INPUTS,
-        ),
-    ] = None,
+    data_dir: options.DataDir = None,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object only.", rich_help_panel=_RESULT),
@@ -208,7 +146,7 @@ def verify(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Replace the --report if Sigil wrote the one there.", rich_help_panel=_RESULT
+            "--force", help="Replace an earlier page at --report, if Sigil wrote it.", rich_help_panel=_RESULT
         ),
     ] = False,
 ) -> None:
@@ -217,7 +155,8 @@ def verify(
     A file that Sigil wrote says itself which model it holds:
       sigil verify client.safetensors --key owner.key
 
-    Any other file: say what it is, as far as it is not the standard:
+    Of any other file the weights show the architecture, width and classes
+    as far as they can; say the rest:
       sigil verify model.pt --key owner.key --architecture resnet18 \\
         --cut layer3 --width 64 --classes 10 --input-shape 3,32,32
       sigil verify model.onnx --key owner.key --at /layer3/Relu_output_0
@@ -251,8 +190,7 @@ def verify(
         raise ConfigError("--sign-with signs an evidence file: give --evidence F.json as well.")
     if tries > _MOST_TRIES:
         raise ConfigError(f"--tries may be at most {_MOST_TRIES:,}.")
-    moments = None if normalisation is None else read_normalisation(normalisation)
-    shape = None if input_shape is None else read_input_shape(input_shape)
+    shape, moments = options.shape_and_normalisation(input_shape, normalisation)
     page = None if report is None else outputs.page("--report", report, force=force)
     outputs.check(
         page,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sigil import arguments
 from sigil.errors import DataError, reason, shown
 
 LEAST_INPUTS: Final = 256
@@ -51,13 +53,13 @@ class Inputs:
     def __init__(
         self, values: Array | Tensor, *, normalisation: Normalisation | None = None, is_data_set: bool = False
     ) -> None:
-        array = values.detach().cpu().contiguous().numpy() if isinstance(values, Tensor) else values
+        array = _array(values)
         self._values = _checked(array)
         self.shape: tuple[int, ...] = tuple(int(size) for size in array.shape[1:])
         self.normalisation = normalisation
         self.is_data_set = is_data_set
         if normalisation is not None:
-            _check_normalisation(normalisation, self.shape)
+            check_normalisation(normalisation, self.shape)
         self._digest: str | None = None
 
     def __len__(self) -> int:
@@ -153,10 +155,13 @@ def _opened(
     source: str, shape: Sequence[int] | None, normalisation: Normalisation | None, data_dir: Path | None
 ) -> Inputs:
     path = Path(source).expanduser()
-    if path.is_dir():
-        return Inputs(_pictures(path, shape), normalisation=normalisation)
-    if path.is_file():
-        return Inputs(_file(path), normalisation=normalisation)
+    try:
+        if path.is_dir():
+            return Inputs(_pictures(path, shape), normalisation=normalisation)
+        if path.is_file():
+            return Inputs(_file(path), normalisation=normalisation)
+    except OSError as error:
+        raise DataError(f"The inputs {shown(source)} cannot be read: {reason(error)}.") from None
     from sigil.data.datasets import load
 
     name, _, split = source.partition(":") if not source.startswith(("folder:", "hub:")) else (source, "", "")
@@ -239,6 +244,19 @@ def _only_tensor(path: Path) -> Array:
         raise DataError(f"{path} cannot be read as an array: {reason(error)}.") from error
 
 
+def _array(values: object) -> Array:
+    """The inputs as an array of NumPy."""
+    if isinstance(values, Tensor):
+        found = arguments.tensor("batch of inputs", values, raises=DataError).detach().cpu().contiguous()
+        return found.float().numpy() if found.dtype is torch.bfloat16 else found.numpy()
+    if not isinstance(values, np.ndarray):
+        raise DataError(
+            f"The inputs are of type {type(values).__name__}, but a tensor, an array, a path or the name of "
+            "a data set is wanted."
+        )
+    return values
+
+
 def _checked(array: Array) -> Array:
     if array.dtype.hasobject or (array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating)):
         raise DataError(
@@ -268,8 +286,19 @@ def parse_normalisation(text: str | None) -> Normalisation | None:
     return means, deviations
 
 
-def _check_normalisation(moments: Normalisation, shape: tuple[int, ...]) -> None:
-    means, deviations = moments
+def check_normalisation(moments: Normalisation, shape: tuple[int, ...] | None = None) -> None:
+    """Raise unless these are means and deviations, one per channel of inputs of this shape."""
+    try:
+        means, deviations = ([*part] for part in moments)
+        sound = all(math.isfinite(float(value)) for value in (*means, *deviations))
+    except (TypeError, ValueError, RuntimeError):
+        sound, means, deviations = False, [], []
+    if not sound:
+        raise DataError(
+            f"The normalisation is {shown(moments)}, but it must be two lists of numbers, the means and the "
+            "deviations of the channels."
+        )
+    shape = (len(means),) if shape is None else shape
     if not (len(means) == len(deviations) == shape[0]) or any(not value > 0 for value in deviations):
         raise DataError(
             f"The normalisation has {len(means)} means and {len(deviations)} deviations, but inputs of "

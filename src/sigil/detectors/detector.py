@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sigil import arguments
 from sigil.errors import DetectorError, ShapeError
 from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.recording import RecordedStep, Recording
@@ -37,7 +38,7 @@ class Detector(ClientObserver):
     name: ClassVar[str]
 
     def __init__(self, *, threshold: float, client: int = 0) -> None:
-        self.threshold = threshold
+        self.threshold = arguments.number("The threshold", threshold, "a number", raises=DetectorError)
         self.client = client
         self.step = 0
         self.alarms = 0
@@ -116,11 +117,23 @@ class Detector(ClientObserver):
 def _as_rows(gradients: Gradients, labels: Labels) -> tuple[Tensor, Tensor]:
     """(n, …) and (n,), tensors or arrays, as float32 (n, d) and int64 (n,) tensors without a graph."""
     # A copy of an array, which may be a read-only piece of a file.
-    values = gradients.detach() if isinstance(gradients, Tensor) else torch.tensor(np.asarray(gradients))
-    own = labels.detach() if isinstance(labels, Tensor) else torch.tensor(np.asarray(labels))
+    values, own = _as_tensor("gradients", gradients), _as_tensor("labels", labels)
     if values.ndim < 2 or own.ndim != 1 or len(values) != len(own) or values.numel() == 0:
         raise ShapeError(
             f"Gradients of the shape {tuple(values.shape)} and labels of {tuple(own.shape)} were given, but "
-            "a detector needs one gradient and one label a sample: (n, …) and (n,)."
+            "a detector needs one gradient and one label per sample: (n, …) and (n,)."
         )
     return values.flatten(1).float(), own.to(values.device, torch.int64)
+
+
+def _as_tensor(what: str, given: object) -> Tensor:
+    """A tensor or array of real numbers as a tensor without a graph."""
+    try:
+        values = given if isinstance(given, Tensor) else torch.tensor(np.asarray(given))
+    except (TypeError, ValueError, RuntimeError):
+        values = None
+    if values is None or values.is_complex():
+        raise DetectorError(
+            f"The {what} are of type {type(given).__name__}, but a tensor or array of numbers is wanted."
+        )
+    return arguments.tensor(f"tensor of {what}", values, raises=DetectorError).detach()

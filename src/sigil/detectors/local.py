@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sigil import models, optimizers
+from sigil import arguments, models, optimizers
 from sigil.data import Batches, Dataset
 from sigil.detectors.splitout import MINIMUM
 from sigil.errors import DetectorError
@@ -44,7 +44,14 @@ def local_gradients(
     In U-SFL a client has no server half. It must simulate with one of its own: of the architecture that it
     supposes, with fresh weights.
     """
-    count = round(share * len(indices))
+    if not isinstance(dataset, Dataset) or not isinstance(indices, np.ndarray | list | tuple):
+        raise DetectorError("Local gradients need a data set and the indices of a client's samples in it.")
+    if not isinstance(halves, tuple) or len(halves) != 2:
+        raise DetectorError("Local gradients need a pair of modules, the client half and the server half.")
+    for half in halves:
+        arguments.module("half", half, raises=DetectorError)
+    wanted = "a number between 0 and 1"
+    count = round(arguments.number("The share", share, wanted, raises=DetectorError) * len(indices))
     if count < MINIMUM:
         least = min(1.0, MINIMUM / max(1, len(indices)))
         raise DetectorError(
@@ -106,6 +113,8 @@ def local_gradients_of_run(
     with unless the key drew them; the server half is the client's own, of the same architecture and with
     weights that have nothing to do with the server's.
     """
+    if not isinstance(settings, Settings) or not isinstance(dataset, Dataset):
+        raise DetectorError("Local gradients of a run need its settings and its data set.")
     precision = choose(settings.run.device, settings.run.precision)
     halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision)
     parts = client_parts(settings, dataset)

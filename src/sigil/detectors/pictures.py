@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sigil import files
+from sigil import arguments, files
 from sigil.detectors.detector import Detector
 from sigil.errors import DetectorError
 
@@ -20,7 +19,9 @@ _BLUE, _ORANGE, _RED = "#0072b2", "#e69f00", "#d55e00"
 
 def draw(detectors: Sequence[Detector], path: str | os.PathLike[str]) -> None:
     """Draw what each detector saw (left) and its score (right) to a PNG, SVG or PDF file."""
-    target = Path(path)
+    target = arguments.path("picture", path, raises=DetectorError)
+    if not detectors or not all(isinstance(each, Detector) for each in detectors):
+        raise DetectorError("draw takes a list of detectors and the name of a picture.")
     if target.suffix.lower() not in _FORMATS:
         raise DetectorError(f"{target} does not end in {', '.join(_FORMATS)}; choose one of these.")
     # Drawn without pyplot, which would change the state of a program that plots by itself.

@@ -28,8 +28,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sigil.arguments import is_number, is_whole
 from sigil.detectors.detector import Detector, Gradients, Labels
-from sigil.errors import DetectorError
+from sigil.errors import DetectorError, shown
 from sigil.federation.observers import Step
 from sigil.federation.recording import RecordedStep, Recording
 from sigil.federation.seeds import derive
@@ -106,10 +107,13 @@ class SplitGuard(Detector):
         client: int = 0,
     ) -> None:
         super().__init__(threshold=threshold, client=client)
-        if classes < 2:
+        if not is_whole(classes) or classes < 2:
             raise DetectorError(
-                f"SplitGuard was given {classes} classes, but needs at least 2 to move labels to another one."
+                f"SplitGuard was given {shown(classes)} classes, but needs at least 2 to move labels to "
+                "another one."
             )
+        if not is_number(probability) or not 0 <= probability <= 1:
+            raise DetectorError(f"The probability is {shown(probability)}, but it must lie between 0 and 1.")
         self.classes = classes
         self.probability = probability
         self.warmup = warmup

@@ -57,7 +57,7 @@ class SplitOut(Detector):
         self.unit: Unit = unit
         self.window = window
         self.curves |= {"outliers": [], "judged": [], "factor": []}
-        tensors = [part if isinstance(part, Tensor) else torch.tensor(np.asarray(part)) for part in local]
+        tensors = _tensors(local)
         vectors = [_in_units(part.detach().flatten(1).float().cpu(), unit) for part in tensors]
         found = sum(map(len, vectors))
         if found < MINIMUM:
@@ -124,3 +124,17 @@ def _in_units(rows: Tensor, unit: Unit) -> Tensor:
     can be compared with those of a batch of another size. The sum of the rows has no such factor.
     """
     return rows * len(rows) if unit == "sample" else rows.sum(0, keepdim=True)
+
+
+def _tensors(local: Sequence[Gradients]) -> list[Tensor]:
+    """The local gradients, one tensor (n, …) of real numbers per batch."""
+    try:
+        found = [part if isinstance(part, Tensor) else torch.tensor(np.asarray(part)) for part in local]
+    except (TypeError, ValueError, RuntimeError):
+        found = [torch.empty(0)]
+    if any(part.ndim < 2 or part.is_complex() for part in found):
+        raise DetectorError(
+            "SplitOut takes the local gradients of a client, one tensor (n, …) per batch, as "
+            "sigil.detectors.local_gradients makes them."
+        )
+    return found

@@ -36,7 +36,7 @@ class DemonstrationAuthority:
         self.certificate = _certify(leaf, self._key, issuer=root, by=self._root_key, stamping=True)
 
     def root_pem(self) -> bytes:
-        """The root certificate, which whoever checks a stamp of this authority must name."""
+        """The root certificate, which must be named to check a stamp of this authority."""
         return self.root.public_bytes(serialization.Encoding.PEM)
 
     def answer(self, query: bytes, *, moment: datetime | None = None) -> bytes:

@@ -74,7 +74,7 @@ def settings(strength: float) -> Settings:
 
 def tell(folder: Path, *, say: Say, progress: Callable[[], Silent] = Silent) -> tuple[Story, Story, Path]:
     """Tell the story in `folder`; returns the marked and the clean training, and the page."""
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder)
     for name in ("marked", "clean"):
         check_folder(folder / name)
     for name in ("report", "marked", "clean"):

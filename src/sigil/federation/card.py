@@ -67,7 +67,7 @@ def _body(run: Run, described: models.Description, statement: str | None) -> str
         f"trained on {_plain(settings.data.name)} by U-shaped split federated learning with "
         f"{settings.federation.clients} clients in {settings.federation.rounds} rounds.",
         "",
-        "| | |",
+        "| what | value |",
         "| --- | --- |",
         f"| accuracy, with the server half | {100 * final['accuracy']:.1f} % |",
         f"| classes | {described.spec.classes} |",
@@ -81,8 +81,8 @@ def _body(run: Run, described: models.Description, statement: str | None) -> str
         lines += ["This model was trained without a mark.", ""]
     else:
         lines += [
-            "This model carries an ownership mark: its activations at the cut answer a secret key. The "
-            "owner's public statement, which is also in the metadata of `client.safetensors`:",
+            "This model was trained with an ownership mark, which a secret key reads in its activations at "
+            "the cut. The owner's public statement, which is also in the metadata of `client.safetensors`:",
             "",
             "```json",
             statement,

@@ -57,7 +57,10 @@ class Lines(Silent):
         if first_round:
             self._print(f"{name}: going on after round {first_round} of {rounds}")
         else:
-            self._print(f"{name}: {rounds} rounds of {images_per_round:,} images, local epochs counted")
+            self._print(
+                f"{name}: {rounds} rounds; each trains on {images_per_round:,} images, every local epoch "
+                "counted"
+            )
 
     def tick(self, images: int) -> None:
         # The clock starts with the first batch: who waits for clients learns nothing of the speed.

@@ -117,7 +117,7 @@ def train(
     of their certificates, where they are authenticated; it stays the same for the whole run.
     """
     check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder, raises=TrainingError)
     with locked(folder, wait=wait), _threads(settings.run.threads):
         if _finished(folder, settings, key):
             return open_run(folder)

@@ -54,7 +54,8 @@ def subkey(statement: Statement, seed: bytes, sigma: bytes, purpose: str) -> byt
     """The subkey of one purpose, 32 bytes; `sigma` is the seal, all zero for a plain key."""
     if statement.fields.version == 1:
         return _hkdf(seed, _FIRST_VERSION, _first_encoding(statement.fields, purpose))
-    info = length_prefixed(_SUBKEY) + length_prefixed(purpose.encode()) + statement.digest
+    named = purpose.encode("utf-8", "surrogatepass")  # the name of a suspect's tensor can be any text
+    info = length_prefixed(_SUBKEY) + length_prefixed(named) + statement.digest
     return _hkdf(seed, sigma, info)
 
 

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from sigil.errors import ConfigError
+from sigil import arguments
+from sigil.errors import ConfigError, ShapeError, shown
 
 # Words that are turned into numbers at a time: the float64 intermediates stay in the cache, and the
 # memory needed beside the result stays at a few megabytes whatever the shape.
@@ -190,3 +192,13 @@ def _log(x: Floats) -> Floats:
     result: Floats = exponent * _LN2
     result += 2.0 * s * _polynomial(_ATANH, s * s)
     return result
+
+
+def span(what: str, start: int, stop: int, end: int) -> tuple[int, int]:
+    """The bounds of a part of a table that has `end` rows, each of which is a `what`."""
+    if not (arguments.is_whole(start) and arguments.is_whole(stop) and 0 <= start <= stop <= end):
+        raise ShapeError(
+            f"{what.capitalize()}s {shown(start)} to {shown(stop)} were asked for, but this key has {what}s "
+            f"0 to {end}; give 0 <= start <= stop <= {end}."
+        )
+    return operator.index(start), operator.index(stop)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 import os
 import secrets
 from collections.abc import Sequence
@@ -28,10 +27,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
-from sigil.errors import ConfigError, KeyFileError, SealError, ShapeError
+from sigil import arguments
+from sigil.errors import ConfigError, KeyFileError, SealError, shown
 from sigil.keys import content as key_content
 from sigil.keys import derivation, initial_weights, keyfile, seal, shares, statement
-from sigil.keys.draws import KeyStream
+from sigil.keys.draws import KeyStream, span
 from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, default_bits
 from sigil.keys.seal import Seal
 from sigil.keys.statement import KeyFields, Scheme, SealKind, Statement, check_shape
@@ -64,6 +64,10 @@ class Key:
             raise ConfigError(
                 f"A seed must be exactly {SEED_BYTES} bytes; "
                 "leave it out to draw one from the operating system."
+            )
+        if not isinstance(fields, KeyFields):
+            raise ConfigError(
+                "A key is made by sigil.Key.generate or sigil.Key.load, not by its constructor."
             )
         values = {
             "fields": fields,
@@ -113,9 +117,10 @@ class Key:
         """
         failure: ConfigError
         try:
+            shape = check_shape(shape)
             fields = KeyFields(
                 owner=owner,
-                shape=check_shape(shape),
+                shape=shape,
                 bits=default_bits(shape, seal) if bits is None else bits,
                 model=model,
                 width=width,
@@ -144,10 +149,7 @@ class Key:
 
         The rest is as in `generate`: bits, model, cut and what else is to be stated.
         """
-        if not isinstance(activation, torch.Tensor) or activation.ndim < 2 or not len(activation):
-            what = getattr(activation, "shape", type(activation).__name__)
-            raise ShapeError(f"A batch of activations (n, …) as a tensor is wanted, not {what}.")
-        return cls.generate(owner, activation.shape[1:], **stated)
+        return cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
 
     @property
     def owner(self) -> str:
@@ -232,11 +234,7 @@ class Key:
 
         Memory: the result and a few megabytes.
         """
-        if not 0 <= start <= stop <= self.dimension:
-            raise ShapeError(
-                f"Rows {start} to {stop} were asked for, but the matrix of this key has rows "
-                f"0 to {self.dimension}; give 0 <= start <= stop <= {self.dimension}."
-            )
+        start, stop = span("row", start, stop, self.dimension)
         drawn = self._stream("matrix").normals(start, stop, (self.bits,), what=f"rows of {self.bits} bits")
         return torch.from_numpy(drawn)
 
@@ -245,11 +243,11 @@ class Key:
 
         `shape` is that of one input, the stated one if not given. Probe i is fixed and independent of b.
         """
-        if shape is None and self.fields.input_shape is None:
+        wanted = self.fields.input_shape if shape is None else shape
+        if wanted is None:
             raise ConfigError("The key states no input shape; say for which shape of input to draw probes.")
-        sizes = check_shape(shape or self.fields.input_shape or (), "input shape")
-        if not 0 <= start <= stop <= 2**32:
-            raise ShapeError(f"Probes {start} to {stop} were asked for; give 0 <= start <= stop <= 2^32.")
+        sizes = check_shape(wanted, "input shape")
+        start, stop = span("probe", start, stop, 2**32)
         drawn = self._stream("probes").normals(start, stop, sizes, what=f"probes of shape {sizes}")
         return torch.from_numpy(drawn)
 
@@ -258,9 +256,10 @@ class Key:
 
         Every choice is equally likely. Other uses have other purposes: "inputs" or "inputs/<name>".
         """
-        if purpose != "inputs" and not purpose.startswith("inputs/"):
-            raise ConfigError(f"A choice has the purpose 'inputs' or 'inputs/<name>', not {purpose[:40]!r}.")
-        count, population = operator.index(count), operator.index(population)
+        if not isinstance(purpose, str) or (purpose != "inputs" and not purpose.startswith("inputs/")):
+            raise ConfigError(f"A choice has the purpose 'inputs' or 'inputs/<name>', not {shown(purpose)}.")
+        count = arguments.whole("The count", count)
+        population = arguments.whole("The population", population)
         if not 0 <= count <= min(population, MAX_CHOICE) or population > MAX_POPULATION:
             raise ConfigError(
                 f"{count} of {population} cannot be chosen; ask for at most all of them, and at most "
@@ -287,7 +286,7 @@ class Key:
 
     def held_out(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """Which initial weights of a tensor, bool, never help to find an order of channels: one in eight."""
-        return initial_weights.held_out(self._stream(f"held-out/{name}"), shape)
+        return initial_weights.held_out(self._stream(f"held-out/{initial_weights.check_name(name)}"), shape)
 
     def initialise(self, module: nn.Module) -> tuple[str, ...]:
         """Give a module the owner's initial weights, in place, before it is trained; return their names.
@@ -351,7 +350,7 @@ class Key:
     def _initial_stream(self, name: str) -> KeyStream:
         if self.fields.initialiser is None:
             raise ConfigError("The key states no initial weights; make a new key to have them drawn from it.")
-        return self._stream(f"initial/{name}")
+        return self._stream(f"initial/{initial_weights.check_name(name)}")
 
     def _stream(self, purpose: str) -> KeyStream:
         """The stream of one purpose; a key that awaits its seal has none."""

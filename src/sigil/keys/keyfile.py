@@ -36,8 +36,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from sigil import files
-from sigil.errors import KeyFileError, KeyFileWarning
+from sigil import arguments, files
+from sigil.errors import KeyFileError, KeyFileWarning, no_key_file
 
 FORMAT: Final = 2
 MAX_FILE_BYTES: Final = 65_536
@@ -83,7 +83,8 @@ def write(
     """Write a key file atomically; an existing one is refused unless `overwrite` is true."""
     failure: KeyFileError
     try:
-        return _store(Path(path), _serialise(fields, passphrase), overwrite=overwrite)
+        place = arguments.path("place of a key file", path, raises=KeyFileError)
+        return _store(place, _serialise(fields, passphrase), overwrite=overwrite)
     except KeyFileError as error:
         failure = KeyFileError(str(error))
     raise failure
@@ -97,8 +98,9 @@ def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Fiel
     """
     failure: KeyFileError
     try:
-        content = _parse(_fetch(Path(path)), os.fspath(path), passphrase)
-        _warn_if_open(Path(path))
+        place = arguments.path("place of a key file", path, raises=KeyFileError)
+        content = _parse(_fetch(place), str(place), passphrase)
+        _warn_if_open(place)
         return content
     except KeyFileError as error:
         failure = KeyFileError(str(error))
@@ -143,6 +145,8 @@ def _serialise(fields: Fields | Stated, passphrase: str | None) -> bytes:
 
 def _stretch(passphrase: str, salt: bytes, *, n: int, r: int, p: int) -> bytes:
     """The AES-256 key of a passphrase, the same however its accents were typed."""
+    if not isinstance(passphrase, str):
+        raise KeyFileError(f"The passphrase is of type {type(passphrase).__name__}, but text is wanted.")
     if not passphrase:
         raise KeyFileError("The passphrase is empty; give one of at least one character.")
     try:
@@ -270,15 +274,23 @@ def _seed(document: dict[str, Any], path: str, passphrase: str | None) -> bytes:
 def _fetch(path: Path) -> bytes:
     """The first bytes of a file, one more than a key file may have."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             return file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        reason = "there is no such file; check the path, or make a key with `sigil key new`"
+        raise no_key_file(path) from None
     except PermissionError:
         reason = "permission is denied; a key file belongs to the user who made it (mode 0600)"
     except (OSError, ValueError) as error:
         reason = f"{_reason(error)}; give the path of a file that `sigil key new` wrote"
     raise KeyFileError(f"The key file {path} cannot be read: {reason}.")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for somebody to write, should the file be a pipe; one that is filled is read."""
+    found = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if hasattr(os, "O_NONBLOCK"):
+        os.set_blocking(found, True)
+    return found
 
 
 def _warn_if_open(path: Path) -> None:

@@ -143,6 +143,10 @@ def read(response: bytes, digest: bytes) -> Seal:
     this certificate in what is signed, is signed by it over this very digest, and the certificate is for time
     stamps only. Trust is not a matter of this function: see `Seal.check`.
     """
+    if not isinstance(response, bytes):
+        raise SealError(
+            f"A time stamp is wanted as bytes, the content of a .tsr file, not {type(response).__name__}."
+        )
     if len(response) > MAX_TOKEN:
         raise SealError(f"The time stamp is longer than {MAX_TOKEN} bytes, more than any authority sends.")
     try:
@@ -158,6 +162,8 @@ def read(response: bytes, digest: bytes) -> Seal:
 def read_roots(path: Path) -> list[x509.Certificate]:
     """The certificates in a PEM file of at most 256 KB."""
     try:
+        if not path.is_file() and path.exists():  # a pipe would be waited for
+            raise SealError(f"{path} is not a file; give the root of the authority you trust, in PEM form.")
         with path.open("rb") as file:
             content = file.read(MAX_ROOTS + 1)
     except OSError as error:

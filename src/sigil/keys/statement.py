@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any, Final, Literal
 
+from sigil import arguments
 from sigil.errors import ConfigError
 from sigil.keys.owner_name import check_owner, check_printable
 
@@ -196,7 +197,7 @@ def share_rule(scheme: str, carriers_per_bit: int | None) -> str | None:
     """How a scheme deals bits out among clients, in the words of a statement."""
     if carriers_per_bit is None:
         return "balanced" if scheme == "shares" else None
-    return f"balanced-{carriers_per_bit}"
+    return f"balanced-{_whole('number of carriers per bit', carriers_per_bit, 1, 10**8 - 1)}"
 
 
 def level_text(alpha: float | str) -> str:
@@ -213,15 +214,21 @@ def normalisation_text(moments: tuple[Sequence[float], Sequence[float]] | None) 
     """Means and standard deviations per channel in the one spelling that a statement has."""
     if moments is None:
         return None
-    means, deviations = moments
+    try:
+        means, deviations = ([*part] for part in moments)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(
+            f"The normalisation is {_shorten(moments)} but must be the means and the deviations of the "
+            "channels, such as ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))."
+        ) from None
     return "/".join(",".join(_plain(number) for number in part) for part in (means, deviations))
 
 
 def check_shape(shape: Sequence[int], what: str = "activation shape") -> tuple[int, ...]:
     """The sizes of a shape, or one sentence about what is wrong with them."""
     try:
-        sizes = tuple(operator.index(size) for size in shape)
-    except TypeError:
+        sizes = arguments.sizes(what, shape, raises=ConfigError)
+    except ConfigError:
         sizes = ()
     if not (1 <= len(sizes) <= MAX_AXES and min(sizes) >= 1 and math.prod(sizes) <= MAX_DIMENSION):
         raise ConfigError(
@@ -233,10 +240,7 @@ def check_shape(shape: Sequence[int], what: str = "activation shape") -> tuple[i
 
 def check_bits(bits: int) -> int:
     """The number of bits, or one sentence about what is wrong with it."""
-    try:
-        count = operator.index(bits)
-    except TypeError:
-        count = 0
+    count = operator.index(bits) if arguments.is_whole(bits) else 0
     if not 1 <= count <= MAX_BITS:
         raise ConfigError(
             f"The number of bits must be a whole number from 1 to {MAX_BITS}, but it is "
@@ -286,11 +290,8 @@ def _plain(number: float) -> str:
 
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
-    try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        count = least - 1
-    if not least <= count <= most or isinstance(value, bool):
+    count = operator.index(value) if arguments.is_whole(value) else least - 1  # type: ignore[arg-type]
+    if not least <= count <= most:
         raise ConfigError(
             f"The {name} is {_shorten(value)} but must be a whole number from {least} to {most}."
         )
@@ -298,5 +299,5 @@ def _whole(name: str, value: object, least: int, most: int) -> int:
 
 
 def _shorten(value: object) -> str:
-    text = unicodedata.normalize("NFC", repr(value))
+    text = " ".join(unicodedata.normalize("NFC", repr(value)).split())
     return text if len(text) <= 40 else text[:39] + "…"

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from sigil import arguments
 from sigil.errors import ModelError
 from sigil.models.building import Model, from_rows, rows_of
 from sigil.models.spec import Part, check_cut, check_range, shown, unknown
@@ -63,7 +64,8 @@ def activation_shape(
     Found by a forward pass of one zero input in evaluation mode, so it works for any module with
     one tensor in and one out; the module is left as it was.
     """
-    input_shape = tuple(input_shape)
+    arguments.module("model", module, outline=True, raises=ModelError)
+    input_shape = arguments.sizes("input shape", input_shape, raises=ModelError)
     for size in input_shape:
         check_range("a dimension of the input shape", size, 1, 2**31 - 1)
     if cut is not None:

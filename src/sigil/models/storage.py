@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sigil import files
+from sigil import arguments, files
 from sigil.errors import ModelError, SuspectError
 from sigil.models.building import Model, assemble, check_input_shape
 from sigil.models.spec import ModelSpec, shown
@@ -96,7 +96,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     A damaged or hostile file raises :class:`~sigil.errors.SuspectError`, before memory is taken for
     it.
     """
-    path = Path(path)
+    path = arguments.path("model file", path, raises=SuspectError)
     description = read_description(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -118,6 +118,8 @@ def from_state(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
     of batch norms (``num_batches_tracked``), which no output depends on, may be missing and then
     start at 0.
     """
+    if not isinstance(spec, ModelSpec) or not isinstance(state, Mapping):
+        raise SuspectError("from_state takes a ModelSpec and a state dict, which maps names to tensors")
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise SuspectError(
@@ -136,7 +138,7 @@ def read_spec(path: str | os.PathLike[str]) -> ModelSpec:
 
 def read_description(path: str | os.PathLike[str]) -> Description:
     """Spec, input shape and notes in a model file, checked, without reading any weights."""
-    path = Path(path)
+    path = arguments.path("model file", path, raises=SuspectError)
     _check_size(path)
     try:
         with safe_open(path, framework="pt") as file:

@@ -31,9 +31,9 @@ _ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".pt2", ".onnx")
 
 def model_in(path: Path) -> Path:
     """The file that a path stands for: itself, or the model or index in a folder."""
-    if not path.is_dir():
-        return path
     try:
+        if not path.is_dir():
+            return path
         held = sorted(entry.name for entry in os.scandir(path) if entry.is_file())
     except OSError as error:
         raise SuspectError(f"{path} cannot be read: {error.strerror}.") from error

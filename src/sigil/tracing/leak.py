@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from sigil.data.inputs import Array, Inputs, Normalisation, open_inputs
+from sigil import arguments
+from sigil.data.inputs import Array, Inputs, Normalisation, check_normalisation, open_inputs
 from sigil.errors import ConfigError
 from sigil.keys.key import Key
 from sigil.probing import input_shape_of
@@ -99,15 +100,19 @@ def trace(
     the owner's side recorded every global model. ``inputs`` are the test images of the training, the same set
     in the same order; without them the mark is read on noise, which tells clients apart less well.
 
-    A client is named if its p, after the number of clients, is at most ``level``. That is a lead: whoever
+    A client is named if its p, after the number of clients, is at most ``level``. That is a lead: anybody who
     holds a client's model or gradients can make a model that names it.
     """
     key = as_key(key)
     check_suspect(suspect)
+    if normalisation is not None:
+        check_normalisation(normalisation)
+    input_shape = None if input_shape is None else arguments.sizes("input shape", input_shape)
+    batch_size = arguments.whole("batch_size", batch_size, least=1)
     known = record if isinstance(record, AgreementRecord) else read_record(record)
     _check_record(known, key)
-    if not 0.0 < level < 1.0:
-        raise ConfigError(f"The level is {level}, but it must lie between 0 and 1.")
+    if not 0.0 < arguments.number("The level", level, "a number between 0 and 1") < 1.0:
+        raise ConfigError(f"The level is {level}, but it must be a number between 0 and 1.")
     if isinstance(suspect, str | os.PathLike):
         from sigil.suspect import open_suspect
 
@@ -115,7 +120,7 @@ def trace(
     kind: Kind = "noise" if inputs is None else "inputs"
     opened = None
     if inputs is not None:
-        shape = input_shape_of(suspect, input_shape or key.fields.input_shape)
+        shape = input_shape_of(suspect, key.fields.input_shape if input_shape is None else input_shape)
         opened = open_inputs(inputs, shape=shape)
         if known.inputs_digest != opened.digest:
             raise ConfigError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sigil import files
+from sigil import arguments, files
 from sigil.errors import ConfigError, TrainingError
 from sigil.verdict.readings import Reading
 
@@ -75,8 +75,12 @@ class AgreementRecord:
 
 def read_record(place: str | os.PathLike[str]) -> AgreementRecord:
     """The record in the directory of a run, or in a file."""
-    path = Path(place) / FILE if Path(place).is_dir() else Path(place)
+    given = arguments.path("record of a training", place)
+    path = given
     try:
+        path = given / FILE if given.is_dir() else given
+        if path.exists() and not path.is_file():
+            raise ValueError("a pipe would be waited for")
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError("too large")
         return _parse(json.loads(path.read_text()))

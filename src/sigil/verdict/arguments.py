@@ -1,4 +1,4 @@
-"""What callers may give where a key, a model or a batch is wanted; anything else is one clear sentence."""
+"""What callers may give where a key or a suspect is wanted; anything else is one clear sentence."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import cast
 
-from torch import Tensor
+from torch import nn
 
+from sigil.arguments import check_numbers
 from sigil.errors import ConfigError, SuspectError
 from sigil.keys.key import Key
 
@@ -27,19 +28,13 @@ def as_key(given: object) -> Key:
 
 def check_suspect(given: object) -> None:
     """Raise unless a path, a module or something else that can be called was given as the suspect."""
-    if isinstance(given, str | os.PathLike) or callable(given):
+    if isinstance(given, nn.Module):
+        check_numbers("suspect", given, raises=SuspectError)
+    if isinstance(given, str | os.PathLike) or (callable(given) and not isinstance(given, type)):
         return
     hint = "give the path of the model's file, or the model up to the cut"
+    if isinstance(given, type):
+        hint = "it is a class: make a model of it and load its weights"
     if isinstance(given, Mapping):
         hint = "a state dict does not say how it is computed: load it into its module, or give its file"
     raise SuspectError(f"The suspect is of type {type(given).__name__}, which cannot be run; {hint}.")
-
-
-def check_tensor(given: object, what: str) -> Tensor:
-    """The tensor that was given, or one sentence."""
-    if not isinstance(given, Tensor):
-        raise ConfigError(
-            f"The {what} is of type {type(given).__name__}, but a tensor of PyTorch is wanted, a batch of "
-            "shape (n, …)."
-        )
-    return given

@@ -15,8 +15,9 @@ from typing import Final
 from cryptography.x509 import Certificate
 from torch import nn
 
+from sigil import arguments
 from sigil.data.inputs import Normalisation, parse_normalisation
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, shown
 from sigil.keys.key import Key
 from sigil.keys.length import PLAIN_ALLOWANCE_LOG2
 from sigil.keys.seal import Root, read_roots
@@ -25,6 +26,7 @@ from sigil.probing import Suspect, module_of
 from sigil.verdict.report import ALPHA
 
 MOST_CUTS: Final = 64
+MOST_PROBES: Final = 10**9
 MOST_TRIES: Final = 10**15
 MOST_STATEMENTS: Final = 2**256
 
@@ -34,20 +36,20 @@ def check_settings(
 ) -> None:
     """Raise for a setting that no verification can have."""
     limits = (
-        ("probes", probes, None),
+        ("probes", 1 if probes is None else probes, MOST_PROBES),
         ("tries", tries, MOST_TRIES),
-        ("register", register, MOST_STATEMENTS),
-        ("batch_size", batch_size, None),
+        ("register", 1 if register is None else register, MOST_STATEMENTS),
+        ("batch_size", batch_size, math.inf),
     )
     for name, value, most in limits:
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}, but it must be at least 1.")
-        if value is not None and most is not None and value > most:
-            raise ConfigError(f"{name} is larger than {most:.0e}, which nobody can have counted.")
-    if seed is not None and not 0 <= seed < 1 << 63:
-        raise ConfigError(f"seed is {seed}, but it must lie between 0 and 2**63 - 1.")
-    if not 0 < alpha < 1:
-        raise ConfigError(f"alpha is {alpha}, but it must lie between 0 and 1, such as {ALPHA:g}.")
+        if not arguments.is_whole(value) or value < 1:
+            raise ConfigError(f"{name} is {shown(value)}, but it must be a whole number of at least 1.")
+        if value > most:
+            raise ConfigError(f"{name} may be at most {float(most):.0e}, more than anybody can count.")
+    if seed is not None and not (arguments.is_whole(seed) and 0 <= seed < 1 << 63):
+        raise ConfigError(f"seed is {shown(seed)}, but it must be a whole number from 0 to 2**63 - 1.")
+    if not arguments.is_number(alpha) or not 0 < alpha < 1:
+        raise ConfigError(f"alpha is {shown(alpha)}, but it must lie between 0 and 1, such as {ALPHA:g}.")
 
 
 def chosen(
@@ -124,7 +126,11 @@ def trusted_root(key: Key, roots: Sequence[Certificate] | str | os.PathLike[str]
         return None
     if key.stamp is None:
         raise ConfigError("roots were given, but the key is plain: it has no time stamp to check.")
-    return key.stamp.check(read_roots(Path(roots)) if isinstance(roots, str | os.PathLike) else roots)
+    if isinstance(roots, str | os.PathLike):
+        return key.stamp.check(read_roots(Path(roots)))
+    if not isinstance(roots, list | tuple) or not all(isinstance(root, Certificate) for root in roots):
+        raise ConfigError("roots must be certificates, or the path of a PEM file that holds some.")
+    return key.stamp.check(roots)
 
 
 def allowance_log2(key: Key, authority: Root | None, register: int | None) -> float:

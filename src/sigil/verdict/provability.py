@@ -15,12 +15,13 @@ from typing import Any, Final
 from torch import Tensor
 
 from sigil.data.inputs import Array, Inputs
+from sigil.errors import ConfigError
 from sigil.keys.key import Key
 from sigil.keys.length import needed_rate, shortest_bits
 from sigil.models import default_cut
 from sigil.probing import Suspect, module_of
 from sigil.verdict import wording
-from sigil.verdict.arguments import as_key
+from sigil.verdict.arguments import as_key, check_suspect
 from sigil.verdict.choices import MOST_CUTS, count_cuts
 from sigil.verdict.readings import Kind, Reading
 from sigil.verdict.report import TESTS
@@ -57,6 +58,9 @@ def check(
     this very model, cut where the key says.
     """
     key = as_key(key)
+    check_suspect(client_half)
+    if isinstance(client_half, str | os.PathLike):
+        raise ConfigError("check() takes the model itself, up to the cut; sigil.verify reads a file.")
     readings = read_mark(client_half, key, inputs, input_shape=input_shape)
     return judge(readings, key, cuts=count_cuts(module_of(client_half), key))
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -32,9 +33,10 @@ import torch
 from cryptography.x509 import Certificate
 from torch import Tensor
 
+from sigil import arguments
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
-from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError
+from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import Suspect, batch_size_for, input_shape_of, module_of, noise
@@ -60,7 +62,7 @@ def read_mark(
 
     `probes` may be fewer than the key's, the first of which are taken then.
     """
-    shape = input_shape_of(suspect, input_shape or key.fields.input_shape)
+    shape = input_shape_of(suspect, key.fields.input_shape if input_shape is None else input_shape)
     count = key.fields.probes if probes is None else probes
     examiner = _Examiner(suspect, key, shape, count, None, batch_size_for(shape, batch_size))
     if inputs is not None:
@@ -113,6 +115,7 @@ def verify(
     """
     key = as_key(key)
     check_suspect(suspect)
+    input_shape = None if input_shape is None else arguments.sizes("input shape", input_shape)
     if isinstance(suspect, str | os.PathLike):
         from sigil.suspect import open_suspect
 
@@ -120,11 +123,12 @@ def verify(
     if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
         # The key draws the weights that such a run began with; only correlations remain to be brought.
         reference = None if isinstance(module_of(suspect), Model) else reference
-    level = float(key.fields.alpha) if alpha is None else alpha
+    level: float = float(key.fields.alpha) if alpha is None else alpha
     choices.check_settings(
         probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
     )
-    shape = input_shape_of(suspect, input_shape or key.fields.input_shape)
+    level, seed = float(level), None if seed is None else operator.index(seed)
+    shape = input_shape_of(suspect, key.fields.input_shape if input_shape is None else input_shape)
     batch_size = batch_size_for(shape, batch_size)
     reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
     examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)
@@ -228,7 +232,9 @@ class _Examiner:
     ) -> None:
         """Keep the inputs, how somebody wants them normalised, and who answers for their choice."""
         if given_by not in (None, "judge", "defendant"):
-            raise ConfigError(f"inputs_from is {given_by!r}, but only the judge or the defendant can be it.")
+            raise ConfigError(
+                f"inputs_from is {shown(given_by)}, but only the judge or the defendant can be it."
+            )
         stated = parse_normalisation(self.key.fields.normalisation)
         given = normalisation or (None if inputs.is_data_set else inputs.normalisation)
         self.inputs, self.given_normalisation = inputs.normalised(given, otherwise=stated), given
@@ -340,6 +346,11 @@ class _Examiner:
         module = module_of(self.suspect)
         check_channels(self.key.shape)
         known = reference
+        if not isinstance(known, str | os.PathLike | Reference | Model):
+            raise ConfigError(
+                f"The reference is of type {type(known).__name__}, but a file, the directory of a run, a "
+                "recorded reference or a model of sigil.models is wanted."
+            )
         if isinstance(known, str | os.PathLike):
             # Only weights of a known architecture can be compared with initial ones, and images only serve to
             # compare activations.

@@ -1,0 +1,92 @@
+"""What the commands that read a mark share: which model, which key, which inputs, and opening all three."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sigil.cli.values import read_input_shape, read_normalisation
+
+if TYPE_CHECKING:
+    from sigil.data.inputs import Normalisation
+
+MODEL = "The suspect (only what its file does not say)"
+INPUTS = "Real inputs to read the mark on"
+
+Suspect = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SUSPECT",
+        help="The model: safetensors, a state dict (.pt), an exported program (.pt2) or ONNX.",
+    ),
+]
+OwnersKey = Annotated[Path, typer.Option("--key", "-k", metavar="FILE", help="The owner's secret key file.")]
+Architecture = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="resnet18, vgg11, mobilenetv2 or densenet121.", rich_help_panel=MODEL),
+]
+Cut = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Where the model is cut, e.g. layer3.", rich_help_panel=MODEL),
+]
+Width = Annotated[
+    int | None,
+    typer.Option(metavar="W", min=1, help="Channels of the first convolution.", rich_help_panel=MODEL),
+]
+Classes = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Number of classes.", rich_help_panel=MODEL)
+]
+At = Annotated[
+    str | None,
+    typer.Option(metavar="NODE", help="For ONNX: the node or tensor at the cut.", rich_help_panel=MODEL),
+]
+InputShape = Annotated[
+    str | None,
+    typer.Option(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.", rich_help_panel=MODEL),
+]
+TimeLimit = Annotated[
+    float,
+    typer.Option(
+        metavar="S",
+        help="Seconds that the file's own process may take: reading it, and running ONNX.",
+        rich_help_panel=MODEL,
+    ),
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR|FILE|NAME[:SPLIT]",
+        help="Inputs of the task: a folder of pictures, a .npy or safetensors array, or a data set.",
+        rich_help_panel=INPUTS,
+    ),
+]
+Normalise = Annotated[
+    str | None,
+    typer.Option(
+        "--normalisation",
+        metavar="MEANS/DEVIATIONS",
+        help="Of 8-bit images, per channel on the scale 0 to 1: 0.49,0.48,0.45/0.25,0.24,0.26",
+        rich_help_panel=INPUTS,
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        envvar="SIGIL_DATA",
+        help="Where the data sets for --inputs are.",
+        rich_help_panel=INPUTS,
+    ),
+]
+
+
+def shape_and_normalisation(
+    input_shape: str | None, normalisation: str | None
+) -> tuple[tuple[int, ...] | None, Normalisation | None]:
+    """Both as numbers, as far as they were given."""
+    return (
+        None if input_shape is None else read_input_shape(input_shape),
+        None if normalisation is None else read_normalisation(normalisation),
+    )
