@@ -92,15 +92,18 @@ def path(what: str, given: object, *, raises: type[SigilError] = ConfigError) ->
     raise raises(f"The {what} is of type {type(given).__name__}, but a path is wanted, as text or a Path.")
 
 
-def tensor(what: str, given: object, *, raises: type[SigilError] = ConfigError) -> Tensor:
-    """A tensor of PyTorch whose numbers can be read."""
+def tensor(
+    what: str, given: object, *, outline: bool = False, raises: type[SigilError] = ConfigError
+) -> Tensor:
+    """A dense tensor of PyTorch; it must have numbers unless an `outline` will do."""
     if not isinstance(given, Tensor):
         raise raises(
             f"The {what} is of type {type(given).__name__}, but a tensor of PyTorch is wanted, a batch of "
             "shape (n, …)."
         )
-    if given.is_meta or given.is_nested or given.is_quantized or given.layout is not torch.strided:
-        kind = "on the device meta" if given.is_meta else "nested, quantized or sparse"
+    empty = given.is_meta and not outline
+    if empty or given.is_nested or given.is_quantized or given.layout is not torch.strided:
+        kind = "on the device meta" if empty else "nested, quantized or sparse"
         raise raises(f"The {what} is {kind}, but a dense tensor with numbers in it is wanted.")
     return given
 

@@ -216,8 +216,8 @@ class Injector:
         inject.__sigil__ = True  # type: ignore[attr-defined]  # by which a second attach() knows the first
         return activation.register_hook(inject)
 
-    def _check_activation(self, activation: Tensor) -> None:
-        arguments.tensor("activation", activation)
+    def _check_activation(self, activation: Tensor, *, outline: bool = False) -> None:
+        arguments.tensor("activation", activation, outline=outline)
         if tuple(activation.shape[1:]) != self.key.shape or activation.ndim == 0 or len(activation) == 0:
             raise ShapeError(
                 f"The activation has the shape {tuple(activation.shape)}, but the key is for batches of "
@@ -226,8 +226,9 @@ class Injector:
         _check_format("activation", activation)
 
     def _check(self, activation: Tensor, gradient: Tensor) -> None:
-        self._check_activation(activation)
-        arguments.tensor("gradient", gradient)
+        # On the device meta nothing is computed, but the arithmetic can be counted.
+        self._check_activation(activation, outline=True)
+        arguments.tensor("gradient", gradient, outline=True)
         if gradient.shape != activation.shape or gradient.device != activation.device:
             raise ShapeError(
                 f"The gradient is {tuple(gradient.shape)} on {gradient.device}, but the activation is "

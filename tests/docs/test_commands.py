@@ -307,7 +307,7 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
         assert files, where
         assert all((ROOT / file).exists() for file in files), where
     elif program in ("flwr", "flower-superlink", "flower-supernode"):
-        described = help_of(program)
+        described = help_of(program, *(arguments[:1] if program == "flwr" else ()))
         asked = [word for word in arguments if word.startswith("--")] or arguments[:1]
         assert all(re.search(rf"{re.escape(word)}\b", described) for word in asked), where
     elif program == "curl":
@@ -334,8 +334,8 @@ def check_installation(arguments: list[str], where: str) -> None:
         assert set(filter(None, extras.split(","))) <= set(project["optional-dependencies"]), where
 
 
-def help_of(program: str) -> str:
-    """What a program of another package says about its own options."""
+def help_of(program: str, *subcommand: str) -> str:
+    """What a program of another package, or a command of it, says about its own options."""
     (script,) = entry_points(group="console_scripts", name=program)
     printed = io.StringIO()
     with (
@@ -343,7 +343,7 @@ def help_of(program: str) -> str:
         contextlib.redirect_stdout(printed),
         contextlib.suppress(SystemExit),
     ):
-        patch.setattr("sys.argv", [program, "--help"])
+        patch.setattr("sys.argv", [program, *subcommand, "--help"])
         script.load()()
     return printed.getvalue()
 

@@ -289,21 +289,19 @@ def parse_normalisation(text: str | None) -> Normalisation | None:
 def check_normalisation(moments: Normalisation, shape: tuple[int, ...] | None = None) -> None:
     """Raise unless these are means and deviations, one per channel of inputs of this shape."""
     try:
-        means, deviations = ([*part] for part in moments)
-        sound = all(math.isfinite(float(value)) for value in (*means, *deviations))
+        means, deviations = ([float(value) for value in part] for part in moments)
     except (TypeError, ValueError, RuntimeError):
-        sound, means, deviations = False, [], []
-    if not sound:
         raise DataError(
             f"The normalisation is {shown(moments)}, but it must be two lists of numbers, the means and the "
             "deviations of the channels."
-        )
+        ) from None
     shape = (len(means),) if shape is None else shape
-    if not (len(means) == len(deviations) == shape[0]) or any(not value > 0 for value in deviations):
+    sound = all(map(math.isfinite, (*means, *deviations))) and all(value > 0 for value in deviations)
+    if not (sound and len(means) == len(deviations) == shape[0]):
         raise DataError(
             f"The normalisation has {len(means)} means and {len(deviations)} deviations, but inputs of "
             f"shape {shape} "
-            f"have {shape[0]} channels; give one of each per channel, the deviations above 0."
+            f"have {shape[0]} channels; give one of each per channel, finite, the deviations above 0."
         )
 
 
