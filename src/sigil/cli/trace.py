@@ -121,8 +121,8 @@ def in_words(outcome: Trace) -> str:
             f"{clients} clients:",
             *rows,
             *more,
-            "A lead, not a proof: a model can be made to name a client by who holds its model or gradients, and",
-            "of 840 models that nobody leaked three named a client (docs/tracing.md).",
+            "A lead, not a proof: a model can be made to name a client by who holds its model or gradients.",
+            "Of 840 models that nobody leaked three named a client (docs/tracing.md).",
         ]
     )
 
