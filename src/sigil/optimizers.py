@@ -8,25 +8,25 @@ here is compiled. These classes call the same methods without that wrapper.
 from __future__ import annotations
 
 import inspect
+from typing import TypeVar
 
 import torch
 
+Kind = TypeVar("Kind", bound=type[torch.optim.Optimizer])
 
+
+def _without_compiler(kind: Kind) -> Kind:
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        setattr(kind, name, inspect.unwrap(getattr(kind, name)))
+    kind.step = torch.no_grad()(inspect.unwrap(kind.step))  # type: ignore[method-assign]
+    return kind
+
+
+@_without_compiler
 class SGD(torch.optim.SGD):
     """:class:`torch.optim.SGD`; its arguments but `differentiable`."""
 
-    add_param_group = inspect.unwrap(torch.optim.SGD.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.SGD.zero_grad)
-    state_dict = inspect.unwrap(torch.optim.SGD.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.SGD.load_state_dict)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
-
+@_without_compiler
 class Adam(torch.optim.Adam):
     """:class:`torch.optim.Adam`; its arguments but `differentiable`."""
-
-    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
-    state_dict = inspect.unwrap(torch.optim.Adam.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.Adam.load_state_dict)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))

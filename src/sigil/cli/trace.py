@@ -122,7 +122,7 @@ def in_words(outcome: Trace) -> str:
             *rows,
             *more,
             "A lead, not a proof: a model can be made to name a client by who holds its model or gradients.",
-            "Of 840 models that nobody leaked three named a client (docs/tracing.md).",
+            "How often a model that nobody leaked names a client was measured: docs/tracing.md.",
         ]
     )
 

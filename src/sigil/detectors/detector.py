@@ -117,7 +117,7 @@ class Detector(ClientObserver):
 def _as_rows(gradients: Gradients, labels: Labels) -> tuple[Tensor, Tensor]:
     """(n, …) and (n,), tensors or arrays, as float32 (n, d) and int64 (n,) tensors without a graph."""
     # A copy of an array, which may be a read-only piece of a file.
-    values, own = _as_tensor("gradients", gradients), _as_tensor("labels", labels)
+    values, own = as_tensor("gradients", gradients), as_tensor("labels", labels)
     if values.ndim < 2 or own.ndim != 1 or len(values) != len(own) or values.numel() == 0:
         raise ShapeError(
             f"Gradients of the shape {tuple(values.shape)} and labels of {tuple(own.shape)} were given, but "
@@ -126,7 +126,7 @@ def _as_rows(gradients: Gradients, labels: Labels) -> tuple[Tensor, Tensor]:
     return values.flatten(1).float(), own.to(values.device, torch.int64)
 
 
-def _as_tensor(what: str, given: object) -> Tensor:
+def as_tensor(what: str, given: object) -> Tensor:
     """A tensor or array of real numbers as a tensor without a graph."""
     try:
         values = given if isinstance(given, Tensor) else torch.tensor(np.asarray(given))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sigil import extras
-from sigil.detectors.detector import Detector, Gradients
+from sigil.detectors.detector import Detector, Gradients, as_tensor
 from sigil.errors import DetectorError, ShapeError
 
 # With fewer, "all but the farthest one are neighbours" describes hardly more than two or three points.
@@ -129,10 +129,10 @@ def _in_units(rows: Tensor, unit: Unit) -> Tensor:
 def _tensors(local: Sequence[Gradients]) -> list[Tensor]:
     """The local gradients, one tensor (n, …) of real numbers per batch."""
     try:
-        found = [part if isinstance(part, Tensor) else torch.tensor(np.asarray(part)) for part in local]
-    except (TypeError, ValueError, RuntimeError):
+        found = [as_tensor("local gradients", part) for part in local]
+    except (TypeError, DetectorError):
         found = [torch.empty(0)]
-    if any(part.ndim < 2 or part.is_complex() for part in found):
+    if any(part.ndim < 2 for part in found):
         raise DetectorError(
             "SplitOut takes the local gradients of a client, one tensor (n, …) per batch, as "
             "sigil.detectors.local_gradients makes them."

@@ -214,9 +214,10 @@ def claims() -> list[Claim]:
     ]
 
 
-def measured_of(store: Store, experiment: str, seeds: list[int]) -> Measured:
-    """The cells of an experiment that were measured at the store's scale."""
-    cells = registry.get(experiment).cells(scales.get(store.scale), seeds)
+def measured_of(store: Store, name: str) -> Measured:
+    """What was measured of an experiment at the store's scale, with all of its seeds."""
+    experiment = registry.get(name)
+    cells = experiment.cells(scales.get(store.scale), experiment.seeds(store))
     return Measured(cells, store.results_of(cells))
 
 
@@ -224,8 +225,7 @@ def held(store: Store) -> list[Held]:
     """Every claim against the cells of a scale."""
     found = []
     for claim in claims():
-        seeds = sorted({0, *store.seeds(claim.experiment)})
-        measured = measured_of(store, claim.experiment, seeds)
+        measured = measured_of(store, claim.experiment)
         number = _interval(claim, measured)
         verdict = intervals.judge(number, claim.holds, needs_interval=bool(claim.instead_of))
         planned = claim.cell in {cell.name for cell in measured.cells}

@@ -30,13 +30,9 @@ def page(store: Store, folder: Path) -> Page:
     return [Picture(words, name) for name, (words, there) in drawn.items() if there]
 
 
-def _seeds(store: Store, experiment: str) -> list[int]:
-    return sorted({0, *store.seeds(experiment)})
-
-
 def _training(store: Store, folder: Path) -> bool:
     """Accuracy and WSR of ResNet-18, one thin curve per seed."""
-    measured = measured_of(store, "fidelity", _seeds(store, "fidelity"))
+    measured = measured_of(store, "fidelity")
     if not any(measured.every(fidelity.name_of(MODEL, strength)) for strength in figures.COLOURS):
         return False
     figure, (accuracy, wsr) = figures.panels(2, columns=2)
@@ -54,7 +50,7 @@ def _training(store: Store, folder: Path) -> bool:
 
 
 def _attacks(store: Store, folder: Path) -> bool:
-    measured = measured_of(store, "curves", _seeds(store, "curves"))
+    measured = measured_of(store, "curves")
     schemes = [name for name in curves.SCHEMES if curves.curve(measured, name, curves.NOTHING)]
     if schemes:
         curves.draw(measured, folder / ATTACKS, schemes)
@@ -70,7 +66,7 @@ def _detectors(store: Store, folder: Path) -> bool:
     figure, axes = figures.panels(2 * len(stealth.CUTS), columns=2 * len(stealth.CUTS))
     there = False
     for number, (experiment, detector, times, alarm, title) in enumerate(readings):
-        measured = measured_of(store, experiment, _seeds(store, experiment))
+        measured = measured_of(store, experiment)
         for axis, cut in zip(axes[number * len(stealth.CUTS) :], stealth.CUTS, strict=False):
             for server in SHOWN:
                 numbers = measured.first(f"{cut} {server}")
