@@ -90,3 +90,15 @@ def test_verify_says_what_it_takes(key: sigil.Key) -> None:
         sigil.verify(half.state_dict(), key)  # type: ignore[arg-type]
     with pytest.raises(SuspectError, match="of type int, which cannot be run"):
         sigil.verify(5, key)  # type: ignore[arg-type]
+
+
+def test_a_model_whose_memory_was_laid_out_in_inference_mode_is_read() -> None:
+    """Its parameters still ask for gradients, which some functions of PyTorch then refuse to do without."""
+    half = models.split(models.build("resnet18", width=4, channels=1, input_size=(8, 8), seed=0), "layer2")[0]
+    stated = sigil.Key.generate(
+        owner="ACME", shape=(8, 4, 4), bits=16, seed=bytes(32), model="resnet18", width=4, cut="layer2"
+    )
+    with torch.inference_mode():
+        half = half.to(memory_format=torch.channels_last)
+    report = sigil.verify(half, stated, input_shape=(1, 8, 8), probes=64)
+    assert not report.owned

@@ -323,7 +323,7 @@ class _Examiner:
             return None
         start = start_of(self.key)
         if isinstance(module, Model):
-            if not all(bool(weight.isfinite().all()) for weight in module.parameters()):
+            if not all(bool(weight.detach().isfinite().all()) for weight in module.parameters()):
                 return None  # nothing to compare
             if start is None or module.spec.width == start.spec.width:
                 start = copy.deepcopy(module)
