@@ -33,6 +33,8 @@ class Limits:
     """Streams at once, of all clients."""
     streams_per_client: int = 4
     """Streams at once with the same certificate: the one in use and the remains of broken ones."""
+    refusals_per_minute: int = 60
+    """Refused streams of one certificate in a minute that are answered at once; more wait a second each."""
     bytes_in_flight: int = 1 << 30
     """Bytes of activations and cut gradients of all open steps; more have to wait."""
 

@@ -37,6 +37,7 @@ from sigil.transport import wire
 from sigil.transport.certificates import ServerCredentials, fingerprint
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
+from sigil.transport.patience import Patience
 from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.rounds import Round, RoundOutcome
 from sigil.transport.scheduler import Budget, Scheduler
@@ -125,6 +126,7 @@ class SplitService:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._round: Round | None = None
         self._streams: Counter[str] = Counter()
+        self._patience = Patience(limits.refusals_per_minute)
         self._ready: Future[None] = Future()
         self._stopping: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._main, name="sigil-service", daemon=True)
@@ -294,9 +296,9 @@ class SplitService:
             # A client that does not even read why it was refused still has that stream open.
             with self._admitted(holder):
                 stream = Stream(self._served, context, current=lambda: self._round, holder=holder)
-                await self._answered(stream.run(), context)
+                await self._answered(stream.run(), context, holder)
         except Rejection as rejection:
-            await self._refuse(context, rejection)
+            await self._refuse(context, rejection, holder)
 
     @contextmanager
     def _admitted(self, holder: str) -> Iterator[None]:
@@ -311,21 +313,25 @@ class SplitService:
             self._streams[holder] -= 1
             self._streams += Counter()  # forgets those without any
 
-    async def _answered(self, work: Coroutine[Any, Any, None], context: Any) -> None:
+    async def _answered(self, work: Coroutine[Any, Any, None], context: Any, holder: str) -> None:
         try:
             await work
         except asyncio.CancelledError:
             return  # the connection is gone, or the service stops: there is nobody to tell
         except Rejection as rejection:
-            await self._refuse(context, rejection)
+            await self._refuse(context, rejection, holder)
         except Exception as error:
             log.error("a stream failed: %s", type(error).__name__, exc_info=error)
             sentence = "The server failed; ask its owner to look at the log."
-            await self._refuse(context, Rejection(Reason.INTERNAL, sentence))
+            await self._refuse(context, Rejection(Reason.INTERNAL, sentence), holder)
 
-    async def _refuse(self, context: Any, rejection: Rejection) -> None:
+    async def _refuse(self, context: Any, rejection: Rejection, holder: str) -> None:
         log.debug("refused a stream: %s: %s", rejection.reason.value, rejection.sentence)
         self.metrics.rejected(rejection.reason)
+        try:
+            await self._patience.lose(holder)
+        except asyncio.CancelledError:
+            return  # gone before it was told
         code = _CODES.get(rejection.reason, grpc.StatusCode.INVALID_ARGUMENT)
         await context.abort(code, rejection.sentence, ((wire.REASON_KEY, rejection.reason.value),))
 

@@ -1,0 +1,90 @@
+"""Who is refused again and again waits for the next refusal; nobody else does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from sigil.transport import Limits, Reason, patience
+from sigil.transport.patience import Patience
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    asked: list[float] = []
+    gate = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        asked.append(seconds)
+        await gate.wait()
+
+    monkeypatch.setattr(patience.asyncio, "sleep", sleep)
+    return asked
+
+
+def test_so_many_refusals_in_a_minute_are_free() -> None:
+    clock = Clock()
+    kept = Patience(3, clock=clock)
+    assert [kept.spent("a") for _ in range(5)] == [False, False, False, True, True]
+    assert not kept.spent("b")
+    clock.now = 59.9
+    assert kept.spent("a")
+    clock.now = 130.0
+    assert not kept.spent("a")
+
+
+@pytest.mark.parametrize("limit", [0.5, 1, 1.9])
+def test_a_broken_number_is_rounded_down_to_one_at_least(limit: float) -> None:
+    kept = Patience(limit, clock=Clock())  # type: ignore[arg-type]
+    assert [kept.spent("a") for _ in range(2)] == [False, True]
+
+
+def test_no_more_are_held_than_are_no_burden(pauses: list[float]) -> None:
+    async def flood() -> int:
+        kept = Patience(1, clock=Clock())
+        kept.spent("a")
+        held = [asyncio.ensure_future(kept.lose("a")) for _ in range(patience._HELD + 50)]
+        await asyncio.wait(held, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        answered = sum(task.done() for task in held)
+        for task in held:
+            task.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        assert kept._held == 0
+        return answered
+
+    assert asyncio.run(flood()) == 50
+    assert len(pauses) == patience._HELD
+
+
+def test_a_client_that_greets_in_a_loop_waits_and_the_others_do_not(
+    net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with net.service(limits=Limits(refusals_per_minute=2)) as service:
+        tickets = net.open(service, service.initial_state, clients=2)
+        foreign = net.hello(tickets[1], client=1)
+        slept: list[float] = []
+        sleep = asyncio.sleep
+
+        async def noted(seconds: float) -> None:
+            if seconds == patience._PAUSE:
+                slept.append(seconds)
+            await sleep(seconds)
+
+        monkeypatch.setattr(patience.asyncio, "sleep", noted)
+        for _ in range(2):
+            assert net.raw(service, 0).send(foreign).refusal() is Reason.CERTIFICATE
+        assert not slept
+        assert net.raw(service, 0).send(foreign).refusal() is Reason.CERTIFICATE
+        assert slept == [patience._PAUSE]
+        net.train(net.task(service, tickets[1], net.local().client_state), 1)
+        assert net.raw(service, 1).send(net.hello(tickets[0])).refusal() is Reason.CERTIFICATE
+        assert slept == [patience._PAUSE]
