@@ -117,12 +117,12 @@ def test_endings_that_no_verdict_can_be_confused_with(
 
 
 def test_a_reader_that_goes_away_is_not_a_verdict() -> None:
-    """`sigil --help | true`: no traceback, and not the status that means "not owned"."""
+    """`python -m sigil --help | true`: no traceback, and not the status that means "not owned"."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as closed:
         done = subprocess.run(
-            [sys.executable, "-m", "sigil.cli.main", "--help"],
+            [sys.executable, "-m", "sigil", "--help"],
             stdout=closed,
             stderr=subprocess.PIPE,
             text=True,

@@ -110,7 +110,8 @@ class Federation:
         self.server_state = sums.server.result()
         self.round = number
         for client, count in sorted(sums.repeated.items()):
-            log.info("client %d repeated %d activations in round %d", client, count, number)
+            what = "activation" if count == 1 else "activations"
+            log.info("client %d repeated %d %s in round %d", client, count, what, number)
         for observer in (*self.client_observers, *self.server_observers):
             observer.on_round_end(number)
         return RoundResult(
