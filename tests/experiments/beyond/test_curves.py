@@ -63,6 +63,22 @@ def _shown(found: Measured) -> Any:
         return curves.show(found, Path(folder))
 
 
+def test_what_is_done_gently_is_another_point_of_the_same_attack() -> None:
+    cells = {cell.name: cell.options for cell in curves.cells(SCALE, [0])}
+    assert cells["paper flattening γ 1, 16 epochs, gently"]["rate"] == 1e-4
+    assert [
+        name for name, options in cells.items() if "rate" in options and not name.endswith("gently")
+    ] == []
+    found = measured(
+        {
+            ("paper none", 0): numbers(80.0, -15.0, -15.0, -5000.0),
+            ("paper flattening γ 1, 4 epochs", 0): numbers(75.0, -1.0, -1.0, -5000.0),
+            ("paper flattening γ 1, 16 epochs, gently", 0): numbers(79.0, -1.0, -8.0, -5000.0),
+        }
+    )
+    assert curves.price(found, "paper", "flattening", "mark") == pytest.approx(1.0)
+
+
 def test_seeds_are_paired_and_the_weakest_proof_counts() -> None:
     found = measured(
         {

@@ -59,6 +59,20 @@ SWEEPS = {
 NOTHING, FINETUNING = "none", "fine-tuning"
 # Epochs of the fine-tuning (Adam at 5e-4 in batches of 32): all strengths, then the strongest once more.
 EPOCHS = PerScale((1, 4), cpu=(4, 16), smoke=(1, 2))
+# The same epochs at a fifth of the rate: a network that has learned much loses less by them. Every attack
+# that fine-tunes against a penalty, at these strengths.
+GENTLY: PerScale[Mapping[str, tuple[float, ...]]] = PerScale(
+    {
+        FINETUNING: (0.0,),
+        "averaging": (10.0,),
+        "reversal": (1.0,),
+        "reading": (0.5,),
+        "flattening": (1.0, 10.0),
+        "dodging": (1.0,),
+    },
+    smoke={"flattening": (1.0,)},
+)
+GENTLE_RATE = 1e-4
 # The strengths that are tried: all of them, or at scales that prove nothing the strongest.
 TRIED = PerScale(3, smoke=1)
 SCHEMES = {"paper": "the paper's mark, λ = 0.1", "shares": "shares, λ = 0.3"}
@@ -71,43 +85,49 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     return [
         Cell(
             "curves",
-            name_of(scheme, attack, strength, epochs),
+            name_of(scheme, attack, strength, epochs, gently=gently),
             seed,
             (scale.settings(seed=seed, watermark=watermark, record=scale.recording),),
-            {"scheme": scheme, "attack": attack, "strength": strength, "epochs": epochs},
+            {"scheme": scheme, "attack": attack, "strength": strength, "epochs": epochs}
+            | ({"rate": GENTLE_RATE} if gently else {}),
         )
         for seed in seeds
         for scheme, watermark in (("paper", {"strength": 0.1}), ("shares", shares(scale)))
-        for attack, strength, epochs in points(scale)
+        for attack, strength, epochs, gently in points(scale)
     ]
 
 
-def points(scale: Scale) -> Iterator[tuple[str, float, int]]:
-    """Attack, strength and epochs of every point."""
+def points(scale: Scale) -> Iterator[tuple[str, float, int, bool]]:
+    """Attack, strength and epochs of every point, and whether it is made gently."""
     short, long = EPOCHS.at(scale)
-    yield NOTHING, 0.0, 0
-    yield FINETUNING, 0.0, short
-    yield FINETUNING, 0.0, long
+    yield NOTHING, 0.0, 0, False
+    yield FINETUNING, 0.0, short, False
+    yield FINETUNING, 0.0, long, False
     for attack, sweep in SWEEPS.items():
         tried = sweep.strengths[-TRIED.at(scale) :]
         for strength in tried:
-            yield attack, strength, short
-        yield attack, tried[-1], long
+            yield attack, strength, short, False
+        yield attack, tried[-1], long, False
+    for attack, strengths in GENTLY.at(scale).items():
+        for strength in strengths:
+            yield attack, strength, long, True
 
 
-def name_of(scheme: str, attack: str, strength: float, epochs: int) -> str:
+def name_of(scheme: str, attack: str, strength: float, epochs: int, *, gently: bool = False) -> str:
     """Name of a cell."""
     if attack == NOTHING:
         return f"{scheme} {NOTHING}"
     power = f" {SWEEPS[attack].quantity} {strength:g}" if attack in SWEEPS else ""
-    return f"{scheme} {attack}{power}, {epochs} epoch{'s' if epochs > 1 else ''}"
+    return (
+        f"{scheme} {attack}{power}, {epochs} epoch{'s' if epochs > 1 else ''}{', gently' if gently else ''}"
+    )
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Attack the run, then measure accuracy, the mark on noise and on images, and the origin."""
     (run,) = runs
     attack, strength = cell.options["attack"], cell.options["strength"]
-    thief = Thief.of(run, store, epochs=cell.options["epochs"])
+    thief = Thief.of(run, store, epochs=cell.options["epochs"], rate=cell.options.get("rate"))
     if attack == NOTHING:
         return thief.left(thief.halves)
     if attack == FINETUNING:
@@ -197,7 +217,8 @@ PROOFS: dict[str, tuple[Callable[[Point], float], int]] = {
 }
 NOTES = (
     "γ: weight of the penalty; r: how far past zero the activations are pushed; share: of the component "
-    "along the initial weights, or of the signs, that is taken away. Each reading: WSR in %, or for the "
+    "along the initial weights, or of the signs, that is taken away; gently: at a fifth of the rate "
+    f"({GENTLE_RATE:g}). Each reading: WSR in %, or for the "
     "origin the share of signs that agree, and log10 p before any allowance, the largest of the seeds. A "
     f"mark is proof at {limit(KEYS['plain']):.1f} or below with a plain key, at "
     f"{limit(KEYS['stamped']):.1f} or below with a stamped one."
@@ -276,16 +297,22 @@ def draw(measured: Measured, path: Path, schemes: Sequence[str] = tuple(SCHEMES)
 
 
 def _curves(axis: Axes, measured: Measured, scheme: str, value: Callable[[Point], float | None]) -> None:
-    """From the model as it is through the strengths of an attack, and dotted to the one that took longer."""
+    """From the model as it is through the strengths of an attack, dotted to the one that took longer.
+
+    Broken lines lead to what was done gently.
+    """
     start = curve(measured, scheme, NOTHING)
     for attack in (FINETUNING, *SWEEPS):
         found = [*start, *curve(measured, scheme, attack)]
         if len(found) < 2:
             continue
+        gentle = [one for one in found if "rate" in one.options]
+        found = [one for one in found if "rate" not in one.options]
         longest = max(int(one.options["epochs"]) for one in found)
         short = [one for one in found if one.options["epochs"] < longest]
         style = {"color": COLOURS[attack]}
-        for part, line in ((short, "-"), ([*short[-1:], *found[len(short) :]], ":")):
+        long = [*short[-1:], *found[len(short) :]]
+        for part, line in ((short, "-"), (long, ":"), ([*start, *gentle], "--")):
             look = {**style, "linestyle": line, "label": attack if line == "-" else None}
             figures.curve(axis, [one.lost for one in part], [value(one) for one in part], **look)
 

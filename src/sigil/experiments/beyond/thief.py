@@ -34,13 +34,15 @@ class Thief:
     own: Dataset
     initial: Model
     epochs: int
+    rate: float = Tuning.lr
 
     @classmethod
-    def of(cls, run: Run, store: Store, *, epochs: int | None = None) -> Self:
+    def of(cls, run: Run, store: Store, *, epochs: int | None = None, rate: float | None = None) -> Self:
         """Client 0 of a run that has a recording; it fine-tunes for the scale's epochs unless told."""
         dataset, key = store.dataset(run.settings), store.key(run.settings)
         own = attackers_share(dataset, run.settings)
-        return cls(run, store, own, initial_half(run.folder, key), epochs or EPOCHS.at(store.scale))
+        initial, epochs = initial_half(run.folder, key), epochs or EPOCHS.at(store.scale)
+        return cls(run, store, own, initial, epochs, rate or Tuning.lr)
 
     @property
     def halves(self) -> Halves:
@@ -54,6 +56,7 @@ class Thief:
     def tuning(self) -> Tuning:
         settings = self.run.settings
         return Tuning(
+            lr=self.rate,
             epochs=self.epochs,
             seed=settings.run.seed,
             precision=choose(settings.run.device, settings.run.precision),
