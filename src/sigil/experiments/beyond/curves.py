@@ -59,8 +59,8 @@ SWEEPS = {
 NOTHING, FINETUNING = "none", "fine-tuning"
 # Epochs of the fine-tuning (Adam at 5e-4 in batches of 32): all strengths, then the strongest once more.
 EPOCHS = PerScale((1, 4), cpu=(4, 16), smoke=(1, 2))
-# The same epochs at a fifth of the rate: a network that has learned much loses less by them. Every attack
-# that fine-tunes against a penalty, at these strengths.
+# The same epochs at a fifth of the rate: a network that has learned much loses less by them. Every attack, at
+# these strengths.
 GENTLY: PerScale[Mapping[str, tuple[float, ...]]] = PerScale(
     {
         FINETUNING: (0.0,),
@@ -69,6 +69,8 @@ GENTLY: PerScale[Mapping[str, tuple[float, ...]]] = PerScale(
         "reading": (0.5,),
         "flattening": (1.0, 10.0),
         "dodging": (1.0,),
+        "orthogonalising": (1.0,),
+        "turning signs": (1.0,),
     },
     smoke={"flattening": (1.0,)},
 )
