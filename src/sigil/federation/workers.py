@@ -13,8 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +28,9 @@ from sigil.federation.from_settings import ServerMaker, Training
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, RoundTrainer, Tick
 from sigil.keys.key import Key
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
 # Below this many images per round, starting processes and passing weights costs more than it brings.
 WORTHWHILE_IMAGES = 4_000
 
@@ -36,7 +38,7 @@ WORTHWHILE_IMAGES = 4_000
 _LOADED = ("sigil.federation.trainer", "torch.fx.experimental.symbolic_shapes")
 
 
-def clean_processes() -> BaseContext:
+def clean_processes() -> ForkServerContext | SpawnContext:
     """How processes that compute are started: with nothing of this one but what they are given.
 
     Each would take seconds of a core to load PyTorch. On Linux one process does so when the first is asked
