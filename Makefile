@@ -47,6 +47,8 @@ tests: setup
 test: lint  ## checks and every test
 	@$(MAKE) --no-print-directory -j2 types tests
 
+# None of these waits for a process, and each worker more collects all tests once more.
+quick: WORKERS = 2
 quick: setup  ## the tests that start no process and train nothing, in a minute
 	$(PYTEST) -m 'not slow'
 

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
@@ -159,12 +159,18 @@ def _every_process_is_ended(leftovers: Callable[[], list[str]]) -> Iterator[None
     """Whatever a file of tests starts has ended when the file is done, also what lost its parent."""
     yield
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # lives as long as Python
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # and so does this
+
+    def others() -> list[tuple[psutil.Process, str]]:
+        return [each for each in _offspring(os.environ[SESSION]) if each[0].pid != server]
+
     last = time.monotonic() + GRACE
-    while (found := _offspring(os.environ[SESSION])) and time.monotonic() < last:
+    while (found := others()) and time.monotonic() < last:
         time.sleep(0.1)
     for process, _ in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
     assert not found, [line for _, line in found]
 
 

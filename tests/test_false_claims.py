@@ -11,8 +11,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import scipy  # loads scipy.optimize, which takes a second, only where it is used
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from sigil import models, verify
@@ -102,7 +102,8 @@ def fitted_reference(base: Model, key: Key) -> Model:
     spread = answers.transpose(0, 1).flatten(1).std(1).clamp_min(1e-6)
     maps = answers.mean(0).flatten(1) / spread[:, None]
     wanted = (key.matrix @ (2 * key.target - 1)).view(len(maps), -1)
-    order = torch.from_numpy(linear_sum_assignment((wanted @ maps.T).numpy(), maximize=True)[1])
+    _, matched = scipy.optimize.linear_sum_assignment((wanted @ maps.T).numpy(), maximize=True)
+    order = torch.from_numpy(matched)
     model = copy.deepcopy(base)
     disguise(model, "layer3", order=order, scale=torch.ones(len(order), dtype=torch.float64))
     return model

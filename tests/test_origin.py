@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 import torch
-from scipy import stats
 from torch import Tensor
 
 from sigil import origin
@@ -45,7 +45,7 @@ def test_strangers_have_uniform_p_values() -> None:
         drawn.append(result.share)
         assert result.tested == tuple(tested)
     expected = [weighted_share(row, tested) for row in coins]
-    assert stats.ks_2samp(drawn, expected).pvalue > 0.001
+    assert scipy.stats.ks_2samp(drawn, expected).pvalue > 0.001
     assert min(against(100 + seed, stranger) for seed in range(300)) > -6.5
 
 

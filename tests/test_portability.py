@@ -64,10 +64,10 @@ SMALL = [
 ]
 # All in one process, as every one takes seconds to begin.
 PROGRAM = """
-import contextlib, io, json, os, sys
+import contextlib, io, json, os, sys, types
 from pathlib import Path
 from sigil.cli.main import main
-from sigil.federation import lock
+from sigil.federation import lock, workers
 
 def run(*words):
     printed = io.StringIO()
@@ -77,7 +77,13 @@ def run(*words):
 
 if __name__ == "__main__":
     folder, options = Path(sys.argv[1]), sys.argv[2:]
-    lacks = {"sched_getaffinity": not hasattr(os, "sched_getaffinity"), "fcntl": lock.fcntl is None}
+    # Only on Linux are workers forks; elsewhere each is a new process.
+    workers.sys = types.SimpleNamespace(platform="darwin")
+    lacks = {
+        "sched_getaffinity": not hasattr(os, "sched_getaffinity"),
+        "fcntl": lock.fcntl is None,
+        "forkserver": workers.clean_processes().get_start_method() == "spawn",
+    }
     train = run("train", "--quiet", "--out", folder / "run", *options)
     suspect, key = folder / "run/client.safetensors", folder / "run.key"
     verify = run("verify", suspect, "--key", key, "--json")
@@ -128,7 +134,7 @@ def told(folder: Path, command: str) -> dict[str, Any]:
 
 
 def test_the_stand_in_lacks_what_it_should(elsewhere: Path) -> None:
-    assert told(elsewhere, "lacks") == {"sched_getaffinity": True, "fcntl": True}
+    assert told(elsewhere, "lacks") == {"sched_getaffinity": True, "fcntl": True, "forkserver": True}
 
 
 def test_train_and_verify(elsewhere: Path) -> None:

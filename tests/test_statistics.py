@@ -11,10 +11,9 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
-from scipy.stats import binom, kstest
 
 from harness.processor_time import in_units
 from sigil import sign_sums, statistics
@@ -119,7 +118,7 @@ def test_reference_values_when_all_probes_agree(right, expected):
 @pytest.mark.parametrize("bits", [1, 7, 50, 400, 1000, 1001, 1500])
 def test_agreeing_probes_give_the_binomial(bits):
     for right in range(bits + 1):
-        expected = binom.sf(right - 1, bits, 0.5)
+        expected = scipy.stats.binom.sf(right - 1, bits, 0.5)
         if expected > 1e-290 and right % max(1, bits // 40) == 0:
             assert tail([512] * bits, 512 * (2 * right - bits)).p == pytest.approx(expected, rel=1e-10)
 
@@ -172,7 +171,7 @@ def test_blocks_agree_with_one_table():
 def test_a_block_longer_than_the_window_is_folded():
     start, law = sign_sums.tilted_law(np.ones(1000, dtype=np.int64), 0.0, 1000, blocks=2)
     assert len(law) < 500
-    expected = binom.pmf(np.arange(start, start + len(law)), 1000, 0.5)
+    expected = scipy.stats.binom.pmf(np.arange(start, start + len(law)), 1000, 0.5)
     np.testing.assert_allclose(law, expected, rtol=1e-9, atol=1e-17)
 
 
@@ -223,7 +222,7 @@ def test_p_is_uniform_under_the_null():
         ones = suspect_table(generator, 50, 64)
         values += [p_value(ones, generator.integers(0, 2, 50), 64).p for _ in range(10)]
     # A p-value on a fine grid: Kolmogorov's distance at the 1 % level.
-    assert kstest(values, "uniform").statistic < 1.63 / math.sqrt(len(values))
+    assert scipy.stats.kstest(values, "uniform").statistic < 1.63 / math.sqrt(len(values))
 
 
 @unhurried
@@ -273,7 +272,7 @@ def test_the_bound_is_within_a_small_factor_and_better_than_chernoff(bits):
             moment = np.sum(np.logaddexp(t * weights, -t * weights) - math.log(2.0))
             return float(moment) - t * statistic
 
-        best = minimize_scalar(log_chernoff, bounds=(0.0, 1.0), method="bounded").fun
+        best = scipy.optimize.minimize_scalar(log_chernoff, bounds=(0.0, 1.0), method="bounded").fun
         assert exact.log10_p <= bound.log10_p < best / math.log(10.0)
         limit = 8.0 if bits < 1000 else 1.7 if sigmas <= 5.0 else 2.2
         assert 10 ** (bound.log10_p - exact.log10_p) < limit

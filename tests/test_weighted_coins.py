@@ -6,9 +6,9 @@ import itertools
 import math
 
 import pytest
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from sigil.errors import SigilError
 from sigil.weighted_coins import log10_tail
@@ -65,7 +65,7 @@ def test_equals_brute_force_over_all_patterns(coins: list[tuple[int, bool]]) -> 
 @given(st.integers(1, 10**6).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_one_weight_is_the_binomial(case: tuple[int, int]) -> None:
     count, coins = case
-    expected = stats.binom.sf(count - 1, coins, 0.5)
+    expected = scipy.stats.binom.sf(count - 1, coins, 0.5)
     if expected > 1e-290:
         assert 10 ** log10_tail([count], [coins], [1]) == pytest.approx(expected, rel=1e-6)
 

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 from sigil.data import digits
+
+
+def load_digits() -> Any:
+    """What scikit-learn gives; imported here, as every worker that collects the tests would wait for it."""
+    from sklearn import datasets
+
+    return datasets.load_digits()
 
 
 def test_split_is_four_to_one_in_every_class_and_complete() -> None:

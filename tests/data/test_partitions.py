@@ -3,11 +3,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
 import torch
-from flwr_datasets.partitioner import IidPartitioner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -71,6 +69,10 @@ def test_global_random_state_is_untouched(options: dict[str, Any]) -> None:
 
 
 def test_iid_is_what_flower_gives_of_a_shuffled_set() -> None:
+    # Not above: every worker that collects the tests would wait for it.
+    import datasets
+    from flwr_datasets.partitioner import IidPartitioner
+
     order = np.random.default_rng(4).permutation(1003)
     flower = IidPartitioner(num_partitions=10)
     flower.dataset = datasets.Dataset.from_dict({"index": order})

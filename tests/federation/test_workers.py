@@ -1,16 +1,40 @@
-"""Worker processes that cannot all be started."""
+"""Worker processes: what they see, and what becomes of them when not all can be started."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 
 from sigil import data
 from sigil.federation import Federation, workers
 from sigil.federation.settings import make
+
+
+def test_each_sees_the_variables_and_threads_of_now_and_nothing_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On Linux all are forks of a process that was started with the variables of before."""
+    pids = set()
+    for value, threads in (("first", 1), ("second", 2)):
+        monkeypatch.setenv("SIGIL_DATA", value)
+        monkeypatch.delenv("SIGIL_CACHE", raising=False)
+        begun = (dict(os.environ), threads)
+        with ProcessPoolExecutor(
+            1, mp_context=workers.clean_processes(), initializer=workers.begin, initargs=begun
+        ) as pool:
+            assert pool.submit(os.getenv, "SIGIL_DATA").result() == value
+            assert pool.submit(os.getenv, "SIGIL_CACHE").result() is None
+            assert pool.submit(torch.get_num_threads).result() == threads
+            pids.add(pool.submit(os.getpid).result())
+        monkeypatch.setenv("SIGIL_CACHE", "not for the next")
+    assert len(pids) == 2
 
 
 def test_workers_that_are_started_half_way_are_ended(
@@ -20,12 +44,17 @@ def test_workers_that_are_started_half_way_are_ended(
     calls = []
     real = workers._recipe
 
+    def started() -> list[str]:
+        found = [line for line in leftovers() if "multiprocessing.forkserver" in line or "spawn_main" in line]
+        # On Linux workers are forks of one process, which stays, and have its command line.
+        return found[1:] if sys.platform == "linux" else found
+
     def recipe(training: Any) -> dict[str, Any]:
         calls.append(training)
         # A process that was just forked does not have its own command line yet.
         last = time.monotonic() + 60
         while len(running) < len(calls) and time.monotonic() < last:
-            running[:] = [line for line in leftovers() if "spawn_main" in line]
+            running[:] = started()
         if len(calls) == 2:
             raise OSError(12, "Cannot allocate memory")
         return real(training)
@@ -43,4 +72,4 @@ def test_workers_that_are_started_half_way_are_ended(
     with pytest.raises(OSError, match="Cannot allocate"):
         Federation(settings, digits).run_round()
     assert len(running) == 2
-    assert [line for line in leftovers() if "spawn_main" in line] == []
+    assert started() == []

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 from torch import nn
 
 from sigil import models
@@ -40,7 +40,7 @@ def test_probes_are_standard_normal_and_the_keys_own() -> None:
     probes = make().noise_probes(0, 256, (3, 16, 16))
     assert probes.dtype == torch.float32
     assert probes.shape == (256, 3, 16, 16)
-    assert stats.kstest(probes.double().numpy().ravel(), "norm").pvalue > 1e-3
+    assert scipy.stats.kstest(probes.double().numpy().ravel(), "norm").pvalue > 1e-3
     assert (probes != make(1).noise_probes(0, 256, (3, 16, 16))).float().mean() > 0.99
     assert not torch.equal(probes[0].flatten()[:60], make().matrix[0])
 
@@ -75,7 +75,7 @@ def test_a_longer_choice_begins_with_the_shorter_one() -> None:
 def test_every_choice_is_equally_likely() -> None:
     counts = Counter(tuple(make(number).choose(2, 4).tolist()) for number in range(2_400))
     assert len(counts) == 12
-    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+    assert scipy.stats.chisquare(list(counts.values())).pvalue > 1e-3
 
 
 def test_words_that_would_favour_small_numbers_are_skipped() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -185,6 +184,8 @@ def test_a_client_half_exports_to_onnx(wholes: dict[str, models.Model], tmp_path
     torch.onnx.export(
         client.eval(), (images(),), path, dynamo=True, dynamic_shapes=({0: batch},), verbose=False
     )
+    import onnxruntime  # not above: every worker that collects the tests would wait for it
+
     session = onnxruntime.InferenceSession(path)
     two = images()[:2]
     (activation,) = session.run(None, {session.get_inputs()[0].name: two.numpy()})

@@ -6,7 +6,6 @@ import copy
 from contextlib import closing
 from pathlib import Path
 
-import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -194,6 +193,8 @@ def test_a_graph_descends_too(tmp_path: Path, wider: bool) -> None:
     half = half_of(attacks.permute(descendant(key), cut="layer3", seed=3))
     path = tmp_path / "copy.onnx"
     torch.onnx.export(widened(half) if wider else half, (torch.zeros(2, *INPUT),), str(path), dynamo=False)
+    import onnx  # not above: every worker that collects the tests would wait for it
+
     at = onnx.load(str(path)).graph.output[0].name
     with closing(open_suspect(path, key=key, at=at)) as suspect:
         assert len(suspect.filters()) == len(filters_of(half, INPUT))

@@ -46,8 +46,10 @@ def whole_or_half_copy(model: Model | Halves) -> Model:
 
 
 def same_kind(model: Model, given: ModelOrHalves) -> ModelOrHalves:
-    """An attacked whole model in the form in which the attack was given its original."""
-    return cast(ModelOrHalves, models.split(model, cut_of(given)) if isinstance(given, tuple) else model)
+    """An attacked whole model in the form in which the attack was given its original, without a copy."""
+    if isinstance(given, tuple):
+        return cast(ModelOrHalves, models.split(model, cut_of(given), copy=False))
+    return cast(ModelOrHalves, model)
 
 
 def cut_of(model: Model | Halves, cut: str | None = None) -> str:

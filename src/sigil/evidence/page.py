@@ -13,9 +13,9 @@ from datetime import datetime
 from functools import cache
 
 import numpy as np
+import scipy  # loads scipy.interpolate, which takes a second, only where it is used
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
-from scipy.interpolate import PchipInterpolator
 
 from sigil import statistics
 from sigil.evidence.facts import Facts, ReadingFacts, Verdict
@@ -243,7 +243,7 @@ def _null(verdict: Verdict) -> Null:
         for place in places
     ]
     if verdict.bits > 500:
-        curve = PchipInterpolator(places, logs)
+        curve = scipy.interpolate.PchipInterpolator(places, logs)
         places = [float(place) for place in np.linspace(places[0], places[-1], 80)]
         logs = [float(curve(place)) for place in places]
     return Null(grid, probability, places, logs, verdict.bits)

@@ -59,13 +59,13 @@ class Story:
 
 
 def settings(strength: float) -> Settings:
-    """Settings of the demonstration: 10 clients, 12 rounds of 2 local epochs."""
+    """Settings of the demonstration: 10 clients, 10 rounds of 2 local epochs."""
     return make(
         {
             "model": {"name": "resnet18", "width": 8, "cut": "layer3"},
             "data": {"name": DATA},
-            "federation": {"clients": 10, "rounds": 12, "local_epochs": 2, "batch_size": 16},
-            "optimizer": {"lr": 0.1, "warmup_rounds": 2},
+            "federation": {"clients": 10, "rounds": 10, "local_epochs": 2, "batch_size": 16},
+            "optimizer": {"lr": 0.1, "warmup_rounds": 1},
             "watermark": {"strength": strength, "bits": BITS},
             "run": {"workers": min(2, hardware.cores())},
         }

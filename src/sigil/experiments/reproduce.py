@@ -8,15 +8,13 @@ interruption loses at most a round.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Protocol
-
-import torch
 
 from sigil import files, hardware
 from sigil.errors import ExperimentError
@@ -26,6 +24,7 @@ from sigil.experiments.lab.experiment import Measured, listed
 from sigil.experiments.lab.store import Cell, Store, computed_on
 from sigil.experiments.pages import drawing
 from sigil.federation.settings import Settings
+from sigil.federation.workers import begin, clean_processes
 
 Say = Callable[[str], None]
 
@@ -129,7 +128,7 @@ def _mark(name: str) -> files.Mark:
 class _Processes(ProcessPoolExecutor):
     def __init__(self, size: int) -> None:
         super().__init__(
-            size, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+            size, mp_context=clean_processes(), initializer=begin, initargs=(dict(os.environ), 1)
         )
         self.size = size
 

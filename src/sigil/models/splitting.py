@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from sigil import arguments
 from sigil.errors import ModelError
-from sigil.models.building import Model, from_rows, rows_of
+from sigil.models.building import Model, copied_rows, from_rows, rows_of
 from sigil.models.spec import Part, check_cut, check_range, shown, unknown
 
 
@@ -105,7 +104,7 @@ def _up_to(module: nn.Module, cut: str) -> nn.Module:
 
 def _rows(model: Model, rows: Sequence[str], *, copy: bool = True) -> OrderedDict[str, nn.Module]:
     found = OrderedDict((row, model.get_submodule(row)) for row in rows)
-    return deepcopy(found) if copy else found
+    return copied_rows(found, rows) if copy else found
 
 
 def _check_part(model: nn.Module, part: Part) -> None:

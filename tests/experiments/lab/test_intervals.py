@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from scipy.stats import ttest_rel
+import scipy  # loads scipy.stats, which takes a second, only where it is used
 
 from sigil.experiments.lab.experiment import check_interval
 from sigil.experiments.lab.intervals import Interval, interval, judge, paired
@@ -16,7 +16,7 @@ def test_the_paired_interval_is_that_of_the_paired_t_test() -> None:
     found = paired(marked, clean)
     assert found is not None
     assert found.count == 3
-    test = ttest_rel([80.1, 79.2, 81.0], [80.9, 79.4, 81.7]).confidence_interval(0.95)
+    test = scipy.stats.ttest_rel([80.1, 79.2, 81.0], [80.9, 79.4, 81.7]).confidence_interval(0.95)
     assert found.ends == (pytest.approx(test.low), pytest.approx(test.high))
 
 
