@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -35,6 +39,35 @@ def test_each_sees_the_variables_and_threads_of_now_and_nothing_of_the_others(
             pids.add(pool.submit(os.getpid).result())
         monkeypatch.setenv("SIGIL_CACHE", "not for the next")
     assert len(pids) == 2
+
+
+KILLED = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from sigil.federation import workers
+
+if __name__ == "__main__":
+    begun = (dict(os.environ), 1)
+    pool = ProcessPoolExecutor(
+        1, mp_context=workers.clean_processes(), initializer=workers.begin, initargs=begun
+    )
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600).result()
+"""
+
+
+def test_workers_of_a_process_that_was_killed_end_too(tmp_path: Path) -> None:
+    """In the middle of their work: a killed process cannot tell them."""
+    program = tmp_path / "program.py"
+    program.write_text(KILLED)
+    with subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = psutil.Process(int(process.stdout.readline()))
+        assert worker.is_running()
+        process.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        worker.wait(timeout=60)
+    assert not worker.is_running()
 
 
 def test_workers_that_are_started_half_way_are_ended(

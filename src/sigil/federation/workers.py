@@ -8,8 +8,10 @@ with the same number of workers and threads repeats bit for bit.
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -52,10 +54,21 @@ def clean_processes() -> ForkServerContext | SpawnContext:
 
 
 def begin(environment: Mapping[str, str], threads: int) -> None:
-    """What a clean process does first: see the variables of the process that asked for it as they are now."""
+    """What a clean process does first: see the variables of the process that asked for it as they are now.
+
+    It ends with that process, however that ends: one that was killed cannot tell its children.
+    """
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(threads)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
 
 
 def choose_trainer(training: Training) -> RoundTrainer:
