@@ -55,7 +55,11 @@ def check(
     statements: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Statements that you counted in a closed register, if it says so."
+            "--register",
+            "--statements",
+            metavar="N",
+            min=1,
+            help="Statements that you counted in a closed register, if the record says that a judge did.",
         ),
     ] = None,
     key: Annotated[
