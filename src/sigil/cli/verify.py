@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigil import files
+from sigil.cli import data_names, outputs
 from sigil.cli import key as key_commands
-from sigil.cli import outputs
 from sigil.cli import suspect_options as options
 from sigil.cli.command_line import recorded
 from sigil.cli.verdict import show
@@ -205,6 +205,7 @@ def verify(
             "--inputs": None if inputs is None else Path(inputs).expanduser(),
         },
     )
+    data_names.check_inputs(inputs, data_dir)
 
     from sigil.data import open_inputs
     from sigil.evidence.facts import gather

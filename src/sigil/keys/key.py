@@ -18,6 +18,7 @@ import dataclasses
 import math
 import os
 import secrets
+import warnings
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NoReturn, final
@@ -60,14 +61,15 @@ class Key:
     _target: torch.Tensor | None
 
     def __init__(self, fields: KeyFields, seed: bytes, stamp: Seal | None = None) -> None:
+        if not isinstance(fields, KeyFields):
+            raise ConfigError(
+                "A key is made by sigil.Key.for_activation, sigil.Key.generate or sigil.Key.load, not by its "
+                "constructor."
+            )
         if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
             raise ConfigError(
                 f"A seed must be exactly {SEED_BYTES} bytes; "
                 "leave it out to draw one from the operating system."
-            )
-        if not isinstance(fields, KeyFields):
-            raise ConfigError(
-                "A key is made by sigil.Key.generate or sigil.Key.load, not by its constructor."
             )
         values = {
             "fields": fields,
@@ -147,9 +149,23 @@ class Key:
     def for_activation(cls, activation: torch.Tensor, owner: str, **stated: Any) -> Key:
         """Draw a new key for the cut at which this batch of activations (n, *shape) arrived.
 
-        The rest is as in `generate`: bits, model, cut and what else is to be stated.
+        The rest is as in `generate`: bits, model, cut and what else is to be stated. A key that is too short
+        to prove anything is made with a warning.
         """
-        return cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
+        from sigil.keys.length import needed_rate, shortest_bits
+
+        key = cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
+        kind, allowance = "plain", PLAIN_ALLOWANCE_LOG2
+        if key.awaits_seal:
+            kind, allowance = "stamped", STAMPED_ALLOWANCE_LOG2
+        if needed_rate(key.bits, allowance) > 1:
+            warnings.warn(
+                f"This key has {key.bits} bits for activations of shape {key.shape}, and a {kind} key proves "
+                f"nothing with fewer than {shortest_bits(allowance)}: give more bits, or cut where "
+                "activations have more numbers (sigil.inspect).",
+                stacklevel=2,
+            )
+        return key
 
     @property
     def owner(self) -> str:

@@ -35,7 +35,15 @@ from torch import Tensor
 
 from sigil import arguments
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
-from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
+from sigil.data.inputs import (
+    LEAST_INPUTS,
+    Array,
+    Inputs,
+    Normalisation,
+    open_inputs,
+    parse_normalisation,
+    shape_of,
+)
 from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models import Model
@@ -47,6 +55,16 @@ from sigil.verdict.readings import Reading, Source, read, unreadable
 from sigil.verdict.report import ALPHA, TESTS, Report, best_of
 
 INPUTS_READ: Final = LEAST_INPUTS
+
+
+def asked_shape(
+    suspect: Callable[[Tensor], Tensor], key: Key, inputs: object, given: Sequence[int] | None
+) -> tuple[int, ...]:
+    """The shape of one input: the given one, or the key's, the suspect's own, or that of the inputs."""
+    known = key.fields.input_shape if given is None else given
+    if known is None and getattr(suspect, "input_shape", None) is None:
+        known = shape_of(inputs)
+    return input_shape_of(suspect, known)
 
 
 def read_mark(
@@ -62,7 +80,7 @@ def read_mark(
 
     `probes` may be fewer than the key's, the first of which are taken then.
     """
-    shape = input_shape_of(suspect, key.fields.input_shape if input_shape is None else input_shape)
+    shape = asked_shape(suspect, key, inputs, input_shape)
     count = key.fields.probes if probes is None else probes
     examiner = _Examiner(suspect, key, shape, count, None, batch_size_for(shape, batch_size))
     if inputs is not None:
@@ -106,7 +124,7 @@ def verify(
 
     ``tries`` is the number of keys and suspects that were tried in all. ``register`` replaces the allowance
     for drawn keys by the number of statements in a closed register that the judge counted. ``input_shape``
-    may be left out when the key or the suspect knows it.
+    may be left out when the key or the suspect knows it, or when ``inputs`` are a tensor or array.
 
     ``reference`` puts the channels of a reordered and rescaled copy back in order by what the server
     recorded or by a model at the start of the training (or a file of either, or a run's directory); a key
@@ -128,7 +146,7 @@ def verify(
         probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
     )
     level, seed = float(level), None if seed is None else operator.index(seed)
-    shape = input_shape_of(suspect, key.fields.input_shape if input_shape is None else input_shape)
+    shape = asked_shape(suspect, key, inputs, input_shape)
     batch_size = batch_size_for(shape, batch_size)
     reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
     examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)
