@@ -18,7 +18,6 @@ import dataclasses
 import math
 import os
 import secrets
-import warnings
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, Literal, NoReturn, final
@@ -31,7 +30,7 @@ from torch import nn
 from sigil import arguments
 from sigil.errors import ConfigError, KeyFileError, SealError, shown
 from sigil.keys import content as key_content
-from sigil.keys import derivation, initial_weights, keyfile, seal, shares, statement
+from sigil.keys import derivation, initial_weights, keyfile, length, seal, shares, statement
 from sigil.keys.draws import KeyStream, span
 from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, default_bits
 from sigil.keys.seal import Seal
@@ -152,19 +151,8 @@ class Key:
         The rest is as in `generate`: bits, model, cut and what else is to be stated. A key that is too short
         to prove anything is made with a warning.
         """
-        from sigil.keys.length import needed_rate, shortest_bits
-
         key = cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
-        kind, allowance = "plain", PLAIN_ALLOWANCE_LOG2
-        if key.awaits_seal:
-            kind, allowance = "stamped", STAMPED_ALLOWANCE_LOG2
-        if needed_rate(key.bits, allowance) > 1:
-            warnings.warn(
-                f"This key has {key.bits} bits for activations of shape {key.shape}, and a {kind} key proves "
-                f"nothing with fewer than {shortest_bits(allowance)}: give more bits, or cut where "
-                "activations have more numbers (sigil.inspect).",
-                stacklevel=2,
-            )
+        length.warn_if_too_short(key.bits, key.shape, stamped=key.awaits_seal)
         return key
 
     @property

@@ -26,9 +26,9 @@ from sigil.keys.key import Key
 from sigil.seeds import derive
 from sigil.tracing import contrast
 from sigil.tracing.record import AgreementRecord, read_record
-from sigil.verdict.arguments import as_key, check_suspect
+from sigil.verdict.arguments import as_key, asked_shape, check_suspect
 from sigil.verdict.readings import Kind, Reading
-from sigil.verdict.verification import asked_shape, read_mark
+from sigil.verdict.verification import read_mark
 
 LEVEL: Final = 1e-3
 """A client is named at this p, after the number of clients."""

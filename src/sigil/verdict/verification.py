@@ -42,29 +42,18 @@ from sigil.data.inputs import (
     Normalisation,
     open_inputs,
     parse_normalisation,
-    shape_of,
 )
 from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models import Model
-from sigil.probing import Suspect, batch_size_for, input_shape_of, module_of, noise
+from sigil.probing import Suspect, batch_size_for, module_of, noise
 from sigil.verdict import choices
-from sigil.verdict.arguments import as_key, check_suspect
+from sigil.verdict.arguments import as_key, asked_shape, check_suspect
 from sigil.verdict.descent import origin_of, start_of
 from sigil.verdict.readings import Reading, Source, read, unreadable
 from sigil.verdict.report import ALPHA, TESTS, Report, best_of
 
 INPUTS_READ: Final = LEAST_INPUTS
-
-
-def asked_shape(
-    suspect: Callable[[Tensor], Tensor], key: Key, inputs: object, given: Sequence[int] | None
-) -> tuple[int, ...]:
-    """The shape of one input: the given one, or the key's, the suspect's own, or that of the inputs."""
-    known = key.fields.input_shape if given is None else given
-    if known is None and getattr(suspect, "input_shape", None) is None:
-        known = shape_of(inputs)
-    return input_shape_of(suspect, known)
 
 
 def read_mark(
