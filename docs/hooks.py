@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from importlib import import_module
 from pathlib import Path
@@ -61,9 +62,22 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
-    """Have the search from the disk need nothing from elsewhere: the theme would fetch this script."""
+    """List a page's neighbours below the tabs, and have the search from the disk fetch nothing."""
     place = "../" * page.file.dest_uri.count("/") + "worker-from-disk.js"
-    return output.replace("https://unpkg.com/iframe-worker/shim", place)
+    output = output.replace("https://unpkg.com/iframe-worker/shim", place)
+    tabs, end, rest = output.partition('data-md-component="tabs"')
+    return tabs + end + rest.replace("</nav>", "</nav>" + neighbours(page), 1)
+
+
+def neighbours(page: Page) -> str:
+    """The pages of a section as a row of links; site.css shows it where the theme hides its side bar."""
+    pages = [child for child in page.parent.children if child.is_page] if page.parent else []
+    links = [
+        f'<a class="sigil-neighbour" href="{html.escape(sibling.file.url_relative_to(page.file))}"'
+        f"{' aria-current=page' if sibling is page else ''}>{html.escape(sibling.title)}</a>"
+        for sibling in pages
+    ]
+    return f'<nav class="sigil-neighbours" aria-label="Section">{"".join(links)}</nav>' if links else ""
 
 
 def site_links(markdown: str, folder: Path) -> str:

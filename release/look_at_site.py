@@ -2,9 +2,9 @@
 
     python release/look_at_site.py site [screenshots]
 
-The home page has a picture, the navigation is visible at 1,200 pixels, nothing is wider than a phone, and the
-search finds pages without a server. Needs `chromium` on the path. Screenshots to look at are written if a
-folder for them is given.
+The home page has a picture, the navigation is visible at 1,200 pixels with the pages of a page's section,
+nothing is wider than a phone, and the search finds pages without a server. Needs `chromium` on the path.
+Screenshots to look at are written if a folder for them is given.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from browser import chromium
 
 WIDTH, HEIGHT = 1200, 900
+WIDE = 1440
 PHONE = 500  # the narrowest window that headless Chromium opens
 # Asks the search for a word once the page is there, and writes what was found into the title.
 PROBE = """
@@ -28,6 +29,7 @@ window.addEventListener("load", () => setTimeout(() => {
       document.elementFromPoint(place.left + place.width / 2, place.top + place.height / 2));
   };
   const side = [...document.querySelectorAll(".md-sidebar--primary a.md-nav__link")].filter(seen).length;
+  const section = [...document.querySelectorAll(".sigil-neighbours a")].filter(seen).length;
   const tabs = [...document.querySelectorAll(".md-tabs a")].filter(seen).length;
   const pictures = [...document.images].filter(image => image.naturalWidth > 200).length;
   const query = document.querySelector(".md-search__input");
@@ -36,7 +38,7 @@ window.addEventListener("load", () => setTimeout(() => {
   setTimeout(() => {
     const found = document.querySelectorAll(".md-search-result__item").length;
     const wide = document.documentElement.scrollWidth - window.innerWidth;
-    document.body.setAttribute("data-probe", JSON.stringify({side, tabs, pictures, found, wide}));
+    document.body.setAttribute("data-probe", JSON.stringify({side, section, tabs, pictures, found, wide}));
   }, 4000);
 }, 1500));
 </script>
@@ -58,11 +60,21 @@ def asked(page: str, width: int) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r'"(\w+)":(-?\d+)', said)}
 
 
+def put_probe(page: Path, probe: Path) -> None:
+    """Write a page with the probe in it."""
+    probe.write_text(page.read_text("utf-8").replace("</body>", PROBE + "</body>"), "utf-8")
+
+
 def main(site: Path, shots: Path | None) -> None:
     home = site / "index.html"
     probe = site / "probe.html"
-    probe.write_text(home.read_text("utf-8").replace("</body>", PROBE + "</body>"), "utf-8")
     try:
+        put_probe(site / "own-server.html", probe)
+        assert asked(probe.resolve().as_uri(), WIDTH)["section"] >= 5, "the pages of a section are hidden"
+        numbers = asked(probe.resolve().as_uri(), WIDE)
+        assert numbers["side"] >= 5, "the side bar is hidden"
+        assert not numbers["section"], "the pages of a section are listed twice"
+        put_probe(home, probe)
         numbers = asked(probe.resolve().as_uri(), WIDTH)
         assert numbers["side"] + numbers["tabs"] >= 5, "the navigation is hidden"
         assert numbers["pictures"] >= 1, "the home page has no picture"
@@ -75,6 +87,7 @@ def main(site: Path, shots: Path | None) -> None:
                 name = page.replace("/", "-")
                 pages |= {
                     name: (site / f"{page}.html", WIDTH),
+                    f"{name}-wide": (site / f"{page}.html", WIDE),
                     f"{name}-phone": (site / f"{page}.html", PHONE),
                 }
             for name, (file, width) in pages.items():

@@ -52,6 +52,8 @@ _HOMES = {
     "verify": "sigil.verdict.verification",
 }
 _PACKAGES = {"attacks", "baselines", "detectors", "models"}
+# Documented packages that are not listed among the names here, but that `import sigil` alone should find.
+_MORE = {"alignment", "data", "errors", "evidence", "federation", "statistics", "suspect", "transport"}
 
 
 def __getattr__(name: str) -> Any:
@@ -60,7 +62,7 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in _PACKAGES:
+    if name in _PACKAGES | _MORE:
         return import_module(f"sigil.{name}")
     raise AttributeError(f"module 'sigil' has no attribute {name!r}")
 

@@ -28,6 +28,7 @@ Only tensors go in and out: this file knows nothing of models, data or federatio
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from inspect import getattr_static
 from typing import Protocol
@@ -42,6 +43,8 @@ from sigil.errors import ConfigError, ShapeError, SigilError, shown
 # Norms between these are exact enough in float32 for any batch; outside, values are rescaled first.
 _COMFORTABLE = (1e-12, 1e15)
 _FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# This many activations without one gradient are a loop that attaches too late, and no pipeline.
+_SUSPICIOUS = 32
 
 
 class Secret(Protocol):
@@ -125,6 +128,7 @@ class Injector:
         self._carried = None if share is None else _carried(self.key, share, carriers_per_bit)
         self._operands: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor, Tensor]] = {}
         self._last: dict[str, Tensor] | None = None
+        self._attached, self._arrived = 0, False
 
     def __repr__(self) -> str:
         share = "" if self.share is None else f", share={self.share}"
@@ -205,7 +209,16 @@ class Injector:
         # A detached alias shares the storage but not the graph: no reference cycle, nothing kept alive.
         values, version = activation.detach(), activation._version
 
+        self._attached += 1
+        if self._attached == _SUSPICIOUS and not self._arrived:
+            warnings.warn(
+                f"{_SUSPICIOUS} activations were attached, and no gradient came back through any of them: "
+                "attach before backward(), to the tensor that the server's forward pass takes.",
+                stacklevel=2,
+            )
+
         def inject(gradient: Tensor) -> Tensor:
+            self._arrived = True
             if values._version != version:
                 raise SigilError(
                     "The activation was changed in place after attach(), so its watermark gradient cannot be "

@@ -142,8 +142,9 @@ def _activation(half: nn.Module, batch: Tensor) -> Tensor:
         )
     if activation.ndim < 2 or len(activation) != len(batch) or not activation.numel():
         raise ShapeError(
-            f"The client half returns shape {tuple(activation.shape)} for a batch of {len(batch)}; it must "
-            "return one activation for each input."
+            f"The client half returns shape {tuple(activation.shape)} for an example of shape "
+            f"{tuple(batch.shape)}, not one activation for each of {len(batch)} inputs; give a batch (n, …), "
+            "such as images[:32]."
         )
     return activation
 

@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from sigil import data
+from sigil.cli import data_names
 from sigil.cli.data import app
 from sigil.data import downloads
 from sigil.errors import DataError
@@ -122,3 +124,13 @@ def test_fetch_from_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         thread.join()
     assert "cifar10 is in" in shown
     assert (tmp_path / "data/cifar-10-batches-py/readme.html").read_bytes() == b"hello"
+
+
+def test_the_light_list_of_names_is_that_of_the_library() -> None:
+    assert list(data_names.NAMES) == data.names()
+    for name in data_names.NAMES:
+        if name in data_names.EMBEDDED:
+            data_names.check_data("--data", name, Path("/nowhere"))
+        else:
+            with pytest.raises(DataError, match=f"`sigil data fetch {name} --data-dir /nowhere`"):
+                data_names.check_data("--data", name, Path("/nowhere"))

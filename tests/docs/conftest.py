@@ -116,6 +116,7 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
         "owner.key": write_key,
         "runs/a": write_run,
         "runs/first": write_run,
+        "runs/first.key": write_key,
         "client.safetensors": write_client_half,
         "suspect.safetensors": write_client_half,
         "model.pt": write_state_dict,

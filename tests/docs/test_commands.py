@@ -41,7 +41,7 @@ PRESUPPOSED = {
     "attacks.md": ("owner.key", "runs/a"),
     "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem", "root.pem"),
     "onnx.md": ("sealed.key", "root.pem", "runs/sealed"),
-    "own-attack.md": ("owner.key", "runs/first"),
+    "own-attack.md": ("runs/first.key", "runs/first"),
     "suspects.md": ("owner.key", "client.safetensors", "model.pt", "model.onnx"),
     "training.md": ("owner.key",),
 }

@@ -8,7 +8,7 @@ import pkgutil
 import re
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import typer
@@ -99,3 +99,30 @@ def test_the_examples_of_the_site_modules_hold(hooks: ModuleType) -> None:
     outcome = doctest.testmod(hooks)
     assert outcome.attempted > 0
     assert outcome.failed == 0
+
+
+def test_a_page_lists_the_pages_of_its_section(hooks: ModuleType) -> None:
+    class File:
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.dest_uri = f"{name}.html"
+
+        def url_relative_to(self, other: object) -> str:
+            return f"{self.name}.html"
+
+    section = SimpleNamespace(children=[])
+    first, second = (
+        SimpleNamespace(is_page=True, title=title, file=File(name), parent=section)
+        for name, title in (("a", "Write <one>"), ("b", "Read"))
+    )
+    section.children = [first, SimpleNamespace(is_page=False), second]
+    shown = hooks.on_post_page('<nav data-md-component="tabs"></nav><nav></nav>', page=second, config=None)
+    assert shown == (
+        '<nav data-md-component="tabs"></nav><nav class="sigil-neighbours" aria-label="Section">'
+        '<a class="sigil-neighbour" href="a.html">Write &lt;one&gt;</a>'
+        '<a class="sigil-neighbour" href="b.html" aria-current=page>Read</a></nav><nav></nav>'
+    )
+    alone = SimpleNamespace(parent=None, file=File("index"))
+    assert hooks.on_post_page('<nav data-md-component="tabs"></nav>', page=alone, config=None) == (
+        '<nav data-md-component="tabs"></nav>'
+    )

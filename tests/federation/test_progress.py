@@ -13,7 +13,7 @@ from sigil.federation import progress
 def test_a_round_is_said_to_count_every_local_epoch() -> None:
     printed = io.StringIO()
     progress.Lines(Console(file=printed)).start("runs/a", first_round=0, rounds=12, images_per_round=2876)
-    assert printed.getvalue() == "runs/a: 12 rounds; each trains on 2,876 images, every local epoch counted\n"
+    assert printed.getvalue() == "runs/a: 12 rounds of 2,876 images each, counting every local epoch\n"
 
 
 def test_waiting_for_clients_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

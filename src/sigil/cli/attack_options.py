@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import outputs
+from sigil.cli import data_names, outputs
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
 from sigil.cli.run_options import DataDir, Quiet
 from sigil.cli.terminal import printable
@@ -141,6 +141,9 @@ def _check(given: dict[str, Any]) -> None:
         "SUSPECT" if name == "suspect" else f"--{name.replace('_', '-')}": path for name, path in read.items()
     }
     outputs.check_there(inputs)
+    if given.get("student") and Path(given["student"]).suffix:
+        outputs.check_there({"--student (a file)": Path(given["student"])})
+    data_names.check_data("--data", given.get("data"), given.get("data_dir"))
 
     from sigil.attacks.files import CLIENT, SERVER
 

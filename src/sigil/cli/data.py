@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigil.cli import outputs
+from sigil.cli import data_names, outputs
 from sigil.cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def show(
       sigil data show cifar10 --train-limit 5000 --json
       sigil data show folder:photos --size 64
     """
+    data_names.check_data("NAME", name, data_dir)
     from sigil import data
 
     found = data.load(
@@ -135,6 +136,7 @@ def partition(
       sigil data partition cifar10 --kind dirichlet --beta 0.5 --out who.png
       sigil data partition cifar10 --clients 1000 --kind lognormal --sigma 1
     """
+    data_names.check_data("NAME", name, data_dir)
     import numpy as np
 
     from sigil import data
@@ -156,7 +158,7 @@ def partition(
         ("classes", [np.count_nonzero(count) for count in counts]),
     ):
         low, middle, high = min(values), np.median(values), max(values)
-        typer.echo(f"{what}  smallest {low:,}, median {middle:,.0f}, largest {high:,} a client")
+        typer.echo(f"{what}  smallest {low:,}, median {middle:,.0f}, largest {high:,} per client")
     if out is not None:
         typer.echo(f"picture  {printable(str(out))}")
 

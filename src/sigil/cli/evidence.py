@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from sigil.cli import data_names, outputs
 from sigil.cli import key as key_commands
-from sigil.cli import outputs
 from sigil.cli import suspect_options as options
 from sigil.cli.evidence_findings import Findings, Question, examine
 from sigil.cli.terminal import printable
@@ -55,7 +55,11 @@ def check(
     statements: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Statements that you counted in a closed register, if it says so."
+            "--register",
+            "--statements",
+            metavar="N",
+            min=1,
+            help="Statements that you counted in a closed register, if the record says that a judge did.",
         ),
     ] = None,
     key: Annotated[
@@ -133,6 +137,7 @@ def check(
             "--tsa-root": tsa_root,
         }
     )
+    data_names.check_inputs(inputs)
 
     from sigil.evidence import signed
     from sigil.evidence.statement import parse, parse_references

@@ -261,7 +261,7 @@ def _say_choices(
         if counted is not None and question.statements is None:
             unchecked.append(
                 f"That a judge counted {counted:,} statements in a closed register is the claimant's word "
-                "(--statements): without it, 2^80 keys would be allowed for, or 2^24 if stamped."
+                "(--register): without it, 2^80 keys would be allowed for, or 2^24 if stamped."
             )
         elif counted is not None:
             checked["register"] = f"{counted:,} statements, as many as you counted"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from sigil import files
-from sigil.cli import outputs
+from sigil.cli import data_names, outputs
 from sigil.cli.terminal import printable
 from sigil.cli.values import read_activation_shape, read_input_shape, read_normalisation
 from sigil.errors import ConfigError, OutputError, no_key_file
@@ -91,7 +91,7 @@ def new(
         typer.Option(metavar="MEANS/DEVIATIONS", help="State how 8-bit images are normalised, per channel."),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where data sets lie; else SIGIL_DATA.")
+        Path | None, typer.Option(metavar="DIR", help="Where the data sets are; SIGIL_DATA if left out.")
     ] = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
@@ -105,17 +105,17 @@ def new(
     The file has mode 0600: nobody but you can read it.
 
     The shape is that of one activation at the cut: 256,8,8 for ResNet-18
-    cut after layer3 and 32x32 images. More bits prove more, and what an
-    attack leaves of a long key is still proof where what it leaves of a
-    short one is not. By default there is one bit for every 16 dimensions
-    of the activation, 512 at most, and at least 128 (64 if the key is to
-    be stamped) where the cut holds them.
+    cut after layer3 and 32x32 images. More bits prove more: after an attack
+    that weakens the mark, a long key can still be proof where a short one
+    is not. By default there is one bit for every 16 dimensions of the
+    activation, 512 at most, and at least 128 (64 if the key is to be
+    stamped) where the cut holds them.
 
     A dishonest owner could draw keys until one fits, so a verdict multiplies
     p, the probability of chance, by 2^80. With --to-be-stamped a time stamp
     becomes part of the key, every try costs a dated request, and the factor
-    is 2^24. Such a key is of no
-    use until `sigil key stamp` and `sigil key seal` have completed it.
+    is 2^24. Such a key is of no use until `sigil key stamp` and `sigil key
+    seal` have completed it.
 
     What you state about the model and its inputs cannot be chosen
     afterwards, and nobody can say that it was. Inputs that are stated count
@@ -132,6 +132,7 @@ def new(
       sigil key new owner.key --owner ACME --shape 256,8,8 --inputs digits
       sigil key new owner.key --owner "ACME Labs" --shape 256,8,8 --passphrase
     """
+    data_names.check_inputs(inputs, data_dir)
     from sigil.keys.key import Key
 
     outputs.check_apart([outputs.File("FILE", file)], {"--passphrase-file": passphrase_file})

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -135,6 +135,8 @@ def main(argv: list[str] | None = None) -> int:
         _complain(str(error))
         return 2
     except _UsageError as error:
+        if getattr(error, "possibilities", None):  # Click will suggest these itself, after typer did
+            cast(Any, error).message = error.message.partition(" Did you mean")[0]
         error.show()
         return 2
     except Interrupted as stop:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sigil import extras, files
-from sigil.cli import outputs
+from sigil.cli import data_names, outputs
 from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile
 from sigil.cli.live import PageHost, PageOption, PagePort, watched
@@ -122,6 +122,9 @@ def serve(
       sigil serve --key owner.key --clients 9 --minimum 6 --wait 60
       sigil serve --key owner.key --simulate 200 --set federation.rounds=3
     """
+    given = {"--config": config, "--key": key_file, "--passphrase-file": passphrase_file}
+    outputs.check_there(given)
+    data_names.check_changes(change or [], data_dir)
     extras.need("network")
     from sigil import hardware
     from sigil.federation import progress
@@ -139,7 +142,7 @@ def serve(
     check_run(
         out,
         outputs.Folder("--out", network, _NETWORK),
-        inputs={"--config": config, "--key": key_file, "--passphrase-file": passphrase_file},
+        inputs=given,
     )
     _check_network(network)
     files.make_folder(network, mode=0o700)

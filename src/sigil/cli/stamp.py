@@ -53,7 +53,7 @@ def stamp(
     holds nothing but a hash of the statement.
 
     Choose an authority that a court would trust, and not one of your own:
-    who controls an authority can ask it as often as they like. With
+    those who control an authority can ask it as often as they like. With
     --tsa-root the chain of its certificates is checked now.
 
     \b

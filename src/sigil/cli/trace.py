@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sigil.cli import data_names, outputs
 from sigil.cli import key as key_commands
-from sigil.cli import outputs
 from sigil.cli import suspect_options as options
 from sigil.errors import ConfigError
 
@@ -67,6 +67,7 @@ def trace(
     outputs.check_there(
         {"SUSPECT": suspect, "--key": key, "--run": run, "--passphrase-file": passphrase_file}
     )
+    data_names.check_inputs(inputs, data_dir)
 
     from sigil.data import open_inputs
     from sigil.suspect import open_suspect

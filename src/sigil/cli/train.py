@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigil import extras, files, presets
-from sigil.cli import outputs
+from sigil.cli import data_names, outputs
 from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
 from sigil.cli.live import PageHost, PageOption, PagePort, watched
@@ -65,6 +65,7 @@ def train(
     """
     given = {"--config": config, "--key": key_file, "--passphrase-file": passphrase_file}
     outputs.check_there(given)
+    data_names.check_changes(change or [], data_dir)
     extras.need("train")
     from sigil import attacks, baselines  # noqa: F401  (they carry out the section behaviour)
     from sigil.federation import progress

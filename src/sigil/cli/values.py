@@ -15,7 +15,7 @@ _LONGEST = 2**16
 def read_activation_shape(text: str) -> tuple[int, ...]:
     """The shape of one activation, such as 256,8,8 or 256x8x8; its sizes are checked with the key."""
     try:
-        return tuple(int(size) for size in text.replace("x", ",").split(","))
+        return tuple(int(size) for size in text.strip(" ()[]").replace("x", ",").split(","))
     except ValueError:
         raise ConfigError(
             "The shape must be whole numbers with commas between them, such as 256,8,8."
@@ -25,7 +25,7 @@ def read_activation_shape(text: str) -> tuple[int, ...]:
 def read_input_shape(text: str) -> tuple[int, ...]:
     """The shape of one input, such as 3,32,32."""
     try:
-        shape = tuple(int(size) for size in text.split(","))
+        shape = tuple(int(size) for size in text.strip(" ()[]").replace("x", ",").split(","))
     except ValueError:
         shape = ()
     if not 1 <= len(shape) <= 4 or not all(1 <= size <= _LONGEST for size in shape):

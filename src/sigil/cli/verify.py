@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigil import files
+from sigil.cli import data_names, outputs
 from sigil.cli import key as key_commands
-from sigil.cli import outputs
 from sigil.cli import suspect_options as options
 from sigil.cli.command_line import recorded
 from sigil.cli.verdict import show
@@ -155,8 +155,8 @@ def verify(
     A file that Sigil wrote says itself which model it holds:
       sigil verify client.safetensors --key owner.key
 
-    Of any other file the weights show the architecture, width and classes
-    as far as they can; say the rest:
+    In other files architecture, width and classes are read off the weights
+    where these fit one of the four models; name what is missing:
       sigil verify model.pt --key owner.key --architecture resnet18 \\
         --cut layer3 --width 64 --classes 10 --input-shape 3,32,32
       sigil verify model.onnx --key owner.key --at /layer3/Relu_output_0
@@ -170,9 +170,9 @@ def verify(
       sigil verify client.safetensors --key owner.key \\
         --inputs photos/ --inputs-from judge
 
-    Channels that were reordered are put back by the initial weights that the
-    key drew. Where it drew none, by what the server recorded, which proves
-    nothing, since it could be made to fit (docs/alignment.md):
+    Reordered channels are put back by the initial weights that the key drew.
+    Where it drew none, they can be put back by what the training's
+    server recorded: an experiment, never proof (docs/alignment.md):
       sigil verify copy.onnx --at NODE --key owner.key \\
         --reference runs/a/reference.safetensors --inputs photos/
 
@@ -205,6 +205,7 @@ def verify(
             "--inputs": None if inputs is None else Path(inputs).expanduser(),
         },
     )
+    data_names.check_inputs(inputs, data_dir)
 
     from sigil.data import open_inputs
     from sigil.evidence.facts import gather

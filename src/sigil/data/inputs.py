@@ -151,6 +151,13 @@ def open_inputs(
     return inputs
 
 
+def shape_of(source: object) -> tuple[int, ...] | None:
+    """The shape of one of these inputs, if they are in memory; of a file nobody knows before it is opened."""
+    if source is None or isinstance(source, str | os.PathLike):
+        return None
+    return source.shape if isinstance(source, Inputs) else Inputs(_array(source)).shape
+
+
 def _opened(
     source: str, shape: Sequence[int] | None, normalisation: Normalisation | None, data_dir: Path | None
 ) -> Inputs:
@@ -251,8 +258,9 @@ def _array(values: object) -> Array:
         return found.float().numpy() if found.dtype is torch.bfloat16 else found.numpy()
     if not isinstance(values, np.ndarray):
         raise DataError(
-            f"The inputs are of type {type(values).__name__}, but a tensor, an array, a path or the name of "
-            "a data set is wanted."
+            f"The inputs are of type {type(values).__name__}, but one tensor or array (n, …) without labels, "
+            "a path or the name of a data set is wanted: put batches together with torch.cat, single inputs "
+            "with torch.stack."
         )
     return values
 

@@ -92,7 +92,7 @@ def repeat(
     if recorded.register_count is not None and register is None:
         raise EvidenceError(
             f"The evidence says that a judge counted {recorded.register_count:,} statements in a closed "
-            "register, and only you can know: confirm it with --statements and the number that you counted."
+            "register, and only you can know: confirm it with --register and the number that you counted."
         )
     on_inputs = next((one for one in recorded.readings if one.kind == "inputs"), None)
     if on_inputs is not None and inputs is None:

@@ -74,9 +74,9 @@ def _detectors(store: Store, folder: Path) -> bool:
                     rows, there = numbers[detector]["curves"], True
                     scores = [times * score for score in rows["score"]]
                     figures.curve(axis, rows["scored_step"], scores, **stealth.style(server), markersize=0)
-            axis.axhline(alarm, color="0.5", linewidth=1, linestyle="--")
+            axis.axhline(alarm, color="0.5", linewidth=1, linestyle="--", label="alarm")
             axis.set(title=f"{title}, {cut}", xlabel="step of client 0")
-    figures.legend(axes[-1], {"loc": "upper right"})
+    figures.legend_below(figure, axes)
     if there:
         figures.save(figure, folder / DETECTORS)
     else:

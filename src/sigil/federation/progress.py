@@ -58,8 +58,7 @@ class Lines(Silent):
             self._print(f"{name}: going on after round {first_round} of {rounds}")
         else:
             self._print(
-                f"{name}: {rounds} rounds; each trains on {images_per_round:,} images, every local epoch "
-                "counted"
+                f"{name}: {rounds} rounds of {images_per_round:,} images each, counting every local epoch"
             )
 
     def tick(self, images: int) -> None:

@@ -216,7 +216,9 @@ def _apply(values: dict[str, Any], change: str) -> None:
     name, equals, text = change.partition("=")
     section, dot, field = name.strip().partition(".")
     if not (equals and dot and section and field):
-        raise ConfigError(f"{change!r} is not a change of a setting; write section.name=value.")
+        whole = [known for known in _known(2) if known.partition(".")[2] == name.strip()]
+        hint = f"did you mean {' or '.join(whole)}?" if whole else "write section.name=value."
+        raise ConfigError(f"{change!r} is not a change of a setting; {hint}")
     try:
         value = tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:

@@ -30,7 +30,7 @@ from torch import nn
 from sigil import arguments
 from sigil.errors import ConfigError, KeyFileError, SealError, shown
 from sigil.keys import content as key_content
-from sigil.keys import derivation, initial_weights, keyfile, seal, shares, statement
+from sigil.keys import derivation, initial_weights, keyfile, length, seal, shares, statement
 from sigil.keys.draws import KeyStream, span
 from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, default_bits
 from sigil.keys.seal import Seal
@@ -60,14 +60,15 @@ class Key:
     _target: torch.Tensor | None
 
     def __init__(self, fields: KeyFields, seed: bytes, stamp: Seal | None = None) -> None:
+        if not isinstance(fields, KeyFields):
+            raise ConfigError(
+                "A key is made by sigil.Key.for_activation, sigil.Key.generate or sigil.Key.load, not by its "
+                "constructor."
+            )
         if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
             raise ConfigError(
                 f"A seed must be exactly {SEED_BYTES} bytes; "
                 "leave it out to draw one from the operating system."
-            )
-        if not isinstance(fields, KeyFields):
-            raise ConfigError(
-                "A key is made by sigil.Key.generate or sigil.Key.load, not by its constructor."
             )
         values = {
             "fields": fields,
@@ -147,9 +148,12 @@ class Key:
     def for_activation(cls, activation: torch.Tensor, owner: str, **stated: Any) -> Key:
         """Draw a new key for the cut at which this batch of activations (n, *shape) arrived.
 
-        The rest is as in `generate`: bits, model, cut and what else is to be stated.
+        The rest is as in `generate`: bits, model, cut and what else is to be stated. A key that is too short
+        to prove anything is made with a warning.
         """
-        return cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
+        key = cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
+        length.warn_if_too_short(key.bits, key.shape, stamped=key.awaits_seal)
+        return key
 
     @property
     def owner(self) -> str:

@@ -315,7 +315,7 @@ def _store(path: Path, data: bytes, *, overwrite: bool) -> None:
             file.write(data)
         return
     except FileExistsError:
-        reason = "it exists already; choose another name, or overwrite it with --force"
+        reason = "it exists already; choose another name, or replace it (overwrite=True, --force)"
     except FileNotFoundError:
         reason = "its directory does not exist; make the directory first"
     except PermissionError:

@@ -9,6 +9,7 @@ that a model answers rightly halves p.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Final
 
@@ -72,6 +73,19 @@ def shortest_bits(allowance_log2: float, *, tests: int = TESTS, alpha: float = A
     (104, 48)
     """
     return math.ceil(_allowance(allowance_log2) + math.log2(_tests(tests)) - math.log2(_level(alpha)))
+
+
+def warn_if_too_short(bits: int, shape: Sequence[int], *, stamped: bool) -> None:
+    """Warn the caller's caller that a key of this length proves nothing, however well a model answers."""
+    allowance = STAMPED_ALLOWANCE_LOG2 if stamped else PLAIN_ALLOWANCE_LOG2
+    if needed_rate(bits, allowance) > 1:
+        warnings.warn(
+            f"This key has {bits} bits for activations of shape {tuple(shape)}, and a "
+            f"{'stamped' if stamped else 'plain'} key proves nothing with fewer than "
+            f"{shortest_bits(allowance)}: give more bits, or cut where activations have more numbers "
+            "(sigil.inspect).",
+            stacklevel=3,
+        )
 
 
 def _allowance(allowance_log2: float) -> float:

@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -22,11 +23,10 @@ from sigil import arguments
 from sigil.data.inputs import Array, Inputs, Normalisation, check_normalisation, open_inputs
 from sigil.errors import ConfigError
 from sigil.keys.key import Key
-from sigil.probing import input_shape_of
 from sigil.seeds import derive
 from sigil.tracing import contrast
 from sigil.tracing.record import AgreementRecord, read_record
-from sigil.verdict.arguments import as_key, check_suspect
+from sigil.verdict.arguments import as_key, asked_shape, check_suspect
 from sigil.verdict.readings import Kind, Reading
 from sigil.verdict.verification import read_mark
 
@@ -86,7 +86,7 @@ class Trace:
 def trace(
     suspect: Callable[[Tensor], Tensor] | str | os.PathLike[str],
     key: Key | str | os.PathLike[str],
-    record: AgreementRecord | str | os.PathLike[str],
+    record: AgreementRecord | str | os.PathLike[str] | None = None,
     inputs: Inputs | Array | Tensor | str | os.PathLike[str] | None = None,
     *,
     normalisation: Normalisation | None = None,
@@ -97,12 +97,14 @@ def trace(
     """Rank the clients of a training by how likely a suspect is the local model of each.
 
     ``suspect`` and ``key`` are as for :func:`sigil.verify`. ``record`` is the directory of the run, in which
-    the owner's side recorded every global model. ``inputs`` are the test images of the training, the same set
+    the owner's side recorded every global model; for a key file ``DIR.key`` it is ``DIR`` if left out.
+    ``inputs`` are the test images of the training, the same set
     in the same order; without them the mark is read on noise, which tells clients apart less well.
 
     A client is named if its p, after the number of clients, is at most ``level``. That is a lead: anybody who
     holds a client's model or gradients can make a model that names it.
     """
+    record = _beside(key) if record is None else record
     key = as_key(key)
     check_suspect(suspect)
     if normalisation is not None:
@@ -120,7 +122,7 @@ def trace(
     kind: Kind = "noise" if inputs is None else "inputs"
     opened = None
     if inputs is not None:
-        shape = input_shape_of(suspect, key.fields.input_shape if input_shape is None else input_shape)
+        shape = asked_shape(suspect, key, inputs, input_shape)
         opened = open_inputs(inputs, shape=shape)
         if known.inputs_digest != opened.digest:
             raise ConfigError(
@@ -206,6 +208,15 @@ def _gain(change: contrast.Floats, own: Any) -> float:
     if not own.any() or own.all():
         return 0.0
     return float(change[own].mean() - change[~own].mean())
+
+
+def _beside(key: object) -> Path:
+    """The run's directory beside a key that `sigil train` made, DIR for DIR.key."""
+    if isinstance(key, str | os.PathLike) and Path(key).with_suffix("").is_dir() and Path(key).suffix:
+        return Path(key).with_suffix("")
+    raise ConfigError(
+        "There is no run beside the key: give the directory of the run that made the model as record."
+    )
 
 
 def _check_record(record: AgreementRecord, key: Key) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from sigil.arguments import check_numbers
+from sigil.data.inputs import shape_of
 from sigil.errors import ConfigError, SuspectError
 from sigil.keys.key import Key
+from sigil.probing import input_shape_of
 
 
 def as_key(given: object) -> Key:
@@ -38,3 +40,13 @@ def check_suspect(given: object) -> None:
     if isinstance(given, Mapping):
         hint = "a state dict does not say how it is computed: load it into its module, or give its file"
     raise SuspectError(f"The suspect is of type {type(given).__name__}, which cannot be run; {hint}.")
+
+
+def asked_shape(
+    suspect: Callable[[Tensor], Tensor], key: Key, inputs: object, given: Sequence[int] | None
+) -> tuple[int, ...]:
+    """The shape of one input: the given one, or the key's, the suspect's own, or that of the inputs."""
+    known = key.fields.input_shape if given is None else given
+    if known is None and getattr(suspect, "input_shape", None) is None:
+        known = shape_of(inputs)
+    return input_shape_of(suspect, known)

@@ -17,7 +17,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -65,8 +65,8 @@ class Reading:
     readable: bool = True
     source: Source = "key"
     digest: str | None = None
-    bit_shares: tuple[float, ...] = ()
-    margins: tuple[float, ...] = ()
+    bit_shares: tuple[float, ...] = field(default=(), repr=False)
+    margins: tuple[float, ...] = field(default=(), repr=False)
     agreeing: tuple[int, ...] = ()
     tested: tuple[int, ...] = ()
 

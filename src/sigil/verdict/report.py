@@ -167,6 +167,9 @@ class Report:
         """The verdict in one sentence for people."""
         return wording.sentence(self, owner=self.owner, aligned=self.aligned)
 
+    def __str__(self) -> str:
+        return self.sentence()
+
 
 def best_of(readings: Sequence[Reading]) -> Reading:
     """The reading of the mark that says most: those that count come first, then the smallest p-value."""

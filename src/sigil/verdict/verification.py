@@ -35,13 +35,20 @@ from torch import Tensor
 
 from sigil import arguments
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
-from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
+from sigil.data.inputs import (
+    LEAST_INPUTS,
+    Array,
+    Inputs,
+    Normalisation,
+    open_inputs,
+    parse_normalisation,
+)
 from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models import Model
-from sigil.probing import Suspect, batch_size_for, input_shape_of, module_of, noise
+from sigil.probing import Suspect, batch_size_for, module_of, noise
 from sigil.verdict import choices
-from sigil.verdict.arguments import as_key, check_suspect
+from sigil.verdict.arguments import as_key, asked_shape, check_suspect
 from sigil.verdict.descent import origin_of, start_of
 from sigil.verdict.readings import Reading, Source, read, unreadable
 from sigil.verdict.report import ALPHA, TESTS, Report, best_of
@@ -62,7 +69,7 @@ def read_mark(
 
     `probes` may be fewer than the key's, the first of which are taken then.
     """
-    shape = input_shape_of(suspect, key.fields.input_shape if input_shape is None else input_shape)
+    shape = asked_shape(suspect, key, inputs, input_shape)
     count = key.fields.probes if probes is None else probes
     examiner = _Examiner(suspect, key, shape, count, None, batch_size_for(shape, batch_size))
     if inputs is not None:
@@ -106,7 +113,7 @@ def verify(
 
     ``tries`` is the number of keys and suspects that were tried in all. ``register`` replaces the allowance
     for drawn keys by the number of statements in a closed register that the judge counted. ``input_shape``
-    may be left out when the key or the suspect knows it.
+    may be left out when the key or the suspect knows it, or when ``inputs`` are a tensor or array.
 
     ``reference`` puts the channels of a reordered and rescaled copy back in order by what the server
     recorded or by a model at the start of the training (or a file of either, or a run's directory); a key
@@ -128,7 +135,7 @@ def verify(
         probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
     )
     level, seed = float(level), None if seed is None else operator.index(seed)
-    shape = input_shape_of(suspect, key.fields.input_shape if input_shape is None else input_shape)
+    shape = asked_shape(suspect, key, inputs, input_shape)
     batch_size = batch_size_for(shape, batch_size)
     reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
     examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)

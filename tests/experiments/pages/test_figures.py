@@ -39,3 +39,24 @@ def test_nothing_is_collected_outside(tmp_path: Path) -> None:
         pass
     draw(tmp_path / "one.png")
     assert pictures == {}
+
+
+def test_a_legend_below_covers_no_axes_and_names_each_curve_once(tmp_path: Path) -> None:
+    figure, axes = figures.panels(3)
+    for axis in axes:
+        figures.curve(axis, [1, 2], [1.0, 2.0], label="a")
+    figures.curve(axes[-1], [1, 2], [2.0, 1.0], label="b")
+    figures.legend_below(figure, axes)
+    figures.save(figure, tmp_path / "one.png")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
+    figure.draw_without_rendering()
+    box = legend.get_window_extent()
+    assert box.y0 >= 0
+    for axis in axes:
+        assert box.y1 <= axis.get_tightbbox().y0
+
+    figure, axes = figures.panels(1)
+    figures.legend_below(figure, axes)
+    assert not figure.legends
+    figures.discard(figure)

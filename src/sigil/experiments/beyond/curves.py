@@ -290,11 +290,17 @@ def draw(measured: Measured, path: Path, schemes: Sequence[str] = tuple(SCHEMES)
             axis.set(title=f"{scheme}: {title}", xlabel="points of accuracy lost")
             if title.startswith("log10"):
                 proof = "origin" if "origin" in title else "mark"
-                axis.axhline(limit(PROOFS[proof][1]), color="0.5", linewidth=1, linestyle="--")
+                axis.axhline(
+                    limit(PROOFS[proof][1]),
+                    color="0.5",
+                    linewidth=1,
+                    linestyle="--",
+                    label="proof below this line",
+                )
                 if proof == "origin":
                     axis.set_yscale("symlog", linthresh=10.0)
                 axis.set_ylim(top=1.0)
-    figures.legend(axes[len(panels) - 1], {"loc": "center"})
+    figures.legend_below(figure, axes)
     figures.save(figure, path)
 
 

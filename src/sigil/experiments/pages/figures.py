@@ -21,6 +21,8 @@ from matplotlib.figure import Figure
 COLOURS = {0.0: "#000000", 0.01: "#56b4e9", 0.1: "#009e73", 1.0: "#d55e00"}
 SERIES = ("#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#e69f00", "#0072b2")
 
+# Height of a legend that lies below all axes.
+LEGEND_INCHES = 0.35
 _collection: ContextVar[dict[str, str] | None] = ContextVar("_collection", default=None)
 
 
@@ -59,7 +61,8 @@ def percent(values: Sequence[float | None]) -> list[float | None]:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure and let go of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
+    below = LEGEND_INCHES / figure.get_figheight() if figure.legends else 0.0
+    figure.tight_layout(rect=(0.0, below, 1.0, 1.0))
     collection = _collection.get()
     if collection is not None:
         collection[path.name] = inline(figure, name=path.stem)
@@ -97,6 +100,18 @@ def inline(figure: Figure, *, name: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", text)
     return re.sub(r"#000000\b", "currentColor", text)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for all axes in a strip below them, where it covers no curve."""
+    named: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        named = dict(zip(labels, handles, strict=True)) | named
+    if named:
+        figure.set_figheight(figure.get_figheight() + LEGEND_INCHES)
+        handles, labels = list(named.values()), list(named)
+        figure.legend(handles, labels, loc="lower center", ncols=len(named), frameon=False, fontsize=9)
 
 
 def legend(axis: Axes, styles: Mapping[str, Any] | None = None) -> None:

@@ -1,0 +1,185 @@
+"""What a newcomer does in the first ten minutes, from the three lines of the README outward."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sigil
+from sigil.cli.main import main
+from sigil.cli.values import read_activation_shape, read_input_shape
+from sigil.data.inputs import Inputs
+from sigil.errors import ConfigError, DataError, KeyFileError, ShapeError
+from sigil.federation.settings import read
+
+
+@pytest.fixture(scope="module")
+def half() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 64, 3, 4, 1), nn.ReLU())
+
+
+@pytest.fixture(scope="module")
+def key(half: nn.Module) -> sigil.Key:
+    """A key of the README's first line: it does not state what inputs look like."""
+    return sigil.Key.for_activation(half(torch.zeros(2, 1, 8, 8)), owner="ACME", seed=bytes(32))
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return torch.rand(256, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def test_inputs_say_which_shape_the_model_takes(
+    half: nn.Module, key: sigil.Key, images: torch.Tensor
+) -> None:
+    asked = {"input_shape": (1, 8, 8)}
+    report = sigil.verify(half, key, images)
+    assert report.to_dict() == sigil.verify(half, key, images, **asked).to_dict()
+    assert sigil.verify(half, key, images.numpy()).to_dict() == report.to_dict()
+    assert sigil.verify(half, key, Inputs(images)).to_dict() == report.to_dict()
+    assert str(sigil.check(half, key, images)) == str(sigil.check(half, key, images, **asked))
+    with pytest.raises(ShapeError, match="give its input shape without the batch"):
+        sigil.verify(half, key)
+
+
+def test_what_the_key_states_is_not_replaced_by_the_shape_of_the_inputs(
+    half: nn.Module, images: torch.Tensor
+) -> None:
+    stated = sigil.Key.generate("ACME", (64, 2, 2), input_shape=(1, 6, 6))
+    with pytest.raises(DataError, match=r"have the shape \(1, 8, 8\), but the model takes \(1, 6, 6\)"):
+        sigil.verify(half, stated, images)
+
+
+@pytest.mark.parametrize("make", [list, tuple, torch.utils.data.TensorDataset, iter])
+def test_inputs_of_another_kind_are_one_sentence(
+    make: Any, half: nn.Module, key: sigil.Key, images: torch.Tensor
+) -> None:
+    for call in (sigil.verify, sigil.check):
+        with pytest.raises(DataError, match=r"one tensor or array \(n, …\) without labels.*torch\.cat"):
+            call(half, key, make(images))
+
+
+def test_a_report_prints_as_its_sentence(half: nn.Module, key: sigil.Key, images: torch.Tensor) -> None:
+    report = sigil.verify(half, key, images)
+    assert str(report) == report.sentence()
+    assert "bit_shares" not in repr(report)
+    assert len(repr(report)) < 2500
+    assert len(report.best.bit_shares) == key.bits
+
+
+@pytest.mark.parametrize(
+    ("activation", "stated"),
+    [
+        (torch.zeros(64, 2, 2), {}),  # one sample, taken for a batch
+        (torch.zeros(4, 10), {}),
+        (torch.zeros(4, 64, 2, 2), {"bits": 50}),  # the paper's length
+        (torch.zeros(4, 4, 2, 2), {"seal": "rfc3161"}),
+    ],
+)
+def test_a_key_that_can_prove_nothing_warns(activation: torch.Tensor, stated: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=r"proves nothing with fewer than (104|48): give more bits"):
+        sigil.Key.for_activation(activation, "ACME", **stated)
+
+
+def test_a_key_that_can_prove_something_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sigil.Key.for_activation(torch.zeros(4, 64, 2, 2), "ACME")
+        sigil.Key.for_activation(torch.zeros(4, 64, 2, 2), "ACME", bits=64, seal="rfc3161")
+
+
+def test_a_loop_that_attaches_too_late_is_told(half: nn.Module, key: sigil.Key, images: torch.Tensor) -> None:
+    injector = sigil.Injector(key)
+
+    def step(*, late: bool) -> None:
+        activation = half(images[:2])
+        if not late:
+            injector.attach(activation)
+        activation.sum().backward()
+        if late:
+            injector.attach(activation)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(31):
+            step(late=True)
+    with pytest.warns(UserWarning, match="attach before backward"):
+        step(late=True)
+
+    injector = sigil.Injector(key)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(40):
+            step(late=False)
+
+
+def test_an_example_without_a_batch_is_told_so(half: nn.Module) -> None:
+    with pytest.raises(ShapeError, match=r"give a batch \(n, …\), such as images\[:32\]"):
+        sigil.inspect(half, torch.zeros(1, 8, 8))
+
+
+def test_a_key_is_not_made_by_its_constructor() -> None:
+    with pytest.raises(ConfigError, match=r"made by sigil\.Key\.for_activation, sigil\.Key\.generate"):
+        sigil.Key("ACME", (64, 2, 2))  # type: ignore[arg-type]
+
+
+def test_a_second_save_names_the_argument(key: sigil.Key, tmp_path: Path) -> None:
+    key.save(tmp_path / "owner.key")
+    with pytest.raises(KeyFileError, match="overwrite=True"):
+        key.save(tmp_path / "owner.key")
+    key.save(tmp_path / "owner.key", overwrite=True)
+
+
+def test_a_trace_looks_for_the_run_beside_the_key(half: nn.Module, key: sigil.Key, tmp_path: Path) -> None:
+    key.save(tmp_path / "a.key")
+    for given in (key, tmp_path / "a.key"):
+        with pytest.raises(ConfigError, match="There is no run beside the key"):
+            sigil.trace(half, given)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(sigil.SigilError, match="agreement"):  # it is looked into
+        sigil.trace(half, tmp_path / "a.key")
+
+
+@pytest.mark.slow
+def test_documented_packages_are_found_without_importing_them() -> None:
+    program = "import sigil; print(sigil.data.names()[0], sigil.errors.SigilError.__name__, sigil.federation)"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path)},
+    )
+    assert ended.stdout.startswith("digits SigilError <module 'sigil.federation'")
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        ("rounds=3", "did you mean federation.rounds or record.rounds?"),
+        ("width", "did you mean model.width?"),
+        ("nonsense=1", "write section.name=value."),
+    ],
+)
+def test_a_setting_without_its_section_is_found(change: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(None, [change])
+    assert str(refused.value) == f"{change!r} is not a change of a setting; {meant}"
+
+
+@pytest.mark.parametrize("text", ["256,8,8", "256x8x8", "(256, 8, 8)", "[256,8,8]", " 256, 8, 8 "])
+def test_a_shape_may_be_written_as_python_prints_it(text: str) -> None:
+    assert read_activation_shape(text) == read_input_shape(text) == (256, 8, 8)
+
+
+def test_a_misspelt_command_is_suggested_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verfy"]) == 2
+    assert capsys.readouterr().err.count("Did you mean 'verify'?") == 1
