@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,11 @@ def test_a_failing_cell_stops_with_its_error_and_keeps_the_others(tmp_path: Path
     with pytest.raises(ExperimentError, match="no"):
         store.measure(Cell("fidelity", "bad", 0, (settings,)), fail)
     assert [path.name for path in (store.results / "fidelity").iterdir()] == ["good.seed0.json"]
+
+
+def test_a_process_that_is_killed_is_one_sentence() -> None:
+    with (
+        pytest.raises(ExperimentError, match=r"ended from outside.* goes on from there"),
+        reproduce._processes(1) as pool,
+    ):
+        pool.submit(signal.raise_signal, signal.SIGKILL).result()

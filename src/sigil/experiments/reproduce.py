@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -139,6 +140,12 @@ def _processes(size: int) -> Iterator[Pool]:
     pool = _Processes(size)
     try:
         yield pool
+    except BrokenProcessPool:
+        pool.shutdown()  # all of its processes are ended already
+        raise ExperimentError(
+            "A process that measured was ended from outside, perhaps for lack of memory. What is measured is "
+            "kept: the same command goes on from there, with --jobs 1 in less memory."
+        ) from None
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise
