@@ -80,7 +80,9 @@ def serve(pipe: Connection, folder: Path, settings: Settings, clients: dict[int,
         classes=dataset.classes,
         input_shape=dataset.shape,
         credentials=ServerCredentials.load(folder),
-        limits=Limits(streams_per_client=64, step_seconds=600.0, return_seconds=None),
+        limits=Limits(
+            streams_per_client=64, step_seconds=600.0, return_seconds=None, refusals_per_minute=10**6
+        ),
     ) as service:
         tickets = service.open_round(
             1, service.initial_state, lr=scheduled_rate(settings, 1), clients=clients

@@ -55,6 +55,7 @@ def test_every_malformed_message_is_rejected_with_a_reason_and_harms_nobody(
     client_start, server_start = federation.client_state, federation.server_state
     clients = {0: honest.fingerprint} | dict.fromkeys(range(1, COUNT + 1), bad.fingerprint)
     limits = Limits(
+        refusals_per_minute=100_000,  # answered at once, however many
         streams_per_client=64,
         streams=128,
         hello_seconds=120.0,
