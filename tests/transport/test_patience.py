@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
-from sigil.transport import Limits, Reason, patience
+from sigil.transport import Limits, Reason, patience, wire
 from sigil.transport.patience import Patience
 
 
@@ -88,3 +89,26 @@ def test_a_client_that_greets_in_a_loop_waits_and_the_others_do_not(
         net.train(net.task(service, tickets[1], net.local().client_state), 1)
         assert net.raw(service, 1).send(net.hello(tickets[0])).refusal() is Reason.CERTIFICATE
         assert slept == [patience._PAUSE]
+
+
+def test_a_connection_has_few_streams_at_once_so_that_few_are_held(
+    net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "_PAUSE", 0.125)
+    held: list[int] = []
+    with net.service(limits=Limits(refusals_per_minute=1, streams_per_client=4)) as service:
+        lose = service._patience.lose
+
+        async def noted(holder: str) -> None:
+            held.append(service._patience._held)
+            await lose(holder)
+
+        monkeypatch.setattr(service._patience, "lose", noted)
+        tickets = net.open(service, service.initial_state, clients=2)
+        foreign = net.hello(tickets[1], client=1)
+        with net.channel(service, net.credentials(0)) as channel:
+            calls = [channel.stream_stream(wire.METHOD)(iter([foreign])) for _ in range(60)]
+            codes = {call.code() for call in calls}
+    assert grpc.StatusCode.OK not in codes
+    assert 10 < len(held) <= 60  # gRPC itself refuses those that come before a client knows the limit
+    assert max(held) <= 10

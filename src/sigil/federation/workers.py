@@ -8,7 +8,6 @@ with the same number of workers and threads repeats bit for bit.
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import os
 import sys
 import threading
@@ -61,7 +60,7 @@ def begin(environment: Mapping[str, str], threads: int) -> None:
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(threads)
-    parent = multiprocessing.parent_process()
+    parent = processes.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
 

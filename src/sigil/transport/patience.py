@@ -1,4 +1,4 @@
-"""Patience with a client whose streams are refused again and again: the answers come later and later."""
+"""Patience with a client whose streams are refused again and again: after so many each answer waits."""
 
 from __future__ import annotations
 

@@ -261,7 +261,9 @@ class SplitService:
 
     async def _run(self) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        server = grpc.aio.server(options=_OPTIONS)
+        # Room to be told of one stream too many; what a connection opens beyond that waits at its own end.
+        at_once = ("grpc.max_concurrent_streams", 2 * int(self._served.limits.streams_per_client) + 2)
+        server = grpc.aio.server(options=[*_OPTIONS, at_once])
         handler = grpc.stream_stream_rpc_method_handler(self._serve)
         _, service, method = wire.METHOD.split("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))

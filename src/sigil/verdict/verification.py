@@ -35,14 +35,7 @@ from torch import Tensor
 
 from sigil import arguments
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
-from sigil.data.inputs import (
-    LEAST_INPUTS,
-    Array,
-    Inputs,
-    Normalisation,
-    open_inputs,
-    parse_normalisation,
-)
+from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models import Model
