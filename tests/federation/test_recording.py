@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sigil.attacks.subspace import mean_gradient
+from sigil.attacks.subspace import mean_gradient, recorded_rows
 from sigil.errors import DataError
 from sigil.federation.observers import Step
 from sigil.federation.recording import SUMS, GradientRecorder, Recording
@@ -83,3 +83,18 @@ def test_sums_that_are_missing_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / SUMS).write_bytes(bytes(8))
     with pytest.raises(DataError, match=r"shorter than its index says; record it again\.$"):
         Recording(tmp_path)
+
+
+def test_first_rounds_can_be_kept_whole_and_count_no_more_than_others(tmp_path: Path) -> None:
+    recorder = GradientRecorder(tmp_path, SHAPE, clients=[0], share=0.2, whole_rounds=1)
+    for number in (1, 2):
+        play(recorder, number)
+    recorder.close()
+    recording = Recording(tmp_path)
+    assert [(step.at.round, step.at.step) for step in recording.steps()] == [(1, 5), (1, 10), (2, 5), (2, 10)]
+    assert len(recording) == 4
+    whole = list(recording.steps(whole=True))
+    assert [step.at.step for step in whole if step.at.round == 1] == list(range(1, 11))
+    assert [step.at.step for step in whole if step.at.round == 2] == [5, 10]
+    np.testing.assert_array_equal(whole[2].gradients, gradients(1, 3).flatten(1))
+    assert sum(map(len, recorded_rows(recording, [1], "early", "sample")())) == 30

@@ -168,8 +168,8 @@ def estimate(
     ``centre`` subtracts the mean gradient first, as textbook PCA does. The default does not: the mark pushes
     all samples the same way, so that the mean is where much of it is, and not centred the attack is stronger.
 
-    All clients in the recording count. Gradients are read batch by batch, several times over; memory does
-    not grow with the recording.
+    All clients in the recording count, and all steps of rounds that were recorded whole. Gradients are read
+    batch by batch, several times over; memory does not grow with the recording.
     """
     check_at_least("main_components", main_components, 0)
     check_at_least("components", components, 1)
@@ -247,7 +247,7 @@ def recorded_rows(
 
     def batches() -> Iterator[npt.NDArray[np.float32]]:
         seen: Counter[int] = Counter()
-        for step in recording.steps(rounds=chosen):
+        for step in recording.steps(rounds=chosen, whole=True):
             seen[step.at.client] += 1
             if steps is None or seen[step.at.client] <= steps:
                 yield step.gradients

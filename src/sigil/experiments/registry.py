@@ -19,6 +19,7 @@ from sigil.experiments.beyond import (
     schemes,
     splitguard,
     tracing,
+    width,
 )
 from sigil.experiments.lab.experiment import Experiment
 from sigil.experiments.paper import (
@@ -66,6 +67,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         alignment,
         paper_steps,
         scaling,
+        width,
         schemes,
         curves,
         carriers,

@@ -30,7 +30,11 @@ GRADIENTS, LABELS, INDEX, SUMS = "gradients.f32", "labels.i64", "index.json", "s
 
 
 class GradientRecorder(ClientObserver):
-    """Record the gradients of chosen clients, rounds and a share of their steps, up to a size."""
+    """Record the gradients of chosen clients, rounds and a share of their steps, up to a size.
+
+    Who estimates the mark from its first gradients needs all of them: `whole_rounds` keeps every step of the
+    first rounds.
+    """
 
     def __init__(
         self,
@@ -40,11 +44,13 @@ class GradientRecorder(ClientObserver):
         clients: Sequence[int],
         rounds: Sequence[int] = (),
         share: float = 1.0,
+        whole_rounds: int = 0,
         limit_mb: int = 512,
     ) -> None:
         self.folder = folder
         self.shape = tuple(shape)
-        self.clients, self.rounds, self.share = set(clients), set(rounds), share
+        self.clients, self.rounds = set(clients), set(rounds)
+        self.share, self.whole_rounds = share, whole_rounds
         self.limit = limit_mb * 2**20
         self.steps: list[list[int]] = []
         self.rows = 0
@@ -72,7 +78,11 @@ class GradientRecorder(ClientObserver):
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._sums:
             files.write(self.folder / SUMS, np.stack(self._sums).tobytes(), replace=True)
-        index = self.state_dict() | {"shape": self.shape, "share": self.share}
+        index = self.state_dict() | {
+            "shape": self.shape,
+            "share": self.share,
+            "whole_rounds": self.whole_rounds,
+        }
         files.write(self.folder / INDEX, json.dumps(index), replace=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -96,7 +106,7 @@ class GradientRecorder(ClientObserver):
             return False
         if self.rounds and at.round not in self.rounds:
             return False
-        return math.floor(at.step * self.share) > math.floor((at.step - 1) * self.share)
+        return at.round <= self.whole_rounds or _of_the_share(at.step, self.share)
 
     def _sum(self, at: Step, gradient: Tensor) -> None:
         total = gradient.detach().cpu().flatten(1).sum(0, dtype=torch.float64).numpy()
@@ -124,6 +134,11 @@ class GradientRecorder(ClientObserver):
             file.truncate(self.rows * row)
             opened.append(file)
         return opened[0], opened[1]
+
+
+def _of_the_share(step: int, share: float) -> bool:
+    """Whether a step of a round is one of the share that is recorded."""
+    return math.floor(step * share) > math.floor((step - 1) * share)
 
 
 def _sums(folder: Path, summed: Sequence[Sequence[int]], width: int) -> npt.NDArray[np.float64]:
@@ -158,7 +173,8 @@ class Recording:
             self._steps = [tuple(map(int, row)) for row in index["steps"]]
             rows, width = int(index["rows"]), math.prod(self.shape)
             summed = [tuple(map(int, row)) for row in index.get("summed", ())]
-            self.partial = self.full or float(index.get("share", 1.0)) < 1
+            self.share, self.whole_rounds = float(index.get("share", 1.0)), int(index.get("whole_rounds", 0))
+            self.partial = self.full or self.share < 1
         except (OSError, ValueError, KeyError, TypeError):
             raise DataError(
                 f"There is no gradient recording in {folder}; train with record.clients=[0] to make one."
@@ -174,9 +190,10 @@ class Recording:
             ) from None
 
         self._summed, self._sums = summed, _sums(folder, summed, width)
+        self._even = [row for row in self._steps if _of_the_share(row[2], self.share)]
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._even)
 
     def mean(self, rounds: Sequence[int]) -> npt.NDArray[np.float64] | None:
         """The mean of all gradients of some rounds, kept or not; None if no sums were recorded."""
@@ -190,11 +207,15 @@ class Recording:
         return sorted({row[0] for row in self._steps})
 
     def steps(
-        self, *, rounds: Sequence[int] | None = None, client: int | None = None
+        self, *, rounds: Sequence[int] | None = None, client: int | None = None, whole: bool = False
     ) -> Iterator[RecordedStep]:
-        """The recorded steps in order, of some rounds or one client only."""
+        """The recorded steps in order, of some rounds or one client only.
+
+        Of rounds that were recorded whole there are as many as of all others, so that no time of a training
+        counts more than another; with `whole` there are all.
+        """
         chosen = None if rounds is None else set(rounds)
-        for number, index, step, start, count in self._steps:
+        for number, index, step, start, count in self._steps if whole else self._even:
             if (chosen is None or number in chosen) and (client is None or client == index):
                 rows = slice(start, start + count)
                 yield RecordedStep(Step(number, index, step), self.gradients[rows], self.labels[rows])

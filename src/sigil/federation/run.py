@@ -289,6 +289,7 @@ def _recorder(settings: Settings, folder: Path, shape: tuple[int, ...]) -> Gradi
         clients=record.clients,
         rounds=record.rounds,
         share=record.share,
+        whole_rounds=record.whole_rounds,
         limit_mb=record.limit_mb,
     )
 

@@ -11,6 +11,7 @@ from sigil.alignment import initial_half
 from sigil.attacks.halves import Halves
 from sigil.attacks.training import Tuning
 from sigil.data import Dataset
+from sigil.errors import ExperimentError
 from sigil.experiments.lab.attacked import attackers_share, marks
 from sigil.experiments.lab.scales import PerScale
 from sigil.experiments.lab.store import Store
@@ -63,8 +64,14 @@ class Thief:
         )
 
     def reverse(self, reversal: float, gamma: float = 10.0) -> Halves:
+        recording = self.recording
+        if gamma and recording.partial and recording.mean(recording.rounds) is None:
+            raise ExperimentError(
+                f"The recording in {self.run.folder} keeps a share of the gradients and no sums, and a thief "
+                "adds up all of them; train again."
+            )
         return attacks.reverse(
-            self.halves, self.recording, self.own, reversal=reversal, gamma=gamma, tuning=self.tuning
+            self.halves, recording, self.own, reversal=reversal, gamma=gamma, tuning=self.tuning
         )[0]
 
     def orthogonalise(self, halves: Halves, **options: Any) -> Halves:

@@ -46,6 +46,8 @@ DEFAULTS = 2
 # What a training had before there was a setting for it, where that is not the setting's default: these values
 # are left out of its name in the default's place.
 BEFORE = {("watermark", "scheme"): "paper", ("watermark", "strength"): 0.1}
+# What a recording keeps beside its share says nothing about the training.
+UNNAMED = (("record", "whole_rounds"), ("record", "limit_mb"))
 # The files of a run that are its model; run.json comes last, because it says that the run is finished.
 MODEL = ("client.safetensors", "server.safetensors", "reference.safetensors", "metrics.jsonl", "run.json")
 
@@ -102,6 +104,8 @@ class Store:
             group.pop(name, None)
             group |= {} if value == before else {name: value}
             changed |= {section: group} if group else {}
+        for section, name in UNNAMED:
+            changed.get(section, {}).pop(name, None)
         text = json.dumps([DEFAULTS, changed], sort_keys=True)
         return self.runs / hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -25,6 +25,7 @@ from sigil import attacks
 from sigil.attacks.halves import Halves
 from sigil.attacks.subspace import Subspace
 from sigil.attacks.training import Optimizer
+from sigil.errors import ExperimentError
 from sigil.experiments.lab import attacked
 from sigil.experiments.lab import published as paper
 from sigil.experiments.lab.attacked import LARGEST, attackers_share, marks
@@ -110,7 +111,7 @@ def attack_run(
     rounds = settings.federation.rounds
     window = WINDOWS.get(attack, 10)
     early = math.ceil(rounds * window / PAPER_ROUNDS)
-    steps = math.ceil(len(recording) * window / PAPER_ROUNDS)
+    steps = math.ceil(_steps(recording, rounds, early) * window / PAPER_ROUNDS)
     late = rounds + 1 - math.ceil(rounds * LATE / PAPER_ROUNDS)  # where it was full before, the last it has
     tuning = FINETUNING.at(store.scale)
     if attack in VARIANTS:
@@ -138,6 +139,18 @@ def attack_run(
         precision=choose(settings.run.device, settings.run.precision),
         **averaging if averages else counts,
     )
+
+
+def _steps(recording: Recording, rounds: int, early: int) -> int:
+    """How many steps the window is a share of: those of the training, as far as they were recorded."""
+    if not recording.partial or recording.full:
+        return len(recording)
+    if recording.whole_rounds < early:
+        raise ExperimentError(
+            f"The recording keeps {100 * recording.share:.0f} % of the first gradients, and an attacker has "
+            f"all of them; train again with record.whole_rounds={early}."
+        )
+    return rounds * sum(1 for _ in recording.steps(rounds=[1], whole=True))
 
 
 def _gamma(attack: str) -> float:
