@@ -104,21 +104,28 @@ class Mark:
             self.centre = (seen @ self.matrix).mean(0)
         self.ready = True
 
-    def oriented(self, flat: Tensor, centre: Tensor, own: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The numbers y (n, k) whose signs are the bits, and the gates (n, k).
+    def oriented(
+        self, flat: Tensor, centre: Tensor, own: tuple[Tensor, Tensor], bits: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The numbers y (n, k) whose signs are the bits, and the gates (n, k); of some ``bits`` or of all.
 
         ``centre`` is that of ungated bits; ``own`` are the means of projections and of gates that gated bits
         are relative to.
         """
-        projection = flat @ self.matrix - torch.where(self.gated, own[0], centre)
-        gates = torch.where((flat @ self.gate >= own[1]) | ~self.gated, 1.0, -1.0)
+        chosen = torch.ones_like(self.gated) if bits is None else bits
+        gated = self.gated[chosen]
+        projection = flat @ self.matrix[:, chosen] - torch.where(gated, own[0][chosen], centre[chosen])
+        if not bool(gated.any()):
+            return projection, torch.ones_like(projection)
+        gates = torch.where((flat @ self.gate[:, chosen] >= own[1][chosen]) | ~gated, 1.0, -1.0)
         return projection * gates, gates
 
     @torch.no_grad()
     def inject(self, activation: Tensor, main: Tensor, *, client: int) -> Tensor:
         """G_final for one client: the task's gradient and, at ``strength`` of its norm, the mark's."""
         flat = activation.float().flatten(1)
-        means = (flat @ self.matrix).mean(0), (flat @ self.gate).mean(0)
+        mean = flat.mean(0)
+        means = mean @ self.matrix, mean @ self.gate
         if self._running is None:
             self._running = means
         old = self._running
@@ -128,8 +135,8 @@ class Mark:
         )
         centre = self._running[0] if self.kind.centre == "running" else self.centre
         own = self.carrier_of == client
-        y, gates = self.oriented(flat, centre, self._running)
-        error = (torch.sigmoid(y) - self.target)[:, own] * gates[:, own]
+        y, gates = self.oriented(flat, centre, self._running, own)
+        error = (torch.sigmoid(y) - self.target[own]) * gates
         mark = error @ self.matrix[:, own].T
         size = mark.norm()
         if float(size) == 0.0 or not bool(torch.isfinite(size)):
