@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sigil.errors import SuspectError
+from sigil.keys.key import Key
 from sigil.suspect import file as suspect_file
 from sigil.suspect.file import LEGACY_TORCH, SuspectFile
 
@@ -65,6 +66,13 @@ def test_an_unknown_content_names_what_can_be_opened(tmp_path: Path) -> None:
     path = tmp_path / "weights.h5"
     path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
     with pytest.raises(SuspectError, match=r"safetensors.*state dict.*ONNX"):
+        SuspectFile(path)
+
+
+def test_a_key_in_the_suspects_place_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "owner.key"
+    Key.generate("Ada", shape=(4, 2, 2), bits=32, seed=bytes(32)).save(path)
+    with pytest.raises(SuspectError, match=r"owner\.key is a file of Sigil's own: give the file that holds"):
         SuspectFile(path)
 
 

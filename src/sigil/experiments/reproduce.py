@@ -180,7 +180,8 @@ def _measure(missing: list[Cell], store: Store, pool: Pool, say: Say) -> None:
                 finished.add(what)
             else:
                 left = len(cells) + sum(isinstance(other, Cell) for other in running.values())
-                say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {left} cells left")
+                cells_left = f"{left} cell{'' if left == 1 else 's'} left"
+                say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {cells_left}")
 
 
 def _is_trained(cell: Cell, store: Store) -> bool:

@@ -147,6 +147,8 @@ class SuspectFile:
             found = "bare pickle"
         elif start.startswith(_ONNX):
             found = "onnx"
+        if found is None and start.startswith(b'{"format":"sigil-'):
+            raise SuspectError(f"{self.path} is a file of Sigil's own: give the file that holds the model.")
         if found is None:
             raise SuspectError(
                 f"{self.path} is damaged or in no format that can be opened: give safetensors, a "
