@@ -38,14 +38,20 @@ EPOCHS = PerScale(4, smoke=1)
 RECORDED = PerScale(0.05, cpu=0.5, smoke=1.0)
 # Where networks have learned, fine-tuning at the usual rate costs more than two points by itself.
 RATE = PerScale(Tuning.lr, desk=GENTLE_RATE)
-# VGG11 learns in a third of the time of ResNet-18; cut at its third stage it has as many channels and
-# positions there.
+# VGG11 takes a third of ResNet-18's time, and half of the scale's rounds are enough to learn most of what it
+# can. Cut at its third stage it has as many channels and positions there.
 MODEL = PerScale("resnet18", desk="vgg11")
 # The tasks of each scale, and what differs from the scale's other trainings: every kind of carriers needs a
 # training of its own.
 TASKS: PerScale[Mapping[str, Mapping[str, Mapping[str, Any]]]] = PerScale(
     {"cifar10": {}},
-    desk={"cifar10": {"model": {"cut": "stage3"}}},
+    desk={
+        "cifar10": {
+            "model": {"cut": "stage3"},
+            "federation": {"rounds": 10},
+            "optimizer": {"warmup_rounds": 1},
+        }
+    },
     cpu={
         "digits": {
             "model": {"width": 16, "cut": "layer2"},
