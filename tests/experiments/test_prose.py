@@ -88,6 +88,9 @@ def test_what_an_attack_costs_is_a_difference(tmp_path: Path) -> None:
     for name, accuracy in (("paper none", 80.0), ("paper fine-tuning, 1 epoch", 77.5)):
         place.measure(Cell("curves", name, 0, ()), lambda cell, runs, store, is_=accuracy: {"accuracy": is_})
     assert prose.render('{{ lost("paper fine-tuning, 1 epoch") }}', place) == "2.5"
+    # A second seed whose attack was not made does not count.
+    place.measure(Cell("curves", "paper none", 1, ()), lambda cell, runs, store: {"accuracy": 90.0})
+    assert prose.render('{{ lost("paper fine-tuning, 1 epoch") }}', place) == "2.5"
 
 
 MISTAKES = (

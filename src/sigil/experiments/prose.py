@@ -80,12 +80,13 @@ class Numbers:
         return NOT_RUN if found is None else found.text("+.1f", "points")
 
     def lost(self, cell: str, form: str = ".1f") -> str:
-        """The points of accuracy that an attack of `curves` cost, the mean over seeds."""
-        before = self.values("curves", f"{cell.partition(' ')[0]} none", "accuracy")
-        after = self.values("curves", cell, "accuracy")
-        return (
-            format(statistics.fmean(before) - statistics.fmean(after), form) if before and after else NOT_RUN
-        )
+        """The points of accuracy that an attack of `curves` cost, the mean over the seeds that have both."""
+        self.values("curves", cell, "accuracy")  # says which cell there is not
+        measured = self._measured("curves")
+        before = measured.by_seed(f"{cell.partition(' ')[0]} none", "accuracy")
+        after = measured.by_seed(cell, "accuracy")
+        costs = [before[seed] - found for seed, found in after.items() if seed in before]
+        return format(statistics.fmean(costs), form) if costs else NOT_RUN
 
     def at(self, scale: str) -> Numbers:
         """The numbers of another scale of the same results."""
