@@ -33,6 +33,8 @@ from sigil.federation.settings import Settings, make
 from sigil.keys.length import ALPHA, STAMPED_ALLOWANCE_LOG2, TESTS
 
 BITS = PerScale(512, desk=256, cpu=128, smoke=32)
+# Where networks have learned: do more bits hold where these do not?
+MORE_BITS = PerScale(0, desk=512)
 WAITS = PerScale(3, smoke=1)
 EPOCHS = PerScale(4, smoke=1)
 RECORDED = PerScale(0.05, cpu=0.5, smoke=1.0)
@@ -84,19 +86,21 @@ WORDS = {
     "covariance": "covariance of the activations, centre before the first injection",
     "covariance, running centre": "covariance, targets relative to a running centre",
     "half gated": "random, half of the bits gated",
+    "more bits": "random, twice as many bits",
 }
 
 
 def kinds(scale: Scale) -> dict[str, Kind]:
     """The marks that are compared."""
-    bits, waits = BITS.at(scale), WAITS.at(scale)
-    return {
+    bits, waits, more = BITS.at(scale), WAITS.at(scale), MORE_BITS.at(scale)
+    found = {
         "random": Kind(bits=bits),
         "channel-wise": Kind("channels", bits=bits // 2),
         "covariance": Kind("covariance", "before", bits=bits, waits=waits),
         "covariance, running centre": Kind("covariance", "running", bits=bits, waits=waits),
         "half gated": Kind(gated=0.5, bits=bits),
     }
+    return found | ({"more bits": Kind(bits=more)} if more else {})
 
 
 def settings_of(scale: Scale, task: str, name: str, seed: int) -> Settings:

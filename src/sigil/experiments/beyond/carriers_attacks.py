@@ -121,6 +121,8 @@ ATTACKS: dict[str, Callable[[Thief], Halves]] = {
     "reading, reversed by half": lambda thief: thief.read(reversal=0.5),
     "flattening, 0.1": lambda thief: thief.read(way="flatten", gamma=0.1),
     "flattening, 1": lambda thief: thief.read(way="flatten", gamma=1.0),
+    "flattening, 3": lambda thief: thief.read(way="flatten", gamma=3.0),
+    "flattening, 10": lambda thief: thief.read(way="flatten", gamma=10.0),
     "equalising, 0.1": lambda thief: thief.read(way="equalise", gamma=0.1),
     "equalising, 1": lambda thief: thief.read(way="equalise", gamma=1.0),
     "channel means, reversed by half": lambda thief: thief.push_channels(0.5),
