@@ -43,6 +43,11 @@ class Thief:
     def read(self, **options: Any) -> Halves:
         return attacks.read(self.halves, self.own, tuning=self.tuning, **options)[0]
 
+    def read_softly(self, reversal: float) -> Halves:
+        """A hundredth of the weight for twice the epochs: the network has time to follow."""
+        tuning = replace(self.tuning, epochs=2 * self.tuning.epochs)
+        return attacks.read(self.halves, self.own, reversal=reversal, gamma=0.1, tuning=tuning)[0]
+
     def overwrite(self) -> Halves:
         """The product's attack: a second random mark by an injector at full strength."""
         opened = open_at_cut(self.halves, self.own)
@@ -119,6 +124,7 @@ ATTACKS: dict[str, Callable[[Thief], Halves]] = {
     "reversal": lambda thief: thief.reverse(0.5),
     "reading": lambda thief: thief.read(),
     "reading, reversed by half": lambda thief: thief.read(reversal=0.5),
+    "reading softly, reversed by half": lambda thief: thief.read_softly(0.5),
     "flattening, 0.1": lambda thief: thief.read(way="flatten", gamma=0.1),
     "flattening, 1": lambda thief: thief.read(way="flatten", gamma=1.0),
     "flattening, 3": lambda thief: thief.read(way="flatten", gamma=3.0),

@@ -43,6 +43,8 @@ SWEEPS = {
     "averaging": Sweep(lambda thief, x: thief.reverse(0.0, gamma=x), "γ", (1.0, 10.0, 100.0)),
     "reversal": Sweep(lambda thief, x: thief.reverse(x), "r", (0.25, 0.5, 1.0)),
     "reading": Sweep(lambda thief, x: thief.read(reversal=x), "r", (0.0, 0.5, 1.0)),
+    # A hundredth of reading's usual weight: the network has time to follow.
+    "soft reading": Sweep(lambda thief, x: thief.read(reversal=x, gamma=0.1), "r", (0.0, 0.25, 0.5)),
     "flattening": Sweep(lambda thief, x: thief.read(way="flatten", gamma=x), "γ", (0.1, 0.3, 1.0)),
     "dodging": Sweep(lambda thief, x: thief.dodge(x), "γ", (0.01, 0.1, 1.0)),
     "orthogonalising": Sweep(
@@ -67,6 +69,7 @@ GENTLY: PerScale[Mapping[str, tuple[float, ...]]] = PerScale(
         "averaging": (10.0,),
         "reversal": (1.0,),
         "reading": (0.5,),
+        "soft reading": (0.0, 0.25),
         "flattening": (1.0, 10.0),
         "dodging": (1.0,),
         "orthogonalising": (1.0,),
@@ -78,8 +81,8 @@ GENTLE_RATE = 1e-4
 # The strengths that are tried: all of them, or at scales that prove nothing the strongest.
 TRIED = PerScale(3, smoke=1)
 SCHEMES = {"paper": "the paper's mark, λ = 0.1", "shares": "shares, λ = 0.3"}
-# One colour per attack, as in every other figure Okabe and Ito's.
-COLOURS = dict(zip((FINETUNING, *SWEEPS), ("#000000", *figures.SERIES, "#999999"), strict=True))
+# One colour per attack, as in every other figure Okabe and Ito's, and two more.
+COLOURS = dict(zip((FINETUNING, *SWEEPS), ("#000000", *figures.SERIES, "#999999", "#8b5a2b"), strict=True))
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
