@@ -45,6 +45,7 @@ class Thief:
 
     def read_softly(self, reversal: float) -> Halves:
         """A hundredth of the weight for twice the epochs: the network has time to follow."""
+        assert self.tuning.epochs is not None
         tuning = replace(self.tuning, epochs=2 * self.tuning.epochs)
         return attacks.read(self.halves, self.own, reversal=reversal, gamma=0.1, tuning=tuning)[0]
 

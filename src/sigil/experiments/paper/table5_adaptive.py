@@ -69,14 +69,17 @@ FINETUNINGS = {
 COMPONENTS = {"no penalty": None, "centred PCA": True, "uncentred PCA": False}
 VARIED = 0.1
 BEFORE = "before the variants"
+# The model that they are made on: the first seed's, unless its recording is from before it kept whole rounds.
+VARIED_SEED: PerScale[int | None] = PerScale(None, desk=1)
 VARIANTS = {f"{kind}, {tuning}": (kind, tuning) for kind in COMPONENTS for tuning in FINETUNINGS}
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Every window on every strength; the variants on one strength and with one seed."""
     varied = {VARIED: (BEFORE, *VARIANTS)}
+    chosen = VARIED_SEED.at(scale)
     return attacked.cells("adaptive", scale, seeds, PLAN, record=scale.recording) + attacked.cells(
-        "adaptive", scale, [min(seeds)], varied, record=scale.recording
+        "adaptive", scale, [min(seeds) if chosen is None else chosen], varied, record=scale.recording
     )
 
 
@@ -192,6 +195,8 @@ def _variants(measured: Measured, kind: str) -> list[list[Entry]]:
     ]
 
 
+# Points of WSR: what one model can show.
+_CLEAR = 5.0
 # What the paper's numbers may be those of.
 _PAPERS_OWN = ("centred PCA, paper, Adam", "centred PCA, paper, SGD")
 
@@ -207,8 +212,8 @@ def _explained(measured: Measured) -> str:
         f"With equal fine-tuning (ours) no penalty leaves WSR {alone:.1f} %, centred components leave "
         f"{centred:.1f} % and uncentred ones {uncentred:.1f} %. "
     )
-    if centred <= uncentred:
-        return numbers
+    if centred - uncentred < _CLEAR:
+        return numbers + "Centring makes little difference here."
     return numbers + (
         "Centring subtracts the mean gradient, and the mark pushes every sample the same way, so that much "
         "of it is in that mean. A claim about textbook components says nothing about an attacker who does "
