@@ -100,7 +100,7 @@ def show(measured: Measured, folder: Path) -> Page:
         Table(
             ["", *(f"width {width}" for width in widths)],
             [
-                [words, *(measured.number(name_of(width, NOTHING), number, form=form) for width in widths)]
+                [words, *(_trained(measured, width, number, form) for width in widths)]
                 for words, (number, form) in trained.items()
             ],
             caption=f"λ = {MARK['strength']:g}, 50 bits, the same images, rounds and rates:",
@@ -117,6 +117,13 @@ def show(measured: Measured, folder: Path) -> Page:
 
 def _widths(measured: Measured) -> list[int]:
     return sorted({cell.options["width"] for cell in measured.cells})
+
+
+def _trained(measured: Measured, width: int, number: str, form: str) -> Entry:
+    name = name_of(width, NOTHING)
+    if measured.values(name, "wsr") and not measured.values(name, number):
+        return Words("too few images")
+    return measured.number(name, number, form=form)
 
 
 def _epochs(measured: Measured) -> str:
