@@ -21,6 +21,7 @@ from sigil.attacks.read import over_channels
 from sigil.attacks.training import Tuning
 from sigil.data import Dataset, evaluate_batches
 from sigil.experiments.beyond.carriers_mark import Kind, Mark
+from sigil.experiments.beyond.curves import SOFTLY
 from sigil.federation.recording import Recording
 from sigil.keys.key import Key
 
@@ -47,7 +48,7 @@ class Thief:
         """A hundredth of the weight for twice the epochs: the network has time to follow."""
         assert self.tuning.epochs is not None
         tuning = replace(self.tuning, epochs=2 * self.tuning.epochs)
-        return attacks.read(self.halves, self.own, reversal=reversal, gamma=0.1, tuning=tuning)[0]
+        return attacks.read(self.halves, self.own, reversal=reversal, gamma=SOFTLY, tuning=tuning)[0]
 
     def overwrite(self) -> Halves:
         """The product's attack: a second random mark by an injector at full strength."""

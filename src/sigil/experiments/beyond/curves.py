@@ -39,12 +39,13 @@ class Sweep:
     strengths: tuple[float, ...]
 
 
+# A hundredth of reading's usual weight: the network has time to follow.
+SOFTLY = 0.1
 SWEEPS = {
     "averaging": Sweep(lambda thief, x: thief.reverse(0.0, gamma=x), "γ", (1.0, 10.0, 100.0)),
     "reversal": Sweep(lambda thief, x: thief.reverse(x), "r", (0.25, 0.5, 1.0)),
     "reading": Sweep(lambda thief, x: thief.read(reversal=x), "r", (0.0, 0.5, 1.0)),
-    # A hundredth of reading's usual weight: the network has time to follow.
-    "soft reading": Sweep(lambda thief, x: thief.read(reversal=x, gamma=0.1), "r", (0.0, 0.25, 0.5)),
+    "soft reading": Sweep(lambda thief, x: thief.read(reversal=x, gamma=SOFTLY), "r", (0.0, 0.25, 0.5)),
     "flattening": Sweep(lambda thief, x: thief.read(way="flatten", gamma=x), "γ", (0.1, 0.3, 1.0)),
     "dodging": Sweep(lambda thief, x: thief.dodge(x), "γ", (0.01, 0.1, 1.0)),
     "orthogonalising": Sweep(

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sigil import attacks
 from sigil.attacks.halves import Halves
+from sigil.experiments.beyond import schemes
 from sigil.experiments.beyond.curves import GENTLE_RATE
 from sigil.experiments.beyond.thief import EPOCHS, Thief
 from sigil.experiments.lab import stealth
@@ -21,7 +21,7 @@ from sigil.experiments.lab.experiment import Experiment, Finding, Measured, chec
 from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Cell, Store
-from sigil.experiments.pages.tables import Entry, Number, Page, Table, Words
+from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Table, Words
 from sigil.federation.run import Run
 
 WIDTHS = PerScale((16, 64), cpu=(8, 32), smoke=(8, 16))
@@ -32,15 +32,13 @@ SHORTER: PerScale[Mapping[str, Mapping[str, Any]]] = PerScale(
 )
 NOTHING = "none"
 ATTACKS: dict[str, Callable[[Thief], Halves]] = {
-    NOTHING: lambda thief: thief.halves,
-    "fine-tuning": lambda thief: thief.reverse(0.0, gamma=0.0),
-    "averaging": lambda thief: thief.reverse(0.0),
+    **{name: schemes.ATTACKS[name] for name in (NOTHING, "fine-tuning", "averaging")},
     "reversal": lambda thief: thief.reverse(1.0),
     "reading": lambda thief: thief.read(reversal=0.5),
-    "flattening": lambda thief: thief.read(way="flatten", gamma=1.0),
-    "pruning 60 %": lambda thief: attacks.prune(thief.halves, 0.6),
+    **{name: schemes.ATTACKS[name] for name in ("flattening", "pruning 60 %")},
 }
 MARK = {"strength": 0.1}
+TOO_FEW = Words("too few images")
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -122,7 +120,7 @@ def _widths(measured: Measured) -> list[int]:
 def _trained(measured: Measured, width: int, number: str, form: str) -> Entry:
     name = name_of(width, NOTHING)
     if measured.values(name, "wsr") and not measured.values(name, number):
-        return Words("too few images")
+        return TOO_FEW
     return measured.number(name, number, form=form)
 
 
@@ -135,7 +133,7 @@ def _left(measured: Measured, width: int, attack: str) -> list[Entry]:
     name = name_of(width, attack)
     exponents = measured.values(name, "log10_p_inputs")
     if not exponents:
-        return [Words("too few images" if measured.values(name, "wsr") else "not run")]
+        return [TOO_FEW if measured.values(name, "wsr") else NOT_RUN]
     found: list[Entry] = [
         measured.number(name, "wsr_inputs", "WSR"),
         Number(max(exponents), "log10 p"),
