@@ -52,7 +52,19 @@ def test_it_prints_a_table_and_draws_the_curves(run: Path, capsys: pytest.Captur
     assert rows["splitout"][-1] == "52"  # one a step: 200 images in 13 batches, 4 times
     assert rows["gradient-scrutinizer"][-1] == "1"
     assert "Client 0, 52 recorded steps" in out
+    assert "A share of" not in out
     assert (run / "detectors.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_of_a_sparse_recording_it_says_which_steps_it_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = SETTINGS | {"record": {"clients": [0], "share": 0.25}}
+    train(make(settings), tmp_path)
+    assert main(["detect", str(tmp_path), "--detector", "gradient-scrutinizer"]) == 0
+    assert "A share of 0.25 of the client's steps was recorded" in capsys.readouterr().out
+    assert main(["detect", str(tmp_path), "--detector", "gradient-scrutinizer", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["share"] == 0.25
 
 
 def test_json_holds_everything(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

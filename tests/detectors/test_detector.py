@@ -102,6 +102,20 @@ def test_a_replay_is_the_same_as_having_been_there(tmp_path: Path) -> None:
     assert LongestGradient(threshold=2.5, client=1).replay(recorded(tmp_path)).curves["score"] == [11, 13, 12]
 
 
+def test_a_replay_of_rounds_recorded_whole_sees_every_batch_of_them(tmp_path: Path) -> None:
+    recorder = GradientRecorder(tmp_path, (2, 2, 2), clients=[0], share=0.5, whole_rounds=1)
+    for round_number in (1, 2):
+        for number in range(1, 5):
+            recorder.on_gradient_received(Step(round_number, 0, number), *batch(10.0 * round_number + number))
+        recorder.on_round_end(round_number)
+    recorder.close()
+    recording = Recording(tmp_path)
+    assert recording.whole == [1]
+    every = LongestGradient(threshold=99.0).replay(recording, rounds=recording.whole)
+    assert every.curves["score"] == [11, 12, 13, 14]
+    assert LongestGradient(threshold=99.0).replay(recording).curves["score"] == [12, 14, 22, 24]
+
+
 def test_a_replay_without_its_client_says_so(tmp_path: Path) -> None:
     with pytest.raises(DetectorError, match="no gradient of client 5"):
         LongestGradient(threshold=2.5, client=5).replay(recorded(tmp_path))

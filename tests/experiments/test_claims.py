@@ -45,6 +45,8 @@ def test_claims_agree_differ_or_cannot_be_tested(tmp_path: Path) -> None:
     put(store, "fidelity", "vgg11 strength 0.1", 0, {"accuracy": 70.0, "wsr": 100.0})
     put(store, "fidelity", "resnet18 strength 0.01", 0, {"accuracy": 80.0, "wsr": 60.0})
     put(store, "scrutinizer", "layer4 strength 0.1", 0, {"pooled scrutinizer": {"suspicious": 0.0}})
+    both = {"pooled scrutinizer": {"suspicious": 0.0}, "sparse": {"suspicious": 50.0}}
+    put(store, "scrutinizer", "layer3 honest", 0, both)
     found = {one.claim.text: one for one in claims.held(store)}
     cost = found["Marking costs no accuracy, ResNet-18 (at most 2 points)"]
     assert (cost.ours, cost.verdict) == ("-0.2 points [-0.4, +0.0], 3 seeds", "agrees")
@@ -53,6 +55,8 @@ def test_claims_agree_differ_or_cannot_be_tested(tmp_path: Path) -> None:
     assert found["The mark embeds at λ = 1 (WSR ≥ 95 %)"].verdict == "not run"
     quiet = found["Gradient Scrutinizer at layer4 never calls it an attack (0 % of scores)"]
     assert quiet.verdict == "agrees"
+    loud = found["Gradient Scrutinizer at layer3 calls an honest server an attack"]
+    assert (loud.ours, loud.verdict) == ("50.0 % of scores, one seed", "agrees")
     text = markdown(claims.page(store))
     assert "| 100.0 % | 60.0 %" not in text
     assert "| 99.1 % | 60.0 %, one seed | `cpu` | **differs** |" in text

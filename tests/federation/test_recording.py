@@ -96,5 +96,6 @@ def test_first_rounds_can_be_kept_whole_and_count_no_more_than_others(tmp_path: 
     whole = list(recording.steps(whole=True))
     assert [step.at.step for step in whole if step.at.round == 1] == list(range(1, 11))
     assert [step.at.step for step in whole if step.at.round == 2] == [5, 10]
+    assert recording.whole == [1]
     np.testing.assert_array_equal(whole[2].gradients, gradients(1, 3).flatten(1))
     assert sum(map(len, recorded_rows(recording, [1], "early", "sample")())) == 30

@@ -90,11 +90,17 @@ def detect(
     ]
     draw(detectors, picture)
     if as_json:
-        described = {"run": str(run), "client": number, "picture": str(picture)}
+        described = {"run": str(run), "client": number, "picture": str(picture), "share": recording.share}
         typer.echo(json.dumps(described | {"detectors": [_describe(each) for each in detectors]}))
         return
     _print_table(detectors)
     typer.echo(f"Client {number}, {detectors[0].step:,} recorded steps; curves in {printable(str(picture))}")
+    if recording.share < 1:
+        typer.echo(
+            f"A share of {recording.share:g} of the client's steps was recorded: steps are counted among "
+            "those, and gradient-scrutinizer, whose score depends on how many it has seen, would have scored "
+            "earlier."
+        )
 
 
 def _check(names: list[str]) -> None:

@@ -6,6 +6,7 @@ is a :class:`~sigil.federation.ClientObserver`), and over a recording (:meth:`De
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -83,10 +84,14 @@ class Detector(ClientObserver):
             self.update(gradient, labels)
         return gradient
 
-    def replay(self, recording: Recording) -> Self:
-        """Look at every recorded batch of this detector's client, in order."""
+    def replay(self, recording: Recording, *, rounds: Sequence[int] | None = None) -> Self:
+        """Look at the recorded batches of this detector's client, in order.
+
+        Of rounds that were recorded whole it sees the same share as of all others; of `rounds`, if these are
+        given, every batch that there is.
+        """
         seen = False
-        for step in recording.steps(client=self.client):
+        for step in recording.steps(client=self.client, rounds=rounds, whole=rounds is not None):
             self._replay_step(step)
             seen = True
         if not seen:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Self
 
@@ -181,7 +181,13 @@ class SplitGuard(Detector):
         self._judge(at, gradient, labels, self.fakes)
         return None if at in self.fakes else gradient
 
-    def replay(self, recording: Recording, *, fakes: Mapping[Step, int] | None = None) -> Self:
+    def replay(
+        self,
+        recording: Recording,
+        *,
+        rounds: Sequence[int] | None = None,
+        fakes: Mapping[Step, int] | None = None,
+    ) -> Self:
         """Look at a recording that was made while SplitGuard was at work, with the ``fakes`` of that one.
 
         An ordinary recording has no fake batches, and without them there is no score.
@@ -192,7 +198,7 @@ class SplitGuard(Detector):
                 "wrong labels while the training ran; give it to the training as a client observer."
             )
         self._recorded_fakes = fakes
-        return super().replay(recording)
+        return super().replay(recording, rounds=rounds)
 
     def _replay_step(self, step: RecordedStep) -> None:
         self._judge(step.at, step.gradients, step.labels, self._recorded_fakes)

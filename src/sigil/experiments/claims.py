@@ -7,7 +7,7 @@ seed is all there is and the claim is about a difference of two trainings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,18 @@ from sigil.experiments.lab.intervals import Interval
 from sigil.experiments.lab.stealth import OUTLIERS
 from sigil.experiments.lab.store import Store
 from sigil.experiments.pages.tables import Page, Row, Table, Words
+from sigil.experiments.paper import figure5_scrutinizer as scrutinizer
 
-SCRUTINIZER = "pooled scrutinizer"
+# Over batches taken together, and over a sample of the whole training where not all of it was recorded.
+SCRUTINIZER = f"{scrutinizer.NAME}.suspicious|{scrutinizer.SPARSE}.suspicious"
 
 
 @dataclass(frozen=True)
 class Claim:
     """One claim: what the paper says and its number, and the cell and number that it is held against.
 
-    `number` is a name among the cell's numbers; with a stop in it, one inside another ("detector.share").
+    `number` is a name among the cell's numbers; with a stop in it, one inside another ("detector.share");
+    of several between bars the largest.
     `instead_of` is a cell of the same experiment: the claim is then about the difference, paired by seed.
     """
 
@@ -142,7 +145,7 @@ def claims() -> list[Claim]:
             "scrutinizer",
             "layer4 strength 0.1",
             at_most(0),
-            f"{SCRUTINIZER}.suspicious",
+            SCRUTINIZER,
         ),
         Claim(
             "Gradient Scrutinizer at layer3 calls an honest server an attack",
@@ -150,7 +153,7 @@ def claims() -> list[Claim]:
             "scrutinizer",
             "layer3 honest",
             lambda share: share > 0,
-            f"{SCRUTINIZER}.suspicious",
+            SCRUTINIZER,
             unit="% of scores",
         ),
         Claim(
@@ -239,10 +242,21 @@ def _interval(claim: Claim, measured: Measured) -> Interval | None:
         after, before = (measured.by_seed(cell, claim.number) for cell in cells)
         return intervals.paired(after, before)
     rows: list[Any] = measured.every(claim.cell)
-    *inside, number = claim.number.split(".")
-    for name in inside:
-        rows = [row[name] for row in rows if name in row]
-    return intervals.interval([float(row[number]) for row in rows if row.get(number) is not None])
+    found = (_largest(row, claim.number.split("|")) for row in rows)
+    return intervals.interval([value for value in found if value is not None])
+
+
+def _largest(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """The largest of the numbers with these names that there are."""
+    values: list[float] = []
+    for name in names:
+        *inside, number = name.split(".")
+        place: Any = row
+        for each in inside:
+            place = place.get(each, {})
+        if place.get(number) is not None:
+            values.append(float(place[number]))
+    return max(values, default=None)
 
 
 def page(store: Store) -> Page:

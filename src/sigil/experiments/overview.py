@@ -70,12 +70,15 @@ def _detectors(store: Store, folder: Path) -> bool:
         for axis, cut in zip(axes[number * len(stealth.CUTS) :], stealth.CUTS, strict=False):
             for server in SHOWN:
                 numbers = measured.first(f"{cut} {server}")
-                if numbers is not None:
+                if numbers is not None and detector in numbers:
                     rows, there = numbers[detector]["curves"], True
                     scores = [times * score for score in rows["score"]]
                     figures.curve(axis, rows["scored_step"], scores, **stealth.style(server), markersize=0)
             axis.axhline(alarm, color="0.5", linewidth=1, linestyle="--", label="alarm")
             axis.set(title=f"{title}, {cut}", xlabel="step of client 0")
+            if len(axis.lines) == 1:  # only the alarm: not measured, or too short a training for a score
+                measured_here = any(measured.first(f"{cut} {server}") for server in SHOWN)
+                axis.set(xticks=[], yticks=[], xlabel="no score" if measured_here else "not run")
     figures.legend_below(figure, axes)
     if there:
         figures.save(figure, folder / DETECTORS)

@@ -206,6 +206,11 @@ class Recording:
         """The rounds of which there are steps, in order."""
         return sorted({row[0] for row in self._steps})
 
+    @property
+    def whole(self) -> list[int]:
+        """The rounds recorded without a gap, as the client saw them; the last ends where the limit was."""
+        return [number for number in self.rounds if self.share >= 1 or number <= self.whole_rounds]
+
     def steps(
         self, *, rounds: Sequence[int] | None = None, client: int | None = None, whole: bool = False
     ) -> Iterator[RecordedStep]:

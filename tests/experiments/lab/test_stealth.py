@@ -187,6 +187,27 @@ def test_a_binned_curve_keeps_its_mean_and_is_short() -> None:
     assert np.mean(short) == pytest.approx(0.5, abs=1e-3)
 
 
+def test_a_sparse_recording_is_judged_at_the_clients_own_steps(store: Store) -> None:
+    # 20 images in batches of 4 are five steps a round; every other one is kept, and the first round whole.
+    settings = SMOKE.settings(
+        seed=0,
+        federation={"rounds": 3, "batch_size": 4},
+        watermark={"strength": 0.0},
+        record={"clients": [0], "share": 0.4, "whole_rounds": 1},
+    )
+    run = store.train(settings)
+
+    class Loud(GradientScrutinizer):
+        def look(self, rows: torch.Tensor, labels: torch.Tensor) -> float:
+            return 0.0
+
+    sparse, whole = (stealth.replayed(Loud(), run, store, whole=each) for each in (False, True))
+    assert sparse["curves"]["scored_step"] == [3, 5, 8, 10, 13, 15]
+    assert (sparse["first_alarm"], sparse["steps"]) == (3, 6)
+    assert whole["curves"]["scored_step"] == [1, 2, 3, 4, 5]
+    assert (whole["first_alarm"], whole["steps"]) == (1, 5)
+
+
 def test_a_summary_is_small_and_says_what_happened(store: Store, tmp_path: Path) -> None:
     detector = SplitOut([torch.eye(10) / 10])
     for length in (0.0, 9.0, 9.0, 0.0):

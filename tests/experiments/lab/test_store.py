@@ -130,6 +130,16 @@ def test_models_are_kept_only_where_the_scale_says_so(tmp_path: Path) -> None:
     assert [name for name, scale in scales.SCALES.items() if scale.keeps_models] == ["desk"]
 
 
+def test_a_large_model_stays_with_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scales.SCALES, "smoke", replace(scales.get("smoke"), keeps_models=True))
+    monkeypatch.setattr("sigil.experiments.lab.store.LARGEST_KEPT", 100_000)
+    store = Store("smoke", results=tmp_path / "results", runs=tmp_path / "runs")
+    settings = scales.get("smoke").settings(seed=0, watermark={"strength": 0.0})
+    run = store.train(settings)
+    assert not store.kept(settings).exists()
+    assert store.train(settings).folder == run.folder
+
+
 def test_the_seeds_of_which_anything_was_measured(tmp_path: Path) -> None:
     store = Store("smoke", results=tmp_path, runs=tmp_path)
     assert store.seeds("fidelity") == set()

@@ -61,10 +61,11 @@ class Scale:
             self.base,
             self.models.get(model, {}),
             self.variations if variation else {},
-            sections,
             # One thread: trainings run side by side, one per core, and the bits do not depend on how many
             # cores there are. They do depend on the kind of processor, which each cell names.
-            {"run": {"seed": seed, "threads": 1, "workers": 1}},
+            {"run": {"threads": 1, "workers": 1}},
+            sections,
+            {"run": {"seed": seed}},
         ]
         for layer in layers:
             for name, values in layer.items():

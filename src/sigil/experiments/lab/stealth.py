@@ -125,7 +125,8 @@ def style(server: str) -> dict[str, str]:
 
 def honest_band(axis: Axes, measured: Measured, cut: str, detector: str, *, times: float = 1.0) -> None:
     """Shade where an honest server's scores lie with all of its seeds, if there are several."""
-    curves = [numbers[detector]["curves"] for numbers in measured.every(f"{cut} {HONEST}")]
+    every = measured.every(f"{cut} {HONEST}")
+    curves = [numbers[detector]["curves"] for numbers in every if detector in numbers]
     if len(curves) < 2:
         return
     length = min(len(rows["score"]) for rows in curves)
@@ -270,9 +271,36 @@ def normalised(dataset: Dataset, images: Any) -> Tensor:
     return torch.cat([batch.contiguous() for batch, _ in batches])
 
 
-def summary(detector: Detector) -> dict[str, Any]:
-    """What a cell keeps of a detector: its verdict, and its curves with at most 64 points each."""
+def replayed(detector: Detector, run: Run, store: Store, *, whole: bool = False) -> dict[str, Any]:
+    """What a cell keeps of a detector that looks at what a run recorded, at the client's own steps.
+
+    A recording may hold one step in twenty, so that its tenth batch is the client's two hundredth. With
+    `whole` the detector sees only the rounds without such gaps.
+    """
+    recording = recording_of(run)
+    rounds = recording.whole if whole else None
+    in_a_round = steps(run.settings, store.dataset(run.settings)) // run.settings.federation.rounds
+    places = [
+        (step.at.round - 1) * in_a_round + step.at.step
+        for step in recording.steps(client=CLIENT, rounds=rounds, whole=whole)
+    ]
+    return summary(detector.replay(recording, rounds=rounds), places)
+
+
+def summary(detector: Detector, places: Sequence[int] | None = None) -> dict[str, Any]:
+    """What a cell keeps of a detector: its verdict, and its curves with at most 64 points each.
+
+    `places` are the client's steps at which there was a batch to look at, if these are not all of them.
+    """
     scores = detector.curves["score"]
+
+    def at(step: float) -> int:
+        return int(step) if places is None else places[int(step) - 1]
+
+    curves = {
+        name: [at(step) for step in values] if name in ("step", "scored_step") else values
+        for name, values in detector.curves.items()
+    }
     found: dict[str, Any] = {
         "steps": detector.step,
         "scores": len(scores),
@@ -281,22 +309,26 @@ def summary(detector: Detector) -> dict[str, Any]:
         "lowest": min(scores, default=None),
         "highest": max(scores, default=None),
         "alarm": detector.alarm,
-        "first_alarm": detector.first_alarm,
+        "first_alarm": None if detector.first_alarm is None else at(detector.first_alarm),
         "suspicious": 100 * detector.alarm_share,
-        "curves": {name: binned(values) for name, values in detector.curves.items()},
+        "curves": {name: binned(values) for name, values in curves.items()},
     }
     if isinstance(detector, SplitOut):
         found["outliers"] = 100 * outlier_share(detector)
     return found
 
 
-def suspicious(measured: Measured, names: Mapping[str, str], detector: str) -> dict[str, float | None]:
-    """The share (%) of suspicious scores in the first seed's cells of these names, by what each is."""
-    found = {text: (measured.first(name) or {}).get(detector) for text, name in names.items()}
-    return {
-        text: float(numbers["suspicious"]) if numbers and numbers["scores"] else None
-        for text, numbers in found.items()
-    }
+def suspicious(measured: Measured, names: Mapping[str, str], *readings: str) -> dict[str, float | None]:
+    """The share (%) of suspicious scores in the first seed's cells of these names, by what each is.
+
+    Of several readings the one with the largest share counts: who looks in two ways is warned by either.
+    """
+    found: dict[str, float | None] = {}
+    for text, name in names.items():
+        numbers = measured.first(name) or {}
+        shares = [numbers[each]["suspicious"] for each in readings if numbers.get(each, {}).get("scores")]
+        found[text] = float(max(shares)) if shares else None
+    return found
 
 
 def said(numbers: Mapping[str, Any] | None, detector: str, form: str = USUAL) -> Entry:

@@ -1,8 +1,8 @@
 """What has been computed: trainings by their full configuration, and cells of tables as small files.
 
 A training is done once, whichever tables need it, in a folder named by the hash of its settings; it resumes
-by itself. At scales that keep models, a finished one is copied to ``results/<scale>/models/``, where attacks
-find it without the training.
+by itself. At scales that keep models, a finished one that is not large is copied to
+``results/<scale>/models/``, where attacks find it without the training.
 
 A cell is one JSON file under ``results/<scale>/<experiment>/``, with everything needed to judge it:
 configuration, seed, versions, processor, number format, time and numbers. A cell that exists is never
@@ -50,6 +50,8 @@ BEFORE = {("watermark", "scheme"): "paper", ("watermark", "strength"): 0.1}
 UNNAMED = (("record", "whole_rounds"), ("record", "limit_mb"))
 # The files of a run that are its model; run.json comes last, because it says that the run is finished.
 MODEL = ("client.safetensors", "server.safetensors", "reference.safetensors", "metrics.jsonl", "run.json")
+# A model of the paper's full width (45 MB) is not put into the repository: it stays with its run.
+LARGEST_KEPT = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class Store:
         return self.results / "models" / self.folder(settings).name
 
     def _keep(self, run: Run, folder: Path) -> None:
-        if is_finished(folder):
+        if is_finished(folder) or sum((run.folder / name).stat().st_size for name in MODEL) > LARGEST_KEPT:
             return
         folder.mkdir(parents=True, exist_ok=True)
         for name in MODEL:

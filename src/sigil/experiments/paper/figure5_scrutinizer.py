@@ -23,8 +23,18 @@ from sigil.federation.run import Run
 
 NAME = stealth.PooledScrutinizer.name
 # Names of the readings in a cell: the columns of the table.
-READINGS = {NAME: "pooled", GradientScrutinizer.name: "batch by batch", "compat": "published overlap"}
+PUBLISHED, SPARSE = "compat", "sparse"
+READINGS = {
+    NAME: "pooled",
+    GradientScrutinizer.name: "batch by batch",
+    PUBLISHED: "published overlap",
+    SPARSE: "whole training",
+}
 SAID = "{suspicious:.0f} % of {scores}, mean {mean:.2f}"
+NOTE_SPARSE = (
+    "These three look at the first rounds, of which every batch was recorded. *Whole training* looks batch "
+    "by batch at the share of all batches that was recorded, so its scores lie further apart. "
+)
 # The panels of the paper's figure.
 SHOWN = (stealth.HONEST, "strength 0.1", "strength 1")
 
@@ -45,25 +55,46 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
-    """Replay the recording: as it is, pooled, and with the overlap as the published code computes it."""
+    """Replay the rounds recorded without a gap: as they are, pooled, and with the published overlap.
+
+    The detector's score depends on how many batches it has seen, and a client sees every one. Where a share
+    of the later batches was recorded, it also looks at that share of the whole training.
+    """
     (run,) = runs
     dataset, recording = store.dataset(run.settings), stealth.recording_of(run)
     earlier = stealth.earlier_forms(store.scale)
     plain, pooled = stealth.scrutinizers(run.settings, dataset, inclusive=earlier)
-    compat = GradientScrutinizer(every=plain.every, inclusive=earlier, compat=True, client=stealth.CLIENT)
-    numbers = {detector.name: stealth.summary(detector.replay(recording)) for detector in (plain, pooled)}
-    published = stealth.summary(compat.replay(recording))
-    return numbers | {"compat": {name: value for name, value in published.items() if name != "curves"}}
+
+    def like_plain(*, compat: bool) -> GradientScrutinizer:
+        return GradientScrutinizer(every=plain.every, inclusive=earlier, compat=compat, client=stealth.CLIENT)
+
+    found: dict[str, dict[str, Any]] = {}
+    if recording.whole:
+        found = {
+            name: stealth.replayed(detector, run, store, whole=True)
+            for name, detector in (
+                (plain.name, plain),
+                (pooled.name, pooled),
+                (PUBLISHED, like_plain(compat=True)),
+            )
+        }
+    if recording.share < 1:
+        found[SPARSE] = stealth.replayed(like_plain(compat=False), run, store)
+    for name in (PUBLISHED, SPARSE):
+        found.get(name, {}).pop("curves", None)
+    return found
 
 
 def show(measured: Measured, folder: Path) -> Page:
     """The paper's figure for both cuts, and a table of all servers."""
     _draw(measured, folder / "scrutinizer.png")
+    sparse = _sparse(measured)
+    readings = {name: text for name, text in READINGS.items() if sparse or name != SPARSE}
     rows = [
         [
             cell.options.get("setting") or f"{cell.options['cut']}, live",
             stealth.label(cell.options["server"]),
-            *(stealth.said(measured.first(cell.name), name, SAID) for name in READINGS),
+            *(stealth.said(measured.first(cell.name), name, SAID) for name in readings),
         ]
         for cell in measured.cells
         if cell.seed == measured.seed
@@ -71,15 +102,22 @@ def show(measured: Measured, folder: Path) -> Page:
     return [
         Picture("Similarities and score over training", "scrutinizer.png"),
         Table(
-            ["training", "server", *READINGS.values()],
+            ["training", "server", *readings.values()],
             rows,
             notes="Each entry: the client's step of the first alarm, the share of scores below 0.5, the mean "
             f"score. *Pooled*: consecutive batches are taken together until they hold {stealth.BATCH} "
             "samples, as many as a batch of the paper; the figure shows this reading. *Published overlap*: "
-            "the overlap is computed as in the detector's published code. Live trainings are those of "
-            f"[splitguard](../splitguard/), with fewer images. {stealth.EARLIER_FORMS}",
+            "the overlap is computed as in the detector's published code. "
+            + (NOTE_SPARSE if sparse else "")
+            + "Live trainings are those of [splitguard](../splitguard/), with fewer images. "
+            + stealth.EARLIER_FORMS,
         ),
     ]
+
+
+def _sparse(measured: Measured) -> bool:
+    """Whether any training was recorded with gaps."""
+    return any(SPARSE in numbers for cell in measured.cells for numbers in measured.every(cell.name))
 
 
 def _draw(measured: Measured, path: Path) -> None:
@@ -91,14 +129,15 @@ def _draw(measured: Measured, path: Path) -> None:
         for axis, server in zip(panels, SHOWN, strict=True):
             axis.set(title=f"{cut}, {stealth.label(server)}", xlabel="step", ylim=(0, 1.05))
             numbers = measured.first(f"{cut} {server}")
-            if numbers is not None:
+            if numbers is not None and NAME in numbers:
                 _bands(axis, numbers[NAME]["curves"])
         panels[0].set_ylabel("similarity")
         figures.legend(panels[0], {"loc": "lower left"})
         stealth.honest_band(scores, measured, cut, NAME)
         for server, numbers in watched_live.with_attackers(measured, cut):
-            rows = numbers[NAME]["curves"]
-            figures.curve(scores, rows["scored_step"], rows["score"], **stealth.style(server))
+            if NAME in numbers:
+                rows = numbers[NAME]["curves"]
+                figures.curve(scores, rows["scored_step"], rows["score"], **stealth.style(server))
         scores.axhline(0.5, color="0.5", linewidth=1, linestyle="--")
         scores.set(title=f"{cut}, score", xlabel="step", ylim=(-0.03, 1.03))
     figures.legend(axes[-1])
@@ -119,10 +158,11 @@ def _bands(axis: Axes, rows: dict[str, list[float]]) -> None:
 
 def verdict(measured: Measured) -> list[Finding]:
     """The paper's sentences about this detector, and its positive control."""
+    read = "pooled, or over the whole training" if _sparse(measured) else "pooled"
 
     def finding(claim: str, names: dict[str, str], rule: Callable[[float], bool]) -> Finding:
         return check_claim(
-            f"{claim} (pooled, % of scores)", stealth.suspicious(measured, names, NAME), rule, ".0f"
+            f"{claim} ({read}, % of scores)", stealth.suspicious(measured, names, NAME, SPARSE), rule, ".0f"
         )
 
     return [
@@ -132,7 +172,9 @@ def verdict(measured: Measured) -> list[Finding]:
             lambda share: share == 0,
         ),
         finding(
-            "Cut at layer3 an honest server does too", {"honest": "layer3 honest"}, lambda share: share > 0
+            "Cut at layer3 an honest server falls below 0.5",
+            {"honest": "layer3 honest"},
+            lambda share: share > 0,
         ),
         finding(
             "Cut at layer4 FSHA falls below 0.5",

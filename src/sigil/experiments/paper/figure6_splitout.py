@@ -71,10 +71,9 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Replay the recording; and how much the trained half's activations differ between images."""
     (run,) = runs
     dataset = store.dataset(run.settings)
-    recording = stealth.recording_of(run)
     amsgrad = not stealth.earlier_forms(store.scale)
     found, by_batch = (
-        stealth.summary(make(run.settings, dataset, amsgrad=amsgrad).replay(recording))
+        stealth.replayed(make(run.settings, dataset, amsgrad=amsgrad), run, store)
         for make in (stealth.splitout, stealth.splitout_by_batch)
     )
     place = choose(run.settings.run.device, run.settings.run.precision).device
