@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-# A child that starts a child of its own and leaves it alone.
+# A child that starts a child of its own and leaves it alone. The latter says when it runs: while its program
+# is being loaded, a process has no environment to be known by.
 ORPHAN = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
-print(child.pid, flush=True)
+command = [sys.executable, "-c", "print(flush=True); input()"]
+child = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 child.returncode = 0
 sys.stdin.read()
 """

@@ -37,10 +37,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 PRESUPPOSED = {
     "README.md": ("owner.key", "suspect.safetensors", "published.txt"),
-    "alignment.md": ("sealed.key", "root.pem", "runs/sealed"),
+    "alignment.md": ("sealed.key", "runs/sealed"),
     "attacks.md": ("owner.key", "runs/a"),
     "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem", "root.pem"),
-    "onnx.md": ("sealed.key", "root.pem", "runs/sealed"),
+    "onnx.md": ("sealed.key", "runs/sealed"),
     "own-attack.md": ("runs/first.key", "runs/first"),
     "suspects.md": ("owner.key", "client.safetensors", "model.pt", "model.onnx"),
     "training.md": ("owner.key",),
