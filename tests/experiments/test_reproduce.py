@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,3 +220,33 @@ def test_a_process_that_is_killed_is_one_sentence() -> None:
         reproduce._processes(1) as pool,
     ):
         pool.submit(signal.raise_signal, signal.SIGKILL).result()
+
+
+def test_a_training_of_two_threads_takes_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy: list[int] = []
+    most: list[int] = []
+
+    def work(threads: int) -> None:
+        busy.append(threads)
+        most.append(sum(busy))
+        time.sleep(0.02)
+        busy.remove(threads)
+
+    monkeypatch.setattr(reproduce, "_train", lambda store, settings: work(settings.run.threads))
+    monkeypatch.setattr(reproduce, "_measure_cell", lambda store, cell: work(1))
+    scale, store = scales.get("smoke"), make_store(tmp_path)
+    cells = [
+        Cell("fidelity", f"{number}", number, (scale.settings(seed=number, run={"threads": threads}),))
+        for number, threads in enumerate((1, 2, 1, 1, 3, 0))
+    ]
+
+    class Threads(ThreadPoolExecutor):
+        size = 2
+
+    said: list[str] = []
+    with Threads(8) as pool:
+        reproduce._measure(cells, store, pool, said.append)
+    assert len(said) == len(cells)
+    # What asks for more threads than there are places, or for all of them, is alone.
+    assert max(sums for sums in most if sums != 3) == 2
+    assert most.count(3) == 1

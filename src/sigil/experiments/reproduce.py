@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -164,13 +164,18 @@ def _measure(missing: list[Cell], store: Store, pool: Pool, say: Say) -> None:
     while waiting or cells or running:
         ready = [cell for cell in cells if _ready(cell, store, finished)]
         # No more than there are places, so that a ready cell never waits behind trainings.
-        while len(running) < pool.size and (ready or waiting):
+        free = pool.size - sum(_cores(what, trainings, pool) for what in running.values())
+        while free > 0 and (ready or waiting):
             if ready:
                 cell = ready.pop(0)
                 cells.remove(cell)
                 running[pool.submit(_measure_cell, store, cell)] = cell
-            else:
-                folder, settings = waiting.pop(0)
+                free -= 1
+                continue
+            folder, settings = waiting[0]
+            free -= _cores(folder, trainings, pool)
+            if free >= 0:
+                del waiting[0]
                 running[pool.submit(_train, store, settings)] = folder
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
@@ -182,6 +187,12 @@ def _measure(missing: list[Cell], store: Store, pool: Pool, say: Say) -> None:
                 left = len(cells) + sum(isinstance(other, Cell) for other in running.values())
                 cells_left = f"{left} cell{'' if left == 1 else 's'} left"
                 say(f"{what.experiment}: {what.name}, seed {what.seed} measured; {cells_left}")
+
+
+def _cores(what: Path | Cell, trainings: Mapping[Path, Settings], pool: Pool) -> int:
+    """How many places a cell or a training takes: one for each thread, at most all of them."""
+    threads = 1 if isinstance(what, Cell) else trainings[what].run.threads or pool.size
+    return min(threads, pool.size)
 
 
 def _is_trained(cell: Cell, store: Store) -> bool:

@@ -58,6 +58,7 @@ def test_the_page_shows_what_an_attack_leaves_and_costs(tmp_path: Path) -> None:
     assert lines["dimensions at the cut"] == "| dimensions at the cut | 4,096 | 16,384 |"
     assert "+1.5" in lines["reversal"]
     assert "not run" in lines["reversal"]
+    assert "both for 4 rounds at a rate of at most 0.05:" in page
     assert "fine-tune for 4 epochs at a rate of 0.0001" in page
     embeds, stealth, *attacked = width.verdict(found)
     assert (embeds.agrees, stealth.agrees) == (True, True)

@@ -90,6 +90,11 @@ def test_reduced_scales_run_one_thread_and_keep_the_papers_cut(scale: str, model
     assert settings.watermark.bits == 50
 
 
+def test_an_experiment_may_ask_for_threads_and_not_for_another_seed() -> None:
+    run = scales.get("desk").settings(seed=3, run={"threads": 2, "seed": 4}).run
+    assert (run.seed, run.threads, run.workers, run.precision) == (3, 2, 1, "auto")
+
+
 @pytest.mark.parametrize("model", list(TASKS))
 def test_the_desk_scale_lets_networks_learn(model: str) -> None:
     scale = scales.get("desk")
