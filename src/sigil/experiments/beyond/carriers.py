@@ -31,6 +31,7 @@ from sigil.federation.recording import Recording
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings, make
 from sigil.keys.length import ALPHA, STAMPED_ALLOWANCE_LOG2, TESTS
+from sigil.models.spec import default_cut
 
 BITS = PerScale(512, desk=256, cpu=128, smoke=32)
 # Where networks have learned: do more bits hold where these do not?
@@ -204,6 +205,7 @@ def show(measured: Measured, folder: Path) -> Page:
         _draw(measured, task, names, folder / f"{task}.png")
         page += [
             f"## {task}",
+            _trainings(measured, task, names),
             Picture(
                 "log10 p on images over the accuracy that an attack costs: green the product's attacks, "
                 "orange those aimed at the carriers; dashed what a stamped key needs, dotted two points of "
@@ -221,6 +223,23 @@ def show(measured: Measured, folder: Path) -> Page:
             ),
         ]
     return page
+
+
+def _trainings(measured: Measured, task: str, names: Sequence[str]) -> str:
+    """The architecture and rounds of a task's trainings, and where each kind of carriers is cut."""
+    made = {
+        name: make(cell.options["settings"])
+        for name in names
+        for cell in measured.cells
+        if (cell.options["task"], cell.options["carriers"]) == (task, name)
+    }
+    cuts = {
+        name: f"cut at {each.model.cut or default_cut(each.model.name)} with width {each.model.width}"
+        for name, each in made.items()
+    }
+    usual, first = cuts[names[0]], made[names[0]]
+    others = "".join(f"; {name}: {words}" for name, words in cuts.items() if words != usual)
+    return f"{first.model.name} in {first.federation.rounds} rounds, {usual}{others}."
 
 
 def _draw(measured: Measured, task: str, names: Sequence[str], path: Path) -> None:
@@ -272,10 +291,14 @@ def _summary(measured: Measured, task: str, name: str) -> Row:
         return [title, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN]
     embeds = f"log10 p {max(start):.1f}, " + ("yes" if max(start) <= PROOF else "**no**")
     cheapest = removal(measured, task, name)
+    if max(start) > PROOF:
+        return [title, str(len(start)), embeds, "nothing to remove", "**no**"]
     if cheapest is None:
-        return [title, str(len(start)), embeds, "none of these attacks", "yes"]
+        attacked = any(lost(measured, task, name, attack) for attack in ATTACKS if attack != "none")
+        end: Row = ["none of these attacks", "yes"] if attacked else [NOT_RUN, NOT_RUN]
+        return [title, str(len(start)), embeds, *end]
     attack, cost = cheapest
-    holds = cost > AFFORDABLE and max(start) <= PROOF
+    holds = cost > AFFORDABLE
     return [title, str(len(start)), embeds, f"{attack}: {cost:+.1f} points", "yes" if holds else "**no**"]
 
 
