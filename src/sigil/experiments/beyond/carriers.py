@@ -291,15 +291,16 @@ def _summary(measured: Measured, task: str, name: str) -> Row:
         return [title, NOT_RUN, NOT_RUN, NOT_RUN, NOT_RUN]
     embeds = f"log10 p {max(start):.1f}, " + ("yes" if max(start) <= PROOF else "**no**")
     cheapest = removal(measured, task, name)
+    attacked = any(lost(measured, task, name, attack) for attack in ATTACKS if attack != "none")
+    row: Row = [title, str(len(start)), embeds]
+    if cheapest is not None:
+        attack, cost = cheapest
+        holds = cost > AFFORDABLE and max(start) <= PROOF
+        return [*row, f"{attack}: {cost:+.1f} points", "yes" if holds else "**no**"]
+    removed = "none of these attacks" if attacked else NOT_RUN
     if max(start) > PROOF:
-        return [title, str(len(start)), embeds, "nothing to remove", "**no**"]
-    if cheapest is None:
-        attacked = any(lost(measured, task, name, attack) for attack in ATTACKS if attack != "none")
-        end: Row = ["none of these attacks", "yes"] if attacked else [NOT_RUN, NOT_RUN]
-        return [title, str(len(start)), embeds, *end]
-    attack, cost = cheapest
-    holds = cost > AFFORDABLE
-    return [title, str(len(start)), embeds, f"{attack}: {cost:+.1f} points", "yes" if holds else "**no**"]
+        return [*row, removed, "**no**"]
+    return [*row, removed, "yes" if attacked else NOT_RUN]
 
 
 def verdict(measured: Measured) -> list[Finding]:
