@@ -110,7 +110,8 @@ def show(measured: Measured, folder: Path) -> Page:
             [[attack, *(_left(measured, width, attack) for width in widths)] for attack in ATTACKS],
             caption="What each attack leaves, and the accuracy that it costs:",
             notes="WSR and log10 p on images, before any allowance, the largest of the seeds. All but "
-            f"pruning fine-tune for {_epochs(measured)} at a rate of {GENTLE_RATE:g}.",
+            f"pruning fine-tune for {_epochs(measured)} at a rate of {GENTLE_RATE:g}. Where less than "
+            "nothing is lost the training was short, and the network goes on learning while it is attacked.",
         ),
     ]
 
