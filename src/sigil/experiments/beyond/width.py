@@ -25,7 +25,7 @@ from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Table, 
 from sigil.federation.run import Run
 
 WIDTHS = PerScale((16, 64), cpu=(8, 32), smoke=(8, 16))
-# What is changed so that the wide training can be made: four rounds and the attacks on them take four
+# What is changed so that the wide training can be made: four rounds and the attacks on them take three
 # core-hours. At the scale's rate of 0.1 in batches of 64 the wide network comes apart in its first steps (a
 # mean loss of 6.5 over 15 of them, with the mark and without), and the narrow one does not (2.3).
 SHORTER: PerScale[Mapping[str, Mapping[str, Any]]] = PerScale(
