@@ -22,7 +22,7 @@ from sigil.keys.key import Key
 Put = Callable[[str, Path], None]
 
 # A stamped key and the root of its authority. A signature is random and decides what the key derives; with
-# this one the disguised copy is proven with seven orders of magnitude to spare, in each number format.
+# this one the disguised copy is proven with six orders of magnitude to spare, in each number format.
 STAMPED = Path(__file__).parent / "stamped"
 
 SETTINGS = {

@@ -232,7 +232,7 @@ def test_a_training_of_two_threads_takes_two_places(tmp_path: Path, monkeypatch:
         time.sleep(0.02)
         busy.remove(threads)
 
-    monkeypatch.setattr(reproduce, "_train", lambda store, settings: work(settings.run.threads))
+    monkeypatch.setattr(reproduce, "_train", lambda store, settings: work(settings.run.threads or 2))
     monkeypatch.setattr(reproduce, "_measure_cell", lambda store, cell: work(1))
     scale, store = scales.get("smoke"), make_store(tmp_path)
     cells = [

@@ -23,7 +23,7 @@ from sigil.experiments.lab.experiment import Experiment, Finding, Measured, chec
 from sigil.experiments.lab.scales import PerScale, Scale
 from sigil.experiments.lab.store import Cell, Store
 from sigil.experiments.pages import figures
-from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Row, Table
+from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Place, Row, Table
 from sigil.federation.evaluation import accuracy
 from sigil.federation.from_settings import cut_shape
 from sigil.federation.precision import choose
@@ -292,15 +292,12 @@ def _summary(measured: Measured, task: str, name: str) -> Row:
     embeds = f"log10 p {max(start):.1f}, " + ("yes" if max(start) <= PROOF else "**no**")
     cheapest = removal(measured, task, name)
     attacked = any(lost(measured, task, name, attack) for attack in ATTACKS if attack != "none")
-    row: Row = [title, str(len(start)), embeds]
+    removed: Place = "none of these attacks" if attacked else NOT_RUN
+    holds: Place = "yes" if attacked else NOT_RUN
     if cheapest is not None:
         attack, cost = cheapest
-        holds = cost > AFFORDABLE and max(start) <= PROOF
-        return [*row, f"{attack}: {cost:+.1f} points", "yes" if holds else "**no**"]
-    removed = "none of these attacks" if attacked else NOT_RUN
-    if max(start) > PROOF:
-        return [*row, removed, "**no**"]
-    return [*row, removed, "yes" if attacked else NOT_RUN]
+        removed, holds = f"{attack}: {cost:+.1f} points", "yes" if cost > AFFORDABLE else "**no**"
+    return [title, str(len(start)), embeds, removed, holds if max(start) <= PROOF else "**no**"]
 
 
 def verdict(measured: Measured) -> list[Finding]:
