@@ -12,11 +12,11 @@ help:  ## show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 # The stamp makes set-up idempotent: it is redone only when the project's requirements change.
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml reproduction/pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sigil needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' $(CONSTRAINTS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable ./reproduction $(CONSTRAINTS)
 	touch $@
 
 setup: $(VENV)/.ready  ## make .venv with everything in it
@@ -35,7 +35,7 @@ types: setup
 check: lint types  ## lint, format and types
 
 # Two cores and three workers, as some tests wait for processes that they started. A file's tests stay on one
-# worker, so that what they share is made once, and the files that take longest come first (tests/conftest.py).
+# worker, so that what they share is made once, and the files that take longest come first (conftest.py).
 # Tests start a hundred processes of Python, so that compiled modules are kept, whatever the environment says.
 WORKERS ?= 3
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

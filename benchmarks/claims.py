@@ -1,6 +1,6 @@
 """False claims: do keys that never met a model prove it, drawn at random or ground to fit?
 
-    python benchmarks/claims.py --json results/benchmarks/claims.json --figure results/benchmarks/claims.png
+    python benchmarks/claims.py --json benchmarks/results/claims.json --figure benchmarks/results/claims.png
 
 Clean models (ResNet-18, width 8, digits, cut at layer1) are trained without any mark. Then
 
@@ -37,11 +37,11 @@ from torch.nn.functional import cross_entropy
 
 from sigil import models, statistics, verify
 from sigil.data import digits
-from sigil.experiments.authority import DemonstrationAuthority
 from sigil.keys.key import Key
 from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS
 from sigil.keys.stamping import make_query
 from sigil.models import Model
+from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict.report import ALPHA
 
 Floats = npt.NDArray[np.float32]

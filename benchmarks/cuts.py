@@ -1,6 +1,6 @@
 """How the choice of the cut decides whether a mark can be trained in, and on what it can be read.
 
-    python benchmarks/cuts.py --json results/benchmarks/cuts.json
+    python benchmarks/cuts.py --json benchmarks/results/cuts.json
 
 The loop of docs/own-server.md on the digits, three convolutions, cut behind the first, the second and the
 third: 128 bits, eight epochs on 1,400 images, three seeds. The mark is read on noise and on the other 397

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import sigil
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
-from sigil.experiments.lab.timing import interleaved
 from sigil.federation.precision import Precision, choose
+from sigil_reproduction.runner.timing import interleaved
 
 CLASSES = 10
 

@@ -1,6 +1,6 @@
 """Ten processes on CIFAR-10: one client killed for good, one killed and restarted, and what comes out.
 
-    PYTHONPATH=tests python benchmarks/faults.py --data-dir ~/data --json results/benchmarks/faults.json
+    PYTHONPATH=tests python benchmarks/faults.py --data-dir ~/data --json benchmarks/results/faults.json
 
 A server and nine clients train on loopback. In round 1 a client is killed in the middle of its round and
 started again; in round 2 another one is killed and stays away. The run must end, its weights must be those of

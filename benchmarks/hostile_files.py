@@ -1,6 +1,6 @@
 """Files that an adversary made to eat memory or time: what each costs before it is refused.
 
-    python benchmarks/hostile_files.py --json results/benchmarks/hostile_files.json
+    python benchmarks/hostile_files.py --json benchmarks/results/hostile_files.json
 
 Each file is opened, and run if it opens, by a fresh process. The columns: the most memory that the process
 that examines it held (about 160 MB of it before it saw the file), what the one that asks took beyond what it

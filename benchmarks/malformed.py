@@ -1,6 +1,6 @@
 """Ten thousand malformed messages against a live server, while an honest client trains on.
 
-    PYTHONPATH=tests python benchmarks/malformed.py --json results/benchmarks/malformed.json
+    PYTHONPATH=tests python benchmarks/malformed.py --json benchmarks/results/malformed.json
 
 The service runs in a process of its own. Somebody with a certificate and tickets of the federation sends
 random bytes, pickles, damaged, truncated, oversized, misplaced and replayed messages; strangers come with the

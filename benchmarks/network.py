@@ -1,6 +1,6 @@
 """What the network costs a training, each claim as a ratio measured in one run.
 
-    python benchmarks/network.py --json results/benchmarks/network.json
+    python benchmarks/network.py --json benchmarks/results/network.json
 
 The service runs in a process of its own and everything goes over the loopback interface with mutual TLS.
 Where the transport itself is measured, the server's arithmetic is replaced by nothing, on both sides of the
@@ -33,7 +33,6 @@ import grpc
 import torch
 from torch import Tensor
 
-from sigil.experiments.lab.intervals import interval
 from sigil.federation import (
     Activation,
     CutGradient,
@@ -60,6 +59,7 @@ from sigil.transport import (
     train_round,
 )
 from sigil.transport.wire import Wire
+from sigil_reproduction.runner.intervals import interval
 
 CLASSES, IMAGE = 10, (3, 32, 32)
 CPU = Precision(torch.device("cpu"), bfloat16=False)

@@ -1,6 +1,6 @@
 """The origin test: exact for strangers, also in a restored order; what disguises and attacks leave of it.
 
-    python benchmarks/origin.py --json results/benchmarks/origin.json
+    python benchmarks/origin.py --json benchmarks/results/origin.json
 
 Everything runs on the embedded digits with a small ResNet-18: clean models of width 4 cut at layer2, of which
 thousands of keys are tried, and for the power one of width 8 cut at layer3.
@@ -35,7 +35,6 @@ from sigil import attacks, data, origin
 from sigil.alignment import initial_half
 from sigil.attacks.halves import Halves
 from sigil.data import Dataset
-from sigil.experiments.beyond.disguises import DISGUISES
 from sigil.federation import train
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
@@ -46,6 +45,7 @@ from sigil.origin import WEIGHTS, Origin, compare
 from sigil.verdict.descent import filters_origin, restored_origin
 from sigil.verdict.report import ALPHA
 from sigil.weighted_coins import log10_at_most
+from sigil_reproduction.beyond.disguises import DISGUISES
 
 SHAPE = (32, 2, 2)
 # For the owner of the wider model the cut and the width are others, which only the filters' test asks for.

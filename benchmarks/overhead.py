@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
-from sigil.experiments.lab.timing import ServerStep, interleaved
 from sigil.federation.precision import choose
 from sigil.federation.repetition import MEMORY, Repetitions, projection
 from sigil.logit_gradients import check_logit_gradient
 from sigil.verdict.descent import origin_of
 from sigil.verdict.verification import read_mark
+from sigil_reproduction.runner.timing import ServerStep, interleaved
 
 
 def autograd_gradient(key: sigil.Key, matrix: Tensor, activation: Tensor, gradient: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Clean models' p-values on noise and on real inputs, and what verification costs beyond its forward passes.
 
-    python benchmarks/readings.py --json results/benchmarks/readings.json
+    python benchmarks/readings.py --json benchmarks/results/readings.json
 
 *Null*: models that never saw a key are trained on digits, and with ``--data-dir`` on CIFAR-10. Keys are
 drawn, and each model is read with each of them as `sigil.verify` does it: on noise, and on 256 test images

@@ -1,6 +1,6 @@
 """Shares of the mark where clients collude, leave or are trimmed from the average; on the embedded digits.
 
-    python benchmarks/shares.py --json results/benchmarks/shares.json
+    python benchmarks/shares.py --json benchmarks/results/shares.json
 
 ResNet-18 at width 8 cut at layer2 (256 numbers), 64 bits, ten clients, eight rounds of two epochs. `r` is the
 number of clients that carry a bit. Each row says the accuracy, and WSR and log10 p (before any allowance) on

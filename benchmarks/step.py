@@ -24,9 +24,9 @@ from torch import nn
 import sigil
 from sigil import optimizers
 from sigil.data.batches import Batches
-from sigil.experiments.lab.timing import interleaved
 from sigil.federation import Client, Server, Step, step
 from sigil.federation.precision import Precision, choose
+from sigil_reproduction.runner.timing import interleaved
 
 NOW = Step(round=1, client=0, step=1)
 RATE = 1e-3

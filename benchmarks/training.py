@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 import sigil
 from sigil.data import Dataset, Split
-from sigil.experiments.lab.timing import interleaved
 from sigil.federation import Client, Federation, Server, Settings, Step, step
 from sigil.federation.precision import Precision, choose
 from sigil.federation.settings import make
+from sigil_reproduction.runner.timing import interleaved
 
 NOW = Step(round=1, client=0, step=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 DOCS = Path(__file__).parent
-RESULTS = DOCS.parent / "results"
+ROOT = DOCS.parent
+RESULTS = ROOT / "reproduction" / "results"
+OUTSIDE = {RESULTS: "results", ROOT / "benchmarks" / "results": "benchmarks"}
+"""Folders outside docs/ that are part of the site, and where they lie on it."""
 
 REFERENCE = (
     "sigil",
@@ -47,10 +51,11 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "command-line.md", content=command_line_page()))
     for module in REFERENCE:
         files.append(File.generated(config, f"reference/{module}.md", content=reference_page(module)))
-    for path in sorted(RESULTS.rglob("*")):
+    for path in sorted(path for folder in OUTSIDE for path in folder.rglob("*")):
         # Single cells are for programs; pages, figures and benchmarks are for readers.
         if path.is_file() and not re.search(r"\.seed\d+\.json$", path.name):
-            name = (Path("results") / path.relative_to(RESULTS)).as_posix()
+            name = site_place(path)
+            assert name is not None
             files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
@@ -80,28 +85,42 @@ def neighbours(page: Page) -> str:
     return f'<nav class="sigil-neighbours" aria-label="Section">{"".join(links)}</nav>' if links else ""
 
 
-def site_links(markdown: str, folder: Path) -> str:
-    """Turn links between docs/, results/ and the rest of the repository into links of the site.
+def site_place(path: Path) -> str | None:
+    """Where a file or folder lies on the site, if it is part of it.
 
-    On the site results/ lies in docs/, and a folder is its README. What is not part of the site, such as a
+    >>> site_place(RESULTS / "cpu"), site_place(DOCS / "data.md"), site_place(ROOT / "src")
+    ('results/cpu', 'data.md', None)
+    """
+    for folder, name in {DOCS: "", **OUTSIDE}.items():
+        if path.is_relative_to(folder):
+            return (Path(name) / path.relative_to(folder)).as_posix()
+    return None
+
+
+def site_links(markdown: str, folder: Path) -> str:
+    """Turn links between docs/, results and the rest of the repository into links of the site.
+
+    On the site the results lie in docs/, and a folder is its README. What is not part of the site, such as a
     source file, keeps its text and loses its link. ``folder`` is where the page lies.
 
-    >>> site_links("[a](../results/cpu/) [b](../src/sigil/keys/key.py) [c](data.md)", DOCS)
+    >>> site_links("[a](../reproduction/results/cpu/) [b](../src/sigil/keys/key.py) [c](data.md)", DOCS)
     '[a](results/cpu/README.md) b [c](data.md)'
-    >>> site_links("[the p-value](../../docs/p-value.md)", RESULTS / "cpu")
+    >>> site_links("[the p-value](../../../docs/p-value.md)", RESULTS / "cpu")
     '[the p-value](../../p-value.md)'
     """
+    home = site_place(folder) or "."
 
     def mend(link: re.Match[str]) -> str:
         text, target = link.groups()
         if ":" in target or target.startswith("#"):
             return link[0]
-        place = (folder / target.partition("#")[0]).resolve()
-        if place.is_dir() and (place / "README.md").is_file():
-            target = target.rstrip("/") + "/README.md"
-        elif place.is_dir() or (not place.is_relative_to(DOCS) and not place.is_relative_to(RESULTS)):
+        name, mark, heading = target.partition("#")
+        place = (folder / name).resolve()
+        place = place / "README.md" if (place / "README.md").is_file() else place
+        there = site_place(place)
+        if there is None or place.is_dir():
             return text
-        return f"[{text}]({target.replace('../docs/', '../').replace('../results/', 'results/')})"
+        return f"[{text}]({os.path.relpath(there, home)}{mark}{heading})"
 
     return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", mend, markdown)
 

@@ -22,12 +22,12 @@ from sigil.errors import EvidenceError
 from sigil.evidence import gather, render, sign
 from sigil.evidence.repeating import repeat
 from sigil.evidence.signed import check
-from sigil.experiments.authority import DemonstrationAuthority
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.keys.statement import KeyFields
 from sigil.models import Model
 from sigil.suspect import open_suspect
+from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict.report import ALPHA, TESTS
 
 INPUT = (1, 8, 8)

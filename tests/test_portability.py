@@ -88,7 +88,7 @@ if __name__ == "__main__":
     suspect, key = folder / "run/client.safetensors", folder / "run.key"
     verify = run("verify", suspect, "--key", key, "--json")
 
-    from sigil.experiments import demo
+    from sigil import demo
     from sigil.federation.settings import make
 
     real = demo.settings

@@ -19,6 +19,8 @@ def test_the_version_is_in_one_place_and_cited() -> None:
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/sigil/version.py"
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == sigil.__version__
+    reproduction = tomllib.loads((ROOT / "reproduction" / "pyproject.toml").read_text())
+    assert reproduction["project"]["version"] == sigil.__version__
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == sigil.__version__
 
@@ -40,7 +42,7 @@ def test_constraints_fit_what_is_required() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     versions = {Requirement(line).name.lower().replace("_", "-"): line.partition("==")[2] for line in lines}
     wanted = [*PROJECT["project"]["dependencies"]]
-    for extra in ("train", "network", "onnx", "experiments"):
+    for extra in ("train", "network", "onnx", "simulation"):
         wanted += PROJECT["project"]["optional-dependencies"][extra]
     for line in wanted:
         requirement = Requirement(line)

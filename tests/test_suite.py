@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 # A child that starts a child of its own and leaves it alone. The latter says when it runs: while its program
 # is being loaded, a process has no environment to be known by.
 ORPHAN = """
@@ -21,7 +21,10 @@ sys.stdin.read()
 
 
 def test_the_patterns_of_the_markers_name_files_that_exist(patterns: tuple[str, ...]) -> None:
-    gone = [pattern for pattern in patterns if not list(TESTS.glob(pattern.partition("::")[0]))]
+    files = [pattern.partition("::")[0] for pattern in patterns]
+    places = [name.replace("reproduction/", "reproduction/tests/", 1) for name in files]
+    places = [place if place.startswith("reproduction/") else f"tests/{place}" for place in places]
+    gone = [place for place in places if not list(ROOT.glob(place))]
     assert gone == []
 
 

@@ -18,9 +18,9 @@ EXTRAS: Final = {
     "train": ("sklearn", "PIL", "matplotlib", "tensorboard", "datasets", "flwr_datasets"),
     "network": ("flwr", "grpc", "httpx", "uvicorn", "prometheus_client"),
     "onnx": ("onnx", "onnxruntime"),
-    "experiments": ("ray", "psutil"),
+    "simulation": ("ray", "psutil"),
 }
-"""The modules that each extra brings, by the extra's name; network and experiments bring train's too."""
+"""The modules that each extra brings, by the extra's name; network brings train's too."""
 
 
 def need(extra: str, *modules: str) -> None:

@@ -23,11 +23,11 @@ from sigil.errors import EvidenceError
 from sigil.evidence import Facts, check, gather, sign
 from sigil.evidence.first_version import FirstFacts, FirstVerdict
 from sigil.evidence.signed import sha256_of
-from sigil.experiments.authority import DemonstrationAuthority
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.keys.statement import KeyFields, Statement
 from sigil.suspect import open_suspect
+from sigil.testing.authority import DemonstrationAuthority
 
 SEED = bytes(range(50, 82))
 INPUT = (3, 8, 8)

@@ -16,7 +16,6 @@ from sigil import files
 from sigil.cli import outputs
 from sigil.cli.main import app, main
 from sigil.errors import OutputError
-from sigil.experiments.lab.store import Store
 from sigil.federation.run import train
 from sigil.federation.settings import make
 from sigil.keys.key import Key
@@ -59,8 +58,6 @@ OUTPUTS = {
     "data partition --out": ("data partition digits --out OUT", "picture"),
     "card --out": ("card run --out OUT", "file"),
     "report --out": ("report run --out OUT", "file"),
-    "reproduce --results": ("reproduce fidelity --results OUT --runs fresh", "folder"),
-    "reproduce --runs": ("reproduce fidelity --results fresh --runs OUT", "folder"),
     "data fetch --data-dir": ("data fetch cifar10 --base-url http://127.0.0.1:9 --data-dir OUT", "folder"),
     **{
         f"attack {name} --out": (f"attack {name} suspect.safetensors --out OUT {more}", "file")
@@ -93,14 +90,15 @@ READ = {
     "--run",  # trace: the directory of the training
 }
 
-# What is changed in place, between two marks that the page must have (tests/experiments/test_prose.py).
+# What is changed in place, between two marks that the page must have; the reproduction tests it.
 EDITED = {"report --summary"}
 
 
 def path_parameters(command: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Every parameter of every command that names a file or folder: the command and the parameter."""
     for below, each in getattr(command, "commands", {}).items():
-        yield from path_parameters(each, f"{name} {below}".strip())
+        if below != "reproduce":  # comes with another package, where it has its tests
+            yield from path_parameters(each, f"{name} {below}".strip())
     for parameter in command.params:
         if "path" in type(parameter.type).__name__.lower() or parameter.name in ("out", "report", "evidence"):
             options = [option for option in parameter.opts if option.startswith("--")]
@@ -278,24 +276,6 @@ def test_own_pictures_are_replaced_by_force_only(end: str, capsys: pytest.Captur
     capsys.readouterr()
     assert "give --force" in refused(capsys, line, "")
     assert main([*line.split(), "--force"]) == 0
-
-
-def test_tables_beside_the_page_are_outputs_too(capsys: pytest.CaptureFixture[str]) -> None:
-    Store("smoke", results=Path("results"), runs=Path("runs")).results.mkdir(parents=True)
-    for name in ("page.md", "page.csv"):
-        assert "are the same file" in refused(capsys, f"report results/smoke --out {name}", "")
-        Path(name).write_text("by hand")
-        for more in ("", " --force"):
-            line = f"report results/smoke --out page.html{more}"
-            assert "is not a report that Sigil wrote" in refused(capsys, line, "")
-        Path(name).unlink()
-
-
-def test_reproduce_leaves_a_page_by_hand_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path("results/smoke/fidelity/README.md")
-    page.parent.mkdir(parents=True)
-    page.write_text("# fidelity\n\nBy hand.\n")
-    assert "is not a page that Sigil wrote" in refused(capsys, "reproduce fidelity --results results", "")
 
 
 def test_a_replaced_key_is_kept() -> None:

@@ -24,9 +24,9 @@ from sigil import models
 from sigil.cli.main import main
 from sigil.evidence.facts import Facts
 from sigil.evidence.signed import check
-from sigil.experiments.authority import DemonstrationAuthority
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
+from sigil.testing.authority import DemonstrationAuthority
 
 PROMISED = {
     "owned",

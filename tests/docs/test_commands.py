@@ -124,8 +124,8 @@ SMALLER = (
 """What makes commands and programs small enough for a test; not applied to the tutorial."""
 
 PARSED = {
-    "sigil demo": "tests/experiments/test_demo.py runs it",
-    "sigil reproduce": "tests/experiments/lab/test_reproduce.py runs it",
+    "sigil demo": "tests/test_demo.py runs it",
+    "sigil reproduce": "reproduction/tests/test_reproduce.py runs it",
     "sigil report": "the same, and tests/cli/test_report.py",
     "sigil data fetch": "downloads; tests/data/test_downloads.py runs it against a local server",
     "sigil serve": "trains with other processes; tests/transport runs it",

@@ -15,10 +15,10 @@ import pytest
 from sigil import statistics
 from sigil.alignment import Alignment
 from sigil.evidence.facts import Facts, gather
-from sigil.experiments.authority import DemonstrationAuthority
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.origin import OCTILES, Origin
+from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict.readings import Kind, Reading, Source
 from sigil.verdict.report import ALPHA, TESTS, Report, best_of
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from sigil import models, statistics
 from sigil.data import Inputs
 from sigil.errors import ConfigError, SealError, ShapeError, SuspectError
-from sigil.experiments.authority import DemonstrationAuthority
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
+from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import readings
 from sigil.verdict.report import Report
 from sigil.verdict.verification import verify

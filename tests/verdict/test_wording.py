@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sigil.experiments.authority import DemonstrationAuthority
+from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import wording
 from sigil.verdict.wording import chance, decimal, percent, scientific, success_rate
 

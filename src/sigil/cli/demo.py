@@ -34,7 +34,7 @@ def demo(
     """
     extras.need("train")
     outputs.check(outputs.Folder("--out", out))
-    from sigil.experiments.demo import tell
+    from sigil.demo import tell
     from sigil.federation.progress import choose
 
     def say(text: str) -> None:

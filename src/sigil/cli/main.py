@@ -17,6 +17,7 @@ import typer
 
 from sigil import extras
 from sigil.cli import (
+    additions,
     attack,
     card,
     data,
@@ -27,7 +28,6 @@ from sigil.cli import (
     key,
     key_reference,
     report,
-    reproduce,
     serve,
     stamp,
     trace,
@@ -70,7 +70,7 @@ join.register(app)
 demo.register(app)
 attack.register(app)
 detect.register(app)
-reproduce.register(app)
+additions.register(app)
 report.register(app)
 card.register(app)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sigil.cli import outputs
+from sigil.cli import additions, outputs
 from sigil.cli.terminal import printable
 
 
@@ -53,27 +53,13 @@ def report(
     redraw = force or out is None
     inputs = {"FOLDER": folders[0]} | {f"FOLDER {number}": path for number, path in enumerate(folders[1:], 2)}
     if any((folder / "run.json").exists() for folder in folders):
-        from sigil.experiments.run_report import write_runs
+        from sigil.pages.runs import write_runs
 
         place = out or folders[0] / "report.html"
         outputs.check(outputs.page("--out", place, force=redraw), inputs=inputs)
         written = [write_runs(folders, place)]
     else:
-        from sigil.errors import ExperimentError
-        from sigil.experiments.report import CSV, MARKDOWN, files_of, write
-
-        if len(folders) > 1:
-            raise ExperimentError(
-                "A report is on one folder of results or on any number of runs; give them one at a time."
-            )
-        wanted = files_of(folders[0], out)
-        outputs.check(
-            outputs.page("--out", wanted.page, force=redraw),
-            outputs.File("the same tables in", wanted.markdown, MARKDOWN, redraw, "report"),
-            outputs.File("the same tables in", wanted.csv, CSV, redraw, "report"),
-            inputs=inputs,
-        )
-        made = write(folders[0], out, summary=summary)
-        written = [made.page, made.markdown, made.csv]
+        write = additions.load("report", f"{folders[0]} is no finished run. ")
+        written = write(folders, out, summary=summary, redraw=redraw, inputs=inputs)
     for path in written:
         typer.echo(printable(str(path)))

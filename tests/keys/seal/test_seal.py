@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric import utils
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sigil.errors import KeyFileError, SealError
-from sigil.experiments.authority import DemonstrationAuthority, _certify
 from sigil.keys import der, seal
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
+from sigil.testing.authority import DemonstrationAuthority, _certify
 
 SEED = bytes(range(32))
 

@@ -1,0 +1,108 @@
+"""Proof, not only WSR: how long must a key be to survive the worst attacks? Strength 0.1, ResNet-18.
+
+The exact test turns a success rate into a probability, and the length of the key decides what a rate is
+worth. This table looks for the smallest number of bits whose p-value is still at most 3e-7 after pruning 80 %
+and after the adaptive attack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sigil import attacks
+from sigil.federation.run import Run
+from sigil.pages.tables import NOT_RUN, Number, Page, Row, Table
+from sigil.verdict.report import ALPHA
+from sigil_reproduction.paper import figure6_splitout as splitout
+from sigil_reproduction.paper import table5_adaptive as adaptive
+from sigil_reproduction.paper.ablations import PROOF_ATTACKS as ATTACKS
+from sigil_reproduction.paper.ablations import PRUNING, attacked_lengths
+from sigil_reproduction.runner.attacked import entries, marks
+from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.lengths import PROOF
+from sigil_reproduction.runner.scales import Scale
+from sigil_reproduction.runner.stealth import OUTLIERS
+from sigil_reproduction.runner.store import Cell, Store
+
+LEVEL = math.log10(ALPHA)
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """Every attack on every length, and what SplitOut sees of each."""
+    lengths = PROOF.at(scale)
+    watched = {splitout.name_of_length(bits) for bits in lengths}
+    seen = [cell for cell in splitout.cells(scale, seeds) if cell.name in watched]
+    return seen + attacked_lengths(scale, seeds, lengths)
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Attack the run and measure accuracy and the mark."""
+    (run,) = runs
+    attack = cell.options["attack"]
+    if attack != PRUNING:
+        return adaptive.after_attack(run, attack, store)
+    pruned = attacks.prune(run.halves(), 0.8)
+    return marks(pruned, store.dataset(run.settings), run.settings, store)
+
+
+def show(measured: Measured, folder: Path) -> Page:
+    """One row per length, one column per attack, and which lengths are proof after each."""
+    lengths = _lengths(measured)
+    rows: list[Row] = [
+        [
+            str(bits),
+            *(entries(measured, f"{bits} bits {attack}") for attack in ATTACKS),
+            measured.number(splitout.name_of_length(bits), OUTLIERS),
+        ]
+        for bits in lengths
+    ]
+    proven = [[attack, _proving(measured, attack, lengths)] for attack in ATTACKS]
+    return [
+        Table(["bits", *ATTACKS, "SplitOut's outliers in 256"], rows),
+        Table(["after", "lengths that are proof (p ≤ 3e-7)"], proven),
+    ]
+
+
+def _lengths(measured: Measured) -> list[int]:
+    return sorted({int(cell.options["bits"]) for cell in measured.cells if "bits" in cell.options})
+
+
+def _proving(measured: Measured, attack: str, lengths: list[int]) -> str | Number:
+    found = {bits: measured.values(f"{bits} bits {attack}", "owned") for bits in lengths}
+    if not any(found.values()):
+        return NOT_RUN
+    proven = [str(bits) for bits, owned in found.items() if owned and all(owned)]
+    # One length alone is a number.
+    return Number(int(proven[0]), form="d") if len(proven) == 1 else ", ".join(proven) or "none of them"
+
+
+def verdict(measured: Measured) -> list[Finding]:
+    """Which lengths are proof to begin with, and after every attack; and that they all embed."""
+
+    def worst(bits: int, *attacks: str) -> float | None:
+        found = [measured.values(f"{bits} bits {attack}", "log10_p") for attack in attacks]
+        return max(map(max, found)) if all(found) else None
+
+    lengths = _lengths(measured)
+    return [
+        check_claim(
+            "Every length is proof before an attack (log10 p of at most −6.5)",
+            {f"{bits} bits": worst(bits, "none") for bits in lengths},
+            lambda x: x <= LEVEL,
+        ),
+        *(
+            check_claim(
+                f"{bits} bits are proof after every attack (largest log10 p)",
+                {"worst": worst(bits, *ATTACKS)},
+                lambda x: x <= LEVEL,
+            )
+            for bits in lengths
+        ),
+    ]
+
+
+CAPTION = "What remains of keys of several lengths after pruning and the adaptive attack, strength 0.1."
+EXPERIMENT = Experiment("proof", CAPTION, cells, show, measure, verdict)

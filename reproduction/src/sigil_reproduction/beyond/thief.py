@@ -1,0 +1,116 @@
+"""What client 0 can do as a thief, and what both proofs show of the model afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sigil import attacks, origin
+from sigil.alignment import initial_half
+from sigil.attacks.halves import Halves
+from sigil.attacks.training import Tuning
+from sigil.data import Dataset
+from sigil.errors import ExperimentError
+from sigil.federation.precision import choose
+from sigil.federation.recording import Recording
+from sigil.federation.run import Run
+from sigil.keys.key import Key
+from sigil.models import Model
+from sigil_reproduction.paper import table5_adaptive as adaptive
+from sigil_reproduction.runner.attacked import attackers_share, marks
+from sigil_reproduction.runner.scales import PerScale
+from sigil_reproduction.runner.store import Store
+
+# Epochs of Adam at 5e-4 in batches of 32 for all attacks that fine-tune but the adaptive one.
+EPOCHS = PerScale(4, smoke=1)
+
+
+@dataclass(frozen=True)
+class Thief:
+    """What client 0 has: the finished model, its images, its recorded gradients, the initial weights."""
+
+    run: Run
+    store: Store
+    own: Dataset
+    initial: Model
+    epochs: int
+    rate: float = Tuning.lr
+
+    @classmethod
+    def of(cls, run: Run, store: Store, *, epochs: int | None = None, rate: float | None = None) -> Self:
+        """Client 0 of a run that has a recording; it fine-tunes for the scale's epochs unless told."""
+        dataset, key = store.dataset(run.settings), store.key(run.settings)
+        own = attackers_share(dataset, run.settings)
+        initial, epochs = initial_half(run.folder, key), epochs or EPOCHS.at(store.scale)
+        return cls(run, store, own, initial, epochs, rate or Tuning.lr)
+
+    @property
+    def halves(self) -> Halves:
+        return self.run.halves()
+
+    @property
+    def recording(self) -> Recording:
+        return Recording(self.run.folder / "recording")
+
+    @property
+    def tuning(self) -> Tuning:
+        settings = self.run.settings
+        return Tuning(
+            lr=self.rate,
+            epochs=self.epochs,
+            seed=settings.run.seed,
+            precision=choose(settings.run.device, settings.run.precision),
+        )
+
+    def reverse(self, reversal: float, gamma: float = 10.0) -> Halves:
+        recording = self.recording
+        if gamma and recording.partial and recording.mean(recording.rounds) is None:
+            raise ExperimentError(
+                f"The recording in {self.run.folder} keeps a share of the gradients and no sums, and a thief "
+                "adds up all of them; train again."
+            )
+        return attacks.reverse(
+            self.halves, recording, self.own, reversal=reversal, gamma=gamma, tuning=self.tuning
+        )[0]
+
+    def orthogonalise(self, halves: Halves, **options: Any) -> Halves:
+        return attacks.orthogonalise(halves, self.own, self.initial, tuning=self.tuning, **options)
+
+    def dodge(self, gamma: float) -> Halves:
+        return attacks.dodge(self.halves, self.own, gamma=gamma, tuning=self.tuning)
+
+    def read(self, **options: Any) -> Halves:
+        return attacks.read(self.halves, self.own, tuning=self.tuning, **options)[0]
+
+    def overwrite(self) -> Halves:
+        key = self.store.key(self.run.settings)
+        assert key is not None
+        secret = hashlib.sha256(f"another owner, seed {self.run.settings.run.seed}".encode()).digest()
+        other = Key.generate("Mallory", shape=key.shape, bits=key.bits, seed=secret)
+        tuning = self.tuning
+        return attacks.overwrite(
+            self.halves,
+            self.own,
+            other,
+            epochs=tuning.epochs,
+            batch_size=tuning.batch_size,
+            seed=tuning.seed,
+            precision=tuning.precision,
+        )
+
+    def remove_subspace(self, *, centre: bool) -> Halves:
+        return adaptive.attack_run(self.run, "R_wm 2", self.store, centre=centre)[0]
+
+    def left(self, attacked: Halves) -> dict[str, Any]:
+        """What an attack has left: accuracy, the mark on noise and on images, the origin."""
+        settings, known = self.run.settings, self.initial.state_dict()
+        found = origin.compare(
+            attacked[0].state_dict(),
+            {name: tuple(value.shape) for name, value in known.items() if value.ndim >= 2},
+            lambda name, shape: known[name],
+        )
+        return marks(attacked, self.store.dataset(settings), settings, self.store) | {
+            "wsr_origin": 100 * found.share,
+            "log10_p_origin": found.log10_p,
+        }

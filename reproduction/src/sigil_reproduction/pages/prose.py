@@ -1,0 +1,145 @@
+"""Prose about results whose numbers come from the cells, never from a keyboard.
+
+``results/SCALE/README.md.jinja`` becomes ``README.md`` beside it, and
+``results/summary.md.jinja`` becomes part of another page, between two marks. In a template
+
+- ``{{ n(experiment, cell, number) }}`` is the mean over the seeds that were measured ("wsr" unless another
+  number is named; one inside another is written "detector.share"), ``pm`` the same with ± their deviation,
+- ``{{ paper(model, strength, number) }}`` the paper's number of the fidelity table,
+- ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
+- ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
+- ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
+- ``{{ at("cpu").n(…) }}`` any of these of another scale,
+- ``{{ scale }}`` the scale's name, and ``{{ figure }}`` the figure that says most of those that there are.
+
+What was not measured is "not run".
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, TemplateError
+
+from sigil import files
+from sigil.errors import ExperimentError
+from sigil_reproduction.pages import claims, overview
+from sigil_reproduction.paper import table3_fidelity as fidelity
+from sigil_reproduction.runner import published
+from sigil_reproduction.runner.experiment import Measured
+from sigil_reproduction.runner.intervals import NOT_RUN
+from sigil_reproduction.runner.store import Store
+
+NOTES, SUMMARY = "README.md.jinja", "summary.md.jinja"
+FIGURES = "figures"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+
+
+class Numbers:
+    """The numbers of a scale's cells, as a template asks for them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._measured = cache(self._read)
+
+    def _read(self, experiment: str) -> Measured:
+        return claims.measured_of(self._store, experiment)
+
+    def values(self, experiment: str, cell: str, number: str) -> list[float]:
+        """One number of a cell, for each seed that was measured."""
+        measured = self._measured(experiment)
+        if cell not in {one.name for one in measured.cells}:
+            raise ExperimentError(f"There is no cell {cell!r} in {experiment}; correct the template.")
+        rows: list[Any] = measured.every(cell)
+        *inside, name = number.split(".")
+        for outer in inside:
+            rows = [row[outer] for row in rows]
+        return [float(row[name]) for row in rows]
+
+    def n(self, experiment: str, cell: str, number: str = "wsr", form: str = ".1f") -> str:
+        """The mean over seeds."""
+        found = self.values(experiment, cell, number)
+        return format(statistics.fmean(found), form) if found else NOT_RUN
+
+    def pm(self, experiment: str, cell: str, number: str = "wsr", form: str = ".1f") -> str:
+        """The mean, with ± the standard deviation where there are several seeds."""
+        found = self.values(experiment, cell, number)
+        spread = f" ± {statistics.stdev(found):{form}}" if len(found) > 1 else ""
+        return self.n(experiment, cell, number, form) + spread
+
+    def paper(self, model: str, strength: float, number: str, form: str = ".1f") -> str:
+        """The paper's number of the fidelity table."""
+        return format((published.fidelity(model, strength) or {})[number], form)
+
+    def gained(self, model: str, strength: float) -> str:
+        """What marking gains in accuracy, with its interval."""
+        found = fidelity.cost(self._measured("fidelity"), model, strength)
+        return NOT_RUN if found is None else found.text("+.1f", "points")
+
+    def lost(self, cell: str, form: str = ".1f") -> str:
+        """The points of accuracy that an attack of `curves` cost, the mean over the seeds that have both."""
+        self.values("curves", cell, "accuracy")  # says which cell there is not
+        measured = self._measured("curves")
+        before = measured.by_seed(f"{cell.partition(' ')[0]} none", "accuracy")
+        after = measured.by_seed(cell, "accuracy")
+        costs = [before[seed] - found for seed, found in after.items() if seed in before]
+        return format(statistics.fmean(costs), form) if costs else NOT_RUN
+
+    def at(self, scale: str) -> Numbers:
+        """The numbers of another scale of the same results."""
+        known = self._store
+        return Numbers(Store(scale, results=known.results.parent, runs=known.runs.parent))
+
+    def counted(self, verdict: str) -> int:
+        """How many of the paper's claims have this verdict."""
+        return sum(one.verdict == verdict for one in claims.held(self._store))
+
+
+def render(template: str, store: Store) -> str:
+    """A template's text with the numbers of a scale."""
+    numbers = Numbers(store)
+    names = ("n", "pm", "paper", "gained", "counted", "lost", "at")
+    drawn = (
+        name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
+    )
+    figure = f"{FIGURES}/{next(drawn, overview.TRAINING)}"
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    try:
+        text = environment.from_string(template).render(
+            {name: getattr(numbers, name) for name in names} | {"scale": store.scale, "figure": figure}
+        )
+    except (TemplateError, KeyError) as error:
+        raise ExperimentError(f"A template of the results cannot be filled: {error}.") from error
+    return text.replace(f"{NOT_RUN} %", NOT_RUN)
+
+
+def write_notes(store: Store) -> None:
+    """Fill ``README.md`` of a scale's results from the template beside it, if there is one."""
+    template = store.results / NOTES
+    if template.exists():
+        text = render(template.read_text("utf-8"), store)
+        # The template beside it says that the page is ours.
+        files.write(store.results / "README.md", text, replace=True, raises=ExperimentError)
+
+
+def check_summary(store: Store, page: Path) -> tuple[str, str]:
+    """What lies before and behind the part of a page that the summary fills; an error if there is none."""
+    template = store.results.parent / SUMMARY
+    text = page.read_text("utf-8") if page.is_file() else ""
+    if not template.exists() or text.count(BEGIN) != 1 or text.count(END) != 1:
+        raise ExperimentError(
+            f"{page} needs one line {BEGIN} and one line {END} with the results between them, and "
+            f"{template} must say what goes there."
+        )
+    before, rest = text.split(BEGIN)
+    return before, rest.split(END)[1]
+
+
+def write_summary(store: Store, page: Path) -> None:
+    """Fill the part of a page between the two marks with the summary of a scale's results."""
+    before, after = check_summary(store, page)
+    filled = render((store.results.parent / SUMMARY).read_text("utf-8"), store).strip()
+    files.write(page, f"{before}{BEGIN}\n{filled}\n{END}{after}", replace=True, raises=ExperimentError)

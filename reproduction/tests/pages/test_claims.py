@@ -1,0 +1,74 @@
+"""The paper's claims in one table: every one has its cell, and a number that is held against a limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sigil.pages.drawing import markdown
+from sigil_reproduction import registry
+from sigil_reproduction.pages import claims, overview
+from sigil_reproduction.runner import scales
+from sigil_reproduction.runner.store import Cell, Store
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def put(store: Store, experiment: str, name: str, seed: int, numbers: dict[str, Any]) -> None:
+    store.measure(Cell(experiment, name, seed, ()), lambda cell, runs, store: numbers)
+
+
+@pytest.mark.parametrize("scale", ["cpu", "desk", "paper"])
+def test_every_claim_is_held_against_a_cell_of_its_experiment(scale: str) -> None:
+    for claim in claims.claims():
+        names = {cell.name for cell in registry.get(claim.experiment).cells(scales.get(scale), [0])}
+        assert {claim.cell, claim.instead_of or claim.cell} <= names, claim.text
+
+
+def test_the_numbers_of_the_claims_are_in_the_committed_cells() -> None:
+    """A misspelt number would read as "not run" for ever."""
+    found = claims.held(Store("cpu", results=RESULTS, runs=RESULTS))
+    missing = [
+        one.claim.text for one in found if one.found is None and "adaptive" not in one.claim.experiment
+    ]
+    assert missing == []
+
+
+def test_claims_agree_differ_or_cannot_be_tested(tmp_path: Path) -> None:
+    store = Store("cpu", results=tmp_path, runs=tmp_path)
+    for seed, (clean, marked) in enumerate(((80.0, 79.8), (81.0, 80.7), (79.0, 78.9))):
+        put(store, "fidelity", "resnet18 clean", seed, {"accuracy": clean})
+        numbers = {"accuracy": marked, "wsr": 99.0 + seed / 10, "cosine": 1e-4}
+        put(store, "fidelity", "resnet18 strength 0.1", seed, numbers)
+    put(store, "fidelity", "vgg11 clean", 0, {"accuracy": 70.0})
+    put(store, "fidelity", "vgg11 strength 0.1", 0, {"accuracy": 70.0, "wsr": 100.0})
+    put(store, "fidelity", "resnet18 strength 0.01", 0, {"accuracy": 80.0, "wsr": 60.0})
+    put(store, "scrutinizer", "layer4 strength 0.1", 0, {"pooled scrutinizer": {"suspicious": 0.0}})
+    both = {"pooled scrutinizer": {"suspicious": 0.0}, "sparse": {"suspicious": 50.0}}
+    put(store, "scrutinizer", "layer3 honest", 0, both)
+    found = {one.claim.text: one for one in claims.held(store)}
+    cost = found["Marking costs no accuracy, ResNet-18 (at most 2 points)"]
+    assert (cost.ours, cost.verdict) == ("-0.2 points [-0.4, +0.0], 3 seeds", "agrees")
+    assert found["Marking costs no accuracy, VGG11 (at most 2 points)"].verdict == "cannot be tested here"
+    assert found["The mark embeds at λ = 0.01 (WSR ≥ 95 %)"].verdict == "differs"
+    assert found["The mark embeds at λ = 1 (WSR ≥ 95 %)"].verdict == "not run"
+    quiet = found["Gradient Scrutinizer at layer4 never calls it an attack (0 % of scores)"]
+    assert quiet.verdict == "agrees"
+    loud = found["Gradient Scrutinizer at layer3 calls an honest server an attack"]
+    assert (loud.ours, loud.verdict) == ("50.0 % of scores, one seed", "agrees")
+    text = markdown(claims.page(store))
+    assert "| 100.0 % | 60.0 %" not in text
+    assert "| 99.1 % | 60.0 %, one seed | `cpu` | **differs** |" in text
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_the_figures_are_drawn_from_what_there_is(tmp_path: Path) -> None:
+    empty = Store("cpu", results=tmp_path, runs=tmp_path)
+    assert overview.page(empty, tmp_path) == []
+    store = Store("cpu", results=RESULTS, runs=RESULTS)
+    drawn = [picture.file for picture in overview.page(store, tmp_path) if not isinstance(picture, str)]  # type: ignore[union-attr]
+    assert {overview.TRAINING, overview.DETECTORS} <= set(drawn)
+    for name in drawn:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

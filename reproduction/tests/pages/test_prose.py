@@ -1,0 +1,120 @@
+"""Prose about results: every number in it comes from a cell, and the pages are what the cells give."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from sigil.cli.main import main
+from sigil.errors import ExperimentError
+from sigil_reproduction.pages import prose
+from sigil_reproduction.runner.store import Cell, Store
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "reproduction" / "results"
+TEMPLATES = sorted([RESULTS / prose.SUMMARY, *RESULTS.glob(f"*/{prose.NOTES}")])
+# Names that have digits in them: strengths, cuts, windows, architectures, settings of an experiment.
+NAMES = (
+    r"λ = [\d.]+( and [\d.]+)?",
+    r"layer\d",
+    r"R_wm \d+",
+    r"ResNet-18|VGG11|MobileNetV2|DenseNet-121|CIFAR-10|INT[48]|log10 p|1/100",
+    r"pruning \d+ %|in 256|\d+ bits|with 160|\d+ clients|with 50|100 times the penalty",
+    r"Dirichlet [\d.]+|log-normal \d|\(paper 9\)|256 random inputs|from 128",
+    r"^\d\. ",
+)
+
+
+def store(scale: str) -> Store:
+    return Store(scale, results=RESULTS, runs=RESULTS)
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: str(path.relative_to(RESULTS)))
+def test_no_number_is_typed(path: Path) -> None:
+    text = re.sub(r"\{\{.*?\}\}", "", path.read_text("utf-8"), flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
+    for name in NAMES:
+        text = re.sub(name, "", text, flags=re.MULTILINE)
+    assert re.findall(r".{0,40}\d.{0,40}", text) == []
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob(f"*/{prose.NOTES}")), ids=lambda path: path.parent.name)
+def test_the_page_of_a_scale_is_what_its_cells_give(path: Path) -> None:
+    """After new cells: `sigil report results/SCALE`."""
+    page = (path.parent / "README.md").read_text("utf-8")
+    assert page == prose.render(path.read_text("utf-8"), store(path.parent.name))
+
+
+def test_the_readme_is_what_the_cells_of_its_scale_give() -> None:
+    """After new cells: `sigil report results/SCALE --summary README.md`."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    shown = readme.split(prose.BEGIN)[1].split(prose.END)[0].strip()
+    scale = re.search(r"scale `(\w+)`", shown)
+    assert scale is not None
+    assert shown == prose.render((RESULTS / prose.SUMMARY).read_text("utf-8"), store(scale[1])).strip()
+    for link in re.findall(r"\]\(([^)]+)\)", shown):
+        assert (ROOT / link).exists(), link
+
+
+def test_every_page_of_results_with_prose_has_a_template() -> None:
+    scales = [folder for folder in RESULTS.iterdir() if (folder / "report.md").exists()]
+    assert scales
+    assert [folder.name for folder in scales if not (folder / prose.NOTES).exists()] == []
+
+
+def put(place: Store, cell: str, seed: int, wsr: float) -> None:
+    numbers = {"wsr": wsr, "accuracy": 80.0, "curves": {"round": [1], "accuracy": [0.8], "wsr": [wsr / 100]}}
+    place.measure(Cell("fidelity", cell, seed, ()), lambda cell, runs, store: numbers)
+
+
+def test_numbers_are_means_over_seeds_and_gaps_say_so(tmp_path: Path) -> None:
+    place = Store("cpu", results=tmp_path, runs=tmp_path)
+    for seed, wsr in enumerate((98.0, 100.0)):
+        put(place, "resnet18 strength 0.1", seed, wsr)
+    template = '{{ n("fidelity", "resnet18 strength 0.1") }} % {{ pm("fidelity", "resnet18 strength 0.1") }} '
+    assert prose.render(template, place) == "99.0 % 99.0 ± 1.4 "
+    assert prose.render('{{ n("fidelity", "vgg11 clean", "accuracy") }} %', place) == "not run"
+    assert prose.render('{{ gained("resnet18", 0.1) }}', place) == "not run"
+    assert prose.render('{{ paper("resnet18", 0.1, "wsr") }}', place) == "100.0"
+    other = '{{ at("cpu").n("fidelity", "resnet18 strength 0.1") }}'
+    assert prose.render(other, Store("desk", results=tmp_path, runs=tmp_path)) == "99.0"
+
+
+def test_what_an_attack_costs_is_a_difference(tmp_path: Path) -> None:
+    place = Store("desk", results=tmp_path, runs=tmp_path)
+    assert prose.render('{{ lost("paper fine-tuning, 1 epoch") }}', place) == "not run"
+    for name, accuracy in (("paper none", 80.0), ("paper fine-tuning, 1 epoch", 77.5)):
+        place.measure(Cell("curves", name, 0, ()), lambda cell, runs, store, is_=accuracy: {"accuracy": is_})
+    assert prose.render('{{ lost("paper fine-tuning, 1 epoch") }}', place) == "2.5"
+    # A second seed whose attack was not made does not count.
+    place.measure(Cell("curves", "paper none", 1, ()), lambda cell, runs, store: {"accuracy": 90.0})
+    assert prose.render('{{ lost("paper fine-tuning, 1 epoch") }}', place) == "2.5"
+
+
+MISTAKES = (
+    '{{ n("fidelity", "resnet19 clean") }}',
+    "{{ nonsense }}",
+    "{{ n(",
+    '{{ n("fidelty", "a") }}',
+)
+
+
+@pytest.mark.parametrize("template", MISTAKES)
+def test_a_mistake_in_a_template_is_one_sentence(tmp_path: Path, template: str) -> None:
+    with pytest.raises(ExperimentError):
+        prose.render(template, Store("cpu", results=tmp_path, runs=tmp_path))
+
+
+def test_the_summary_replaces_what_lies_between_its_marks(tmp_path: Path) -> None:
+    place = Store("cpu", results=tmp_path / "results", runs=tmp_path)
+    put(place, "vgg11 strength 0.1", 0, 99.0)
+    (tmp_path / "results" / prose.SUMMARY).write_text('WSR {{ n("fidelity", "vgg11 strength 0.1") }} %')
+    page = tmp_path / "README.md"
+    page.write_text(f"Before.\n{prose.BEGIN}\nold\n{prose.END}\nAfter.\n")
+    assert main(["report", str(place.results), "--summary", str(page)]) == 0
+    assert page.read_text() == f"Before.\n{prose.BEGIN}\nWSR 99.0 %\n{prose.END}\nAfter.\n"
+    page.write_text("No marks.\n")
+    assert main(["report", str(place.results), "--summary", str(page)]) == 2
+    assert page.read_text() == "No marks.\n"

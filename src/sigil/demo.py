@@ -1,0 +1,185 @@
+"""The whole story on embedded data: a stamped key, two trainings, two verdicts, one page.
+
+Ten clients train a small ResNet-18 on the handwritten digits that come with scikit-learn, once under a
+server that marks and once under one that does not. Then an auditor tests both, on noise and on test images.
+The key is stamped by an authority that the demonstration runs itself, which shows the way and proves nothing
+to anybody else.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sigil import files, hardware
+from sigil.data import open_inputs
+from sigil.errors import ExperimentError
+from sigil.evidence.facts import Facts, gather
+from sigil.evidence.page import render
+from sigil.federation.from_settings import what_a_key_states
+from sigil.federation.progress import Silent
+from sigil.federation.run import Run, check_folder, train
+from sigil.federation.settings import Settings, make
+from sigil.keys.key import Key
+from sigil.keys.stamping import make_query
+from sigil.pages import figures
+from sigil.suspect import open_suspect
+from sigil.testing.authority import DemonstrationAuthority
+from sigil.verdict import wording
+from sigil.verdict.readings import Reading
+from sigil.verdict.report import ALPHA, Report
+from sigil.verdict.verification import verify
+
+Say = Callable[[str], None]
+
+DATA = "digits"
+BITS = 64
+
+
+@dataclass(frozen=True)
+class Story:
+    """One of the two trainings: its curves, the verdict on its model, and the verdict's own page."""
+
+    name: str
+    run: Run
+    report: Report
+    page: Path
+
+    @property
+    def marks(self) -> tuple[Reading, ...]:
+        """The readings of the mark: on noise and on test images."""
+        return tuple(reading for reading in self.report.readings if reading.kind != "origin")
+
+
+def settings(strength: float) -> Settings:
+    """Settings of the demonstration: 10 clients, 10 rounds of 2 local epochs."""
+    return make(
+        {
+            "model": {"name": "resnet18", "width": 8, "cut": "layer3"},
+            "data": {"name": DATA},
+            "federation": {"clients": 10, "rounds": 10, "local_epochs": 2, "batch_size": 16},
+            "optimizer": {"lr": 0.1, "warmup_rounds": 1},
+            "watermark": {"strength": strength, "bits": BITS},
+            "run": {"workers": min(2, hardware.cores())},
+        }
+    )
+
+
+def tell(folder: Path, *, say: Say, progress: Callable[[], Silent] = Silent) -> tuple[Story, Story, Path]:
+    """Tell the story in `folder`; returns the marked and the clean training, and the page."""
+    files.make_folder(folder)
+    for name in ("marked", "clean"):
+        check_folder(folder / name)
+    for name in ("report", "marked", "clean"):
+        files.check(folder / f"{name}.html", replace=files.PAGE, kind="page")
+    key_file, root_file = folder / "owner.key", folder / "authority.pem"
+    key = _stamped_key(key_file, root_file)
+    say(f"1. The server's owner has a secret key, {key_file}, and published this line before training:")
+    say(f"   {key.statement()}")
+    say(f"   An authority of the demonstration's own stamped it ({wording.DEMONSTRATION}).")
+    say("2. Ten clients train with this server, which adds the mark to every gradient it returns.")
+    marked = train(settings(0.1), folder / "marked", key=key, progress=progress(), name="marked")
+    say("3. For comparison, the same training without a mark.")
+    clean = train(settings(0.0), folder / "clean", progress=progress(), name="clean")
+    say("4. A client walks away with its half. An auditor tests both models, on noise and on test images:")
+    stories = tuple(
+        _verdict(name, run, key, key_file, root_file) for name, run in (("marked", marked), ("clean", clean))
+    )
+    for story in stories:
+        accuracy = 100 * story.run.final["accuracy"]
+        say(f"   {story.name}: accuracy {accuracy:.1f} %. {story.report.sentence()}")
+        for reading in story.marks:
+            say(f"      on {reading.kind}: {wording.reading(reading)}")
+    page = folder / "report.html"
+    files.write(page, _page(key, stories), replace=files.PAGE)
+    return stories[0], stories[1], page
+
+
+def _stamped_key(key_file: Path, root_file: Path) -> Key:
+    """The key of the demonstration, made, stamped and sealed at its first start."""
+    if key_file.exists():
+        key = Key.load(key_file)
+        if key.stamp is None or not root_file.exists():
+            raise ExperimentError(
+                f"{key_file} is not the stamped key of a demonstration, or {root_file.name} is gone: "
+                "choose another --out."
+            )
+        return key
+    authority = DemonstrationAuthority()
+    key = Key.generate("Demo owner", **what_a_key_states(settings(0.1)), bits=BITS, seal="rfc3161")
+    sealed = key.seal(authority.answer(make_query(key.statement())))
+    files.write(root_file, authority.root_pem(), replace=True)
+    sealed.save(key_file)
+    return sealed
+
+
+def _verdict(name: str, run: Run, key: Key, key_file: Path, root_file: Path) -> Story:
+    model = run.folder / "client.safetensors"
+    suspect = open_suspect(model)
+    report = verify(suspect, key, open_inputs(DATA), roots=root_file)
+    command = f"sigil verify {model} --key {key_file} --inputs {DATA} --tsa-root {root_file}"
+    shape = suspect.input_shape or ()
+    facts: Facts = gather(report, key, suspect=suspect, input_shape=shape, command=command)
+    page = key_file.with_name(f"{name}.html")
+    files.write(page, render(facts), replace=files.PAGE)
+    return Story(name, run, report, page)
+
+
+def _page(key: Key, stories: tuple[Story, ...]) -> str:
+    environment = Environment(
+        loader=PackageLoader("sigil.pages", "."), autoescape=True, undefined=StrictUndefined
+    )
+    return environment.get_template("demo.html").render(
+        key=key,
+        stories=stories,
+        curves=_curves(stories),
+        settings=stories[0].run.settings,
+        seal=wording.DEMONSTRATION,
+        level=ALPHA,
+        name=wording.reading_name,
+    )
+
+
+def _curves(stories: tuple[Story, ...]) -> str:
+    """Accuracy and WSR over the rounds as an SVG picture, encoded for an <img>."""
+    figure, (left, right) = figures.panels(2)
+    colours = {"marked": figures.COLOURS[0.1], "clean": "#888888"}
+    for story in stories:
+        rounds = [row["round"] for row in story.run.metrics]
+        figures.curve(
+            left, rounds, _percent(story.run.metrics, "accuracy"), color=colours[story.name], label=story.name
+        )
+    marked = stories[0].run.metrics
+    for number, label, style in (("wsr_inputs", "marked, on images", "-"), ("wsr", "marked, on noise", ":")):
+        figures.curve(
+            right,
+            [row["round"] for row in marked],
+            _percent(marked, number),
+            color=colours["marked"],
+            label=label,
+            linestyle=style,
+        )
+    right.axhline(
+        100 * stories[1].report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end"
+    )
+    left.set(title="accuracy on test images (%)", xlabel="round", ylim=(0, 101))
+    right.set(title="watermark success rate (%)", xlabel="round", ylim=(30, 101))
+    figures.legend(left)
+    figures.legend(right)
+    figure.tight_layout()
+    picture = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "sigil"}):
+        figure.savefig(picture, format="svg", metadata={"Date": None})
+    mpl.pyplot.close(figure)
+    return base64.b64encode(picture.getvalue()).decode()
+
+
+def _percent(metrics: list[dict[str, Any]], name: str) -> list[float | None]:
+    return figures.percent([row.get(name) for row in metrics])

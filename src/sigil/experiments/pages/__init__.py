@@ -1,1 +1,0 @@
-"""How results are shown: tables, figures, and pages in Markdown, HTML and CSV."""

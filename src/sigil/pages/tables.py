@@ -1,0 +1,170 @@
+"""Tables as data: rows of typed entries, which :mod:`sigil.pages.drawing` draws."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MISSING = "not run"
+
+
+@dataclass(frozen=True)
+class Number:
+    """One of our numbers, None where it was not measured, with the paper's beside it.
+
+    >>> Number(99.5, "WSR", deviation=0.3, paper=100.0).text
+    'WSR 99.5 ± 0.3 (100.0)'
+    """
+
+    value: float | None
+    quantity: str = ""
+    form: str = ".1f"
+    deviation: float | None = None
+    unit: str = ""
+    paper: float | None = None
+    paper_form: str = ""  # as ours, unless it says otherwise
+
+    @classmethod
+    def over(cls, values: Sequence[float], quantity: str = "", form: str = ".1f", unit: str = "") -> Number:
+        """The mean over seeds, with their standard deviation where there are several."""
+        mean = statistics.fmean(values) if values else None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return cls(mean, quantity, form, deviation, unit)
+
+    @property
+    def ours(self) -> str:
+        """Our number in words."""
+        return MISSING if self.value is None else format(self.value, self.form)
+
+    @property
+    def spread(self) -> str:
+        """Its deviation in words, if it has one."""
+        return "" if self.deviation is None else format(self.deviation, self.form.lstrip("+"))
+
+    @property
+    def published(self) -> str:
+        """The paper's number in words, if there is one."""
+        return "" if self.paper is None else format(self.paper, self.paper_form or self.form)
+
+    @property
+    def measured(self) -> str:
+        """Our number with deviation and unit."""
+        text = f"{self.ours} ± {self.spread}" if self.spread else self.ours
+        return f"{text} {self.unit}" if self.unit else text
+
+    @property
+    def text(self) -> str:
+        """All of it as Markdown."""
+        return _joined(self.quantity, self.measured, self.published)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Yes, no or partly, with the paper's answer beside it."""
+
+    measured: str = MISSING
+    published: str = ""
+    quantity: str = ""
+    spread: str = ""
+
+    @property
+    def ours(self) -> str:
+        """Our answer."""
+        return self.measured
+
+    @property
+    def text(self) -> str:
+        """Both as Markdown."""
+        return _joined(self.quantity, self.measured, self.published)
+
+
+@dataclass(frozen=True)
+class Power:
+    """A probability as a power of ten.
+
+    >>> Power(-12.14).text
+    'p = 10^-12.1'
+    """
+
+    exponent: float
+    spread: str = ""
+    published: str = ""
+
+    @property
+    def quantity(self) -> str:
+        """What the number is, where it stands without the ten."""
+        return "log10 p"
+
+    @property
+    def ours(self) -> str:
+        """The exponent in words."""
+        return f"{self.exponent:.1f}"
+
+    @property
+    def text(self) -> str:
+        """As Markdown."""
+        return f"p = 10^{self.ours}"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What is no number, with the little Markdown that pages use."""
+
+    text: str
+    quantity: str = ""
+    spread: str = ""
+    published: str = ""
+
+    @property
+    def ours(self) -> str:
+        """The words themselves."""
+        return self.text
+
+
+def _joined(quantity: str, measured: str, published: str) -> str:
+    text = f"{quantity} {measured}" if quantity else measured
+    return f"{text} ({published})" if published else text
+
+
+Entry = Number | Answer | Power | Words
+Place = str | Entry | Sequence[Entry]
+"""What stands in one place of a table: words, an entry, or entries one below the other."""
+Row = Sequence[Place]
+"""The name of a row, and what stands in its further places."""
+NOT_RUN = Number(None)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: the names of its columns, and rows that begin with the row's name.
+
+    `caption` is the paragraph above the table and `notes` the one below it.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    caption: str = ""
+    notes: str = ""
+
+    def entries(self) -> list[tuple[str, list[Sequence[Entry]]]]:
+        """The name of each row, and the entries of its places."""
+        return [(str(name), [_entries(place) for place in places]) for name, *places in self.rows]
+
+
+def _entries(place: Place) -> Sequence[Entry]:
+    if isinstance(place, str):
+        return [Words(place)]
+    return [place] if isinstance(place, Number | Answer | Power | Words) else place or [Words("")]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, by its description and the file that it was saved to."""
+
+    words: str
+    file: str
+
+
+Page = Sequence[str | Table | Picture]
+"""What an experiment shows, in order; words are a paragraph, a heading or a list in Markdown."""

@@ -1,0 +1,1 @@
+"""What demonstrations and tests stand in for the world with: a time-stamping authority."""
