@@ -14,7 +14,7 @@ from pydantic import Field
 from sigil.federation.settings import RunSettings, Settings
 from sigil_reproduction import registry
 from sigil_reproduction.runner import scales
-from sigil_reproduction.runner.store import MODEL, Cell, Store, experiment_key
+from sigil_reproduction.runner.store import KEY, MODEL, Cell, Store
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -38,7 +38,10 @@ def test_a_new_setting_leaves_old_trainings_where_they_are(tmp_path: Path) -> No
 
 
 def test_the_scheme_of_the_paper_leaves_old_trainings_where_they_are(tmp_path: Path) -> None:
-    """Names from before there were schemes: sha256 of [DEFAULTS, what differed from the defaults then]."""
+    """Names from before there were schemes: sha256 of [DEFAULTS, what differed from the defaults then].
+
+    New trainings have other keys, which their names say.
+    """
     store = Store("smoke", results=tmp_path, runs=tmp_path)
     smoke = scales.get("smoke")
     for mark in ({}, {"strength": 0.1}, {"strength": 0.01}):
@@ -58,11 +61,12 @@ def test_the_scheme_of_the_paper_leaves_old_trainings_where_they_are(tmp_path: P
             "run": {"precision": "float32", "seed": 3, "threads": 1, "workers": 1},
             "watermark": watermark,
         }
-        text = json.dumps([2, changed], sort_keys=True)
-        assert store.folder(settings).name == hashlib.sha256(text.encode()).hexdigest()[:16]
+        for early, kind in ((True, []), (False, ["stated key"])):
+            text = json.dumps([2, changed, *kind], sort_keys=True)
+            named = hashlib.sha256(text.encode()).hexdigest()[:16]
+            assert store.folder(settings, early=early).name == named
         shares = smoke.settings(seed=3, watermark={**mark, "scheme": "shares"})
         assert store.folder(shares) != store.folder(settings)
-        assert experiment_key(shares).fields.scheme == "shares"
 
 
 def test_every_committed_cell_is_asked_for_by_its_experiment() -> None:
@@ -86,7 +90,7 @@ def test_a_kept_model_stands_in_for_its_training(tmp_path: Path, monkeypatch: py
     recorded = smoke.settings(seed=0, watermark=mark, record=smoke.recording)
     run = store.train(recorded)
     kept = store.kept(recorded)
-    assert {path.name for path in kept.iterdir()} == set(MODEL)
+    assert {path.name for path in kept.iterdir()} == {*MODEL, KEY}
 
     other = Store("smoke", results=tmp_path / "results", runs=tmp_path / "others")
     found = other.train(smoke.settings(seed=0, watermark=mark))

@@ -140,7 +140,7 @@ def _short(scale: Scale, extent: Extent, *, seed: int, strength: float) -> Setti
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """One cell; what it is about is in its options."""
     options, owner = cell.options, runs[0]
-    dataset, key = store.dataset(owner.settings), store.key(owner.settings)
+    dataset, key = store.dataset(owner.settings), store.key(owner)
     assert key is not None
     if "pairs" in options:
         clean, marked = runs[1 : 1 + options["pairs"]], runs[1 + options["pairs"] :]
@@ -184,7 +184,7 @@ def _attacked(owner: Run, attack: str, dataset: Dataset, store: Store) -> Halves
 
 def _examined(owner: Run, before: Halves, disguised: Disguised, store: Store) -> dict[str, Any]:
     """Accuracy (%) before and after a disguise, and the verdicts: before, as it is, and aligned."""
-    settings, key, dataset = owner.settings, store.key(owner.settings), store.dataset(owner.settings)
+    settings, key, dataset = owner.settings, store.key(owner), store.dataset(owner.settings)
     assert key is not None
     precision = choose(settings.run.device, settings.run.precision)
     tested = replace(dataset, test=_evenly(dataset.test, TESTED))
@@ -213,7 +213,7 @@ def _examined(owner: Run, before: Halves, disguised: Disguised, store: Store) ->
 
 def _with_probes(owner: Run, kind: str, count: int, store: Store) -> dict[str, Any]:
     """The plain disguise, undone with `count` probes of some kind."""
-    dataset, key = store.dataset(owner.settings), store.key(owner.settings)
+    dataset, key = store.dataset(owner.settings), store.key(owner)
     assert key is not None
     halves = owner.halves()
     suspect = permuted(halves, seed=owner.settings.run.seed).client

@@ -27,7 +27,8 @@ from sigil.federation.run import Run
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import noise
-from sigil_reproduction.runner.store import OWNER, Store
+from sigil_reproduction.runner.keys import OWNER
+from sigil_reproduction.runner.store import Store
 
 PROBES = 512
 IMAGES = 200
@@ -69,7 +70,7 @@ def real_keys(
         half = run.halves()[0].eval()
         answers = _answers(half)
         for name, reference in (("owner", owner), (str(number), marked[number])):
-            key = store.key(reference.settings)
+            key = store.key(reference)
             assert key is not None
             row: dict[str, Any] = {"reference": name, "clean": number, "p": {}, "z": {}}
             alignments = _alignments(half, reference, images)
@@ -78,7 +79,7 @@ def real_keys(
                 if name == "owner":
                     to_owner.setdefault(way, []).append(values[:FEW])
             rows.append(row | {"sure": _sure(alignments)})
-    own = store.key(owner.settings)
+    own = store.key(owner)
     assert own is not None
     return {
         "pairs": rows,

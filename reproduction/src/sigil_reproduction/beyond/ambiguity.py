@@ -18,12 +18,12 @@ from sigil.federation.seeds import derive
 from sigil.keys.key import Key
 from sigil.pages.tables import Page, Power, Row, Table
 from sigil.verdict.report import Report
-from sigil_reproduction.runner import attacked, scales
+from sigil_reproduction.runner import attacked, keys, scales
 from sigil_reproduction.runner.attacked import attackers_share, marks
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
 from sigil_reproduction.runner.reading import on_noise
 from sigil_reproduction.runner.scales import STRENGTHS, Scale
-from sigil_reproduction.runner.store import Cell, Store, experiment_key
+from sigil_reproduction.runner.store import Cell, Store
 
 ATTACKS = ("none", "overwrite", "permute", "scale")
 PLAN = dict.fromkeys(reversed(STRENGTHS), ATTACKS)
@@ -53,7 +53,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     second: Report | None = None
     if attack == "overwrite":
         precision = choose(settings.run.device, settings.run.precision)
-        mallory = _other(experiment_key(settings, store.data_dir), 0)
+        mallory = _other(keys.stated(settings, store.data_dir), 0)
         halves = attacks.overwrite(
             halves,
             attackers_share(dataset, settings),
@@ -65,7 +65,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         second = attacks.measure(halves, data=dataset, key=mallory, precision=precision).report
     elif attack != "none":
         halves = attacks.permute(halves, seed=seed, permutation=attack == "permute")
-    numbers = marks(halves, dataset, settings, store)
+    numbers = marks(halves, run, store)
     if second is not None:
         numbers |= {"second_wsr": 100 * second.wsr, "second_log10_p": second.best.log10_p}
     return numbers
@@ -75,7 +75,7 @@ def _forge(run: Run, store: Store) -> dict[str, Any]:
     """What an innocent model gives to somebody who chooses a key after seeing it."""
     client, _ = run.halves()
     shape = store.dataset(run.settings).shape
-    key = experiment_key(run.settings, store.data_dir)
+    key = keys.stated(run.settings, store.data_dir)
     plain = on_noise(client, key, shape, probes=256)
     chosen = sum(max(share, 1 - share) for share in plain.bit_shares) / key.bits
     tries = scales.get(store.scale).keys_per_model

@@ -52,7 +52,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     settings, dataset = run.settings, store.dataset(run.settings)
     teacher, attack = run.halves(), cell.options["attack"]
     if attack == "none":
-        return marks(teacher, dataset, settings, store)
+        return marks(teacher, run, store)
     images, inside = ATTACKS[attack]
     fresh = models.build(
         settings.model.name,
@@ -74,7 +74,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         seed=settings.run.seed,
         precision=choose(settings.run.device, settings.run.precision),
     )
-    return marks(distilled, dataset, settings, store)
+    return marks(distilled, run, store)
 
 
 def show(measured: Measured, folder: Path) -> Page:

@@ -45,7 +45,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     if attack != PRUNING:
         return adaptive.after_attack(run, attack, store)
     pruned = attacks.prune(run.halves(), 0.8)
-    return marks(pruned, store.dataset(run.settings), run.settings, store)
+    return marks(pruned, run, store)
 
 
 def show(measured: Measured, folder: Path) -> Page:

@@ -40,7 +40,7 @@ class Thief:
     @classmethod
     def of(cls, run: Run, store: Store, *, epochs: int | None = None, rate: float | None = None) -> Self:
         """Client 0 of a run that has a recording; it fine-tunes for the scale's epochs unless told."""
-        dataset, key = store.dataset(run.settings), store.key(run.settings)
+        dataset, key = store.dataset(run.settings), store.key(run)
         own = attackers_share(dataset, run.settings)
         initial, epochs = initial_half(run.folder, key), epochs or EPOCHS.at(store.scale)
         return cls(run, store, own, initial, epochs, rate or Tuning.lr)
@@ -84,7 +84,7 @@ class Thief:
         return attacks.read(self.halves, self.own, tuning=self.tuning, **options)[0]
 
     def overwrite(self) -> Halves:
-        key = self.store.key(self.run.settings)
+        key = self.store.key(self.run)
         assert key is not None
         secret = hashlib.sha256(f"another owner, seed {self.run.settings.run.seed}".encode()).digest()
         other = Key.generate("Mallory", shape=key.shape, bits=key.bits, seed=secret)
@@ -104,13 +104,14 @@ class Thief:
 
     def left(self, attacked: Halves) -> dict[str, Any]:
         """What an attack has left: accuracy, the mark on noise and on images, the origin."""
-        settings, known = self.run.settings, self.initial.state_dict()
+        known = self.initial.state_dict()
         found = origin.compare(
             attacked[0].state_dict(),
             {name: tuple(value.shape) for name, value in known.items() if value.ndim >= 2},
             lambda name, shape: known[name],
         )
-        return marks(attacked, self.store.dataset(settings), settings, self.store) | {
+        return marks(attacked, self.run, self.store) | {
             "wsr_origin": 100 * found.share,
             "log10_p_origin": found.log10_p,
+            "answers_origin": {"count": found.tested, "right": found.agreeing},
         }

@@ -69,7 +69,7 @@ class TracedTraining:
     def open(cls, scale: Scale, task: str, kind: str, seed: int, store: Store) -> TracedTraining:
         """Train unless that was done."""
         run, kept = trained(scale, task, kind, seed, store)
-        key = store.key(run.settings)
+        key = store.key(run)
         assert key is not None
         return cls(run, kept, key, read_record(run.folder), store.dataset(run.settings), sets=SETS.at(scale))
 

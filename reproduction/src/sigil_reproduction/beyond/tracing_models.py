@@ -118,7 +118,7 @@ def trained(scale: Scale, task: str, kind: str, seed: int, store: Store) -> tupl
     run = train(
         settings,
         folder,
-        key=store.key(settings),
+        key=store.new_key(settings),
         data_dir=store.data_dir,
         wait=True,
         client_observers=[leaks],

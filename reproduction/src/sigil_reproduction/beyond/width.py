@@ -79,7 +79,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     thief = Thief.of(run, store, epochs=cell.options["epochs"], rate=cell.options["rate"])
     found = thief.left(ATTACKS[cell.options["attack"]](thief))
     if cell.options["attack"] == NOTHING:
-        key = store.key(run.settings)
+        key = store.key(run)
         assert key is not None
         found |= {OUTLIERS: stealth.outliers_per_batch(run, store), "dimension": key.dimension}
     return found

@@ -26,9 +26,10 @@ from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Wor
 from sigil.verdict.report import ALPHA, PAPER_THRESHOLD
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
+from sigil_reproduction.runner.keys import OWNER
 from sigil_reproduction.runner.reading import on_noise
 from sigil_reproduction.runner.scales import PAPER_BITS, TASKS, PerScale, Scale
-from sigil_reproduction.runner.store import OWNER, Cell, Store
+from sigil_reproduction.runner.store import Cell, Store
 
 Floats = npt.NDArray[np.float64]
 

@@ -24,8 +24,9 @@ from sigil.models import Model
 from sigil.pages.tables import Page, Row, Table
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
+from sigil_reproduction.runner.keys import OWNER
 from sigil_reproduction.runner.scales import PerScale, Scale
-from sigil_reproduction.runner.store import OWNER, Cell, Store
+from sigil_reproduction.runner.store import Cell, Store
 from sigil_reproduction.runner.timing import ServerStep, interleaved
 
 BITS = (50, 1_000)

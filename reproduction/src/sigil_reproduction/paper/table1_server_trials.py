@@ -33,8 +33,8 @@ from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings, make
 from sigil.models import Model
 from sigil.verdict.report import ALPHA
+from sigil_reproduction.runner import keys
 from sigil_reproduction.runner.scales import PAPER_BITS
-from sigil_reproduction.runner.store import experiment_key
 
 YES, PARTLY, NO, NONE = "yes", "partly", "no", "–"
 TrialResult = tuple[str, str]
@@ -235,7 +235,7 @@ class Trial:
         """The server adds Sigil's mark to the gradients that it returns anyway."""
         mark = self.settings.watermark.model_copy(update={"strength": 1.0})
         settings = self.settings.model_copy(update={"watermark": mark})
-        key = experiment_key(settings)
+        key = keys.stated(settings)
         training = Federation(settings, self.dataset, key=key)
         for _ in range(settings.federation.rounds):
             training.run_round()

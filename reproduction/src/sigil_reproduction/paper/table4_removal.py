@@ -84,7 +84,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     settings, dataset = run.settings, store.dataset(run.settings)
     attack, _ = ATTACKS[cell.options["attack"]]
     attacked = attack(run.halves(), attackers_share(dataset, settings), settings, store.scale)
-    return marks(attacked, dataset, settings, store)
+    return marks(attacked, run, store)
 
 
 def show(measured: Measured, folder: Path) -> Page:

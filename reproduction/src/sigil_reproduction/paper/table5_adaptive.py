@@ -91,8 +91,8 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 def after_attack(run: Run, attack: str, store: Store) -> dict[str, Any]:
     """The numbers of one variant of the attack on a run that has a recording."""
     halves, found = attack_run(run, attack, store)
-    numbers = marks(halves, store.dataset(run.settings), run.settings, store)
-    key = store.key(run.settings)
+    numbers = marks(halves, run, store)
+    key = store.key(run)
     if found is not None and key is not None and _gamma(attack):
         numbers |= {
             "overlap": 100 * attacks.overlap(found.directions, key),

@@ -12,11 +12,13 @@ from sigil.baselines import Backdoor, ParameterMark
 from sigil.data import Dataset
 from sigil.federation.from_settings import client_parts
 from sigil.federation.precision import choose
+from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 from sigil.pages import figures
 from sigil.pages.tables import Entry, Place, Power
 from sigil.verdict.report import ALPHA
 from sigil_reproduction.runner.experiment import Measured
+from sigil_reproduction.runner.reading import counts
 from sigil_reproduction.runner.scales import Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -76,12 +78,17 @@ def attackers_share(dataset: Dataset, settings: Settings, client: int = 0) -> Da
     return attacks.share(dataset, client_parts(settings, dataset)[client])
 
 
-def marks(halves: Halves, dataset: Dataset, settings: Settings, store: Store) -> dict[str, Any]:
-    """Accuracy (%), and WSR (%) of the mark that the training embedded, if it embedded one."""
+def marks(halves: Halves, run: Run, store: Store) -> dict[str, Any]:
+    """What an attack has left of a run's accuracy (%) and of the mark that it embedded, if it embedded one.
+
+    The raw counts of each reading are among the numbers, for any later rule.
+    """
+    settings, dataset = run.settings, store.dataset(run.settings)
     precision = choose(settings.run.device, settings.run.precision)
-    found = attacks.measure(halves, data=dataset, key=store.key(settings), precision=precision)
+    found = attacks.measure(halves, data=dataset, key=store.key(run), precision=precision)
     numbers: dict[str, Any] = {"accuracy": 100 * (found.accuracy or 0.0)}
     if found.report is not None:
+        numbers |= counts(found.report.readings)
         for reading in found.report.readings:
             if not reading.aligned:
                 # The names without a kind are those of noise, the paper's probe.

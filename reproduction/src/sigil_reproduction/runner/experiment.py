@@ -9,10 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sigil import attacks
 from sigil.errors import ExperimentError
 from sigil.federation.run import Run
 from sigil.pages.tables import Number, Page
 from sigil_reproduction.runner.intervals import AGREES, DIFFERS, UNTESTABLE, Interval, judge
+from sigil_reproduction.runner.reading import counts
 from sigil_reproduction.runner.scales import Scale, get
 from sigil_reproduction.runner.store import Cell, Result, Store
 
@@ -201,6 +203,10 @@ def final_numbers(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         numbers["wsr"] = 100 * final["wsr"]
         numbers["log10_p"] = final["log10_p"]
         numbers["cosine"] = sum(cosines) / len(cosines) if cosines else None
+        key, dataset = store.key(run), store.dataset(run.settings)
+        report = attacks.measure(run.halves()[0], data=dataset, key=key).report
+        assert report is not None
+        numbers |= counts(report.readings)
     numbers["curves"] = curves(
         run,
         "loss",

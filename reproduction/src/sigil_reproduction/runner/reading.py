@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,3 +26,19 @@ def on_noise(
             yield noise(shape, min(_BATCH, probes - start), generator=generator)
 
     return read(suspect, key, batches, kind="noise", count=probes)
+
+
+def counts(readings: Iterable[Reading]) -> dict[str, Any]:
+    """The raw counts of readings of a mark, so that a verdict can be computed again without measuring again.
+
+    ``answers`` are those to noise, ``answers_inputs`` those to images: the number of probes, and for each bit
+    how many of them answer as the key asks.
+    """
+    return {
+        "answers" if reading.kind == "noise" else f"answers_{reading.kind}": {
+            "count": reading.count,
+            "right": [round(reading.count * share) for share in reading.bit_shares],
+        }
+        for reading in readings
+        if reading.bit_shares and not reading.aligned
+    }

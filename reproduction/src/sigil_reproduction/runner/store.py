@@ -28,19 +28,15 @@ from typing import Any
 from sigil import attacks, baselines, files  # noqa: F401  (they carry out the section behaviour)
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
-from sigil.federation.from_settings import cut_shape, load_data
+from sigil.federation.from_settings import load_data
 from sigil.federation.precision import Precision, choose
 from sigil.federation.run import Run, is_finished, open_run, train
-from sigil.federation.scheme import resolve
 from sigil.federation.settings import RecordSettings, RunSettings, Settings
 from sigil.hardware import NOT_RECORDED, in_words
 from sigil.keys.key import Key
-from sigil.keys.length import default_bits
-from sigil.keys.statement import KeyFields
 from sigil.version import __version__
-from sigil_reproduction.runner import scales
+from sigil_reproduction.runner import keys, scales
 
-OWNER = "Sigil experiments"
 # Raised whenever the default of a setting changes.
 DEFAULTS = 2
 # What a training had before there was a setting for it, where that is not the setting's default: these values
@@ -50,6 +46,7 @@ BEFORE = {("watermark", "scheme"): "paper", ("watermark", "strength"): 0.1}
 UNNAMED = (("record", "whole_rounds"), ("record", "limit_mb"))
 # The files of a run that are its model; run.json comes last, because it says that the run is finished.
 MODEL = ("client.safetensors", "server.safetensors", "reference.safetensors", "metrics.jsonl", "run.json")
+KEY = "owner.key"
 # A model of the paper's full width (45 MB) is not put into the repository: it stays with its run.
 LARGEST_KEPT = 8 * 2**20
 
@@ -91,8 +88,8 @@ class Store:
         self.runs = runs / scale
         self.data_dir = data_dir
 
-    def folder(self, settings: Settings) -> Path:
-        """Where the training with these settings is (or will be).
+    def folder(self, settings: Settings, *, early: bool = False) -> Path:
+        """Where the training with these settings is (or will be); `early` with a key that states nothing.
 
         Settings with their default value are left out, so that a new setting does not orphan what was trained
         before there was one; a change of a default must raise `DEFAULTS`.
@@ -108,7 +105,8 @@ class Store:
             changed |= {section: group} if group else {}
         for section, name in UNNAMED:
             changed.get(section, {}).pop(name, None)
-        text = json.dumps([DEFAULTS, changed], sort_keys=True)
+        kind = ["stated key"] if settings.marked and not early else []
+        text = json.dumps([DEFAULTS, changed, *kind], sort_keys=True)
         return self.runs / hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def train(self, settings: Settings) -> Run:
@@ -125,13 +123,13 @@ class Store:
             else train(
                 self._recorded(settings) if keeps else settings,
                 self.folder(settings),
-                key=self.key(settings),
+                key=self.new_key(settings),
                 data_dir=self.data_dir,
                 wait=True,
             )
         )
-        if keeps:
-            self._keep(run, self.kept(settings))
+        if keeps and run.folder.parent == self.runs:
+            self._keep(run, self._kept(run.folder))
         return run
 
     def trained(self, settings: Settings) -> bool:
@@ -140,10 +138,12 @@ class Store:
 
     def _finished(self, settings: Settings) -> Path | None:
         """Where a finished training lies that will do for these settings, if there is one."""
-        places = [self.folder(settings)]
-        if not settings.record.clients:
-            recorded = self._recorded(settings)
-            places += [self.kept(settings), self.folder(recorded), self.kept(recorded)]
+        places = []
+        for early in (False, True):
+            places.append(self.folder(settings, early=early))
+            if not settings.record.clients:
+                recorded = self.folder(self._recorded(settings), early=early)
+                places += [self._kept(places[-1]), recorded, self._kept(recorded)]
         return next((place for place in places if is_finished(place)), None)
 
     def _recorded(self, settings: Settings) -> Settings:
@@ -155,12 +155,18 @@ class Store:
 
     def kept(self, settings: Settings) -> Path:
         """Where the model of this training is kept with the results, if it is."""
-        return self.results / "models" / self.folder(settings).name
+        return self._kept(self.folder(settings))
+
+    def _kept(self, folder: Path) -> Path:
+        return self.results / "models" / folder.name
 
     def _keep(self, run: Run, folder: Path) -> None:
         if is_finished(folder) or sum((run.folder / name).stat().st_size for name in MODEL) > LARGEST_KEPT:
             return
         folder.mkdir(parents=True, exist_ok=True)
+        key = self.key(run)
+        if key is not None and not isinstance(key, keys.BareKey) and not (folder / KEY).exists():
+            key.save(folder / KEY)  # it protects nothing, and every command can be tried with it
         for name in MODEL:
             with files.draft(folder / name, replace=True) as place:
                 shutil.copyfile(run.folder / name, place)
@@ -169,11 +175,13 @@ class Store:
         """The data of the training with these settings."""
         return load_data(settings, self.data_dir)
 
-    def key(self, settings: Settings) -> Key | None:
-        """The key of a marked training: fixed by its seed, since experiments must repeat."""
-        if not settings.marked:
-            return None
-        return experiment_key(settings, self.data_dir)
+    def key(self, run: Run) -> Key | None:
+        """The key that a run was trained with, if it was marked."""
+        return keys.of_run(run, self.data_dir)
+
+    def new_key(self, settings: Settings) -> Key | None:
+        """The key of a new training, if it marks."""
+        return keys.stated(settings, self.data_dir) if settings.marked else None
 
     def seeds(self, experiment: str) -> set[int]:
         """The seeds of which any cell of this experiment was measured."""
@@ -244,23 +252,3 @@ def _precision(cell: Cell) -> Precision:
     """Where and in which number format a cell is measured: as its first training was done."""
     run = cell.trainings[0].run if cell.trainings else RunSettings()
     return choose(run.device, run.precision)
-
-
-def experiment_key(settings: Settings, data_dir: Path | None = None) -> Key:
-    """A key that anybody can make again: for experiments only, never to protect a model."""
-    shape = cut_shape(settings, data_dir)
-    mark = resolve(settings, None).watermark
-    text = f"sigil experiment key, seed {settings.run.seed}"
-    secret = hashlib.sha256(text.encode()).digest()
-    if mark.scheme == "shares":
-        return Key.generate(
-            OWNER,
-            shape=shape,
-            bits=mark.bits,
-            seed=secret,
-            scheme="shares",
-            carriers_per_bit=mark.carriers_per_bit,
-        )
-    # Keys of the first version, which the committed cells were measured with.
-    bits = settings.watermark.bits or default_bits(shape)
-    return Key(KeyFields(owner=OWNER, shape=shape, bits=bits, version=1), secret)

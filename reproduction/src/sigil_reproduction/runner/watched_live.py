@@ -116,7 +116,7 @@ def watch(
     federation = Federation(
         settings,
         dataset,
-        key=store.key(settings),
+        key=store.new_key(settings),
         client_observers=detectors,
         server_factory=None if attacker is None else attacker.server,
     )
