@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -47,9 +48,22 @@ def test_every_cell_is_measured_and_every_page_written(everything: Path) -> None
                 assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_smoke_names_its_data_and_judges_nothing(everything: Path) -> None:
+    store = make_store(everything)
+    pages = {name: (store.results / name / "README.md").read_text() for name in registry.EXPERIMENTS}
+    for name, page in pages.items():
+        assert not re.search(r"cifar|tiny-imagenet", page, re.IGNORECASE), name
+        assert not re.search(r"^- (\*\*differs|agrees|cannot be)", page, re.MULTILINE), name
+    assert "| resnet18 / digits |" in pages["fidelity"]
+    assert "| vgg11 / digits32 |" in pages["fidelity"]
+
+
 def test_the_report_of_everything_has_no_gap(everything: Path) -> None:
     assert main(["report", str(everything / "results" / "smoke")]) == 0
     page = (everything / "results" / "smoke" / "report.html").read_text("utf-8")
+    assert scales.NOT_JUDGED in page.replace("&#39;", "'")
+    assert "CIFAR" not in page
+    assert not re.search(r'class="badge (agrees|differs|partly)"', page)
     assert "not run" not in page.replace("A cell that was not run says so", "")
     for name in registry.EXPERIMENTS:
         assert f'<section id="{name}">' in page

@@ -105,7 +105,7 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
             # A picture that the page showed before is ours, as the page is.
             shown = f"]({picture.name})" in before
             files.write(folder / picture.name, picture.read_bytes(), replace=shown, raises=ExperimentError)
-    findings = listed(experiment.verdict(measured))
+    findings = listed(experiment.findings(measured, scales.get(store.scale)))
     done = sum(store.has(cell) for cell in cells)
     machines = computed_on(measured.results.values())
     files.write(

@@ -36,8 +36,8 @@ CURVES = {
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with a few cells of the fidelity table: ResNet-18 for two seeds, VGG11 not at all."""
     folder = tmp_path_factory.mktemp("store") / "results"
-    store = Store("smoke", results=folder, runs=folder.parent / "runs")
-    for cell in fidelity.model_cells(scales.get("smoke"), [0, 1], "resnet18"):
+    store = Store("cpu", results=folder, runs=folder.parent / "runs")
+    for cell in fidelity.model_cells(scales.get("cpu"), [0, 1], "resnet18"):
         strength = cell.options["strength"]
         numbers: dict[str, object] = {"accuracy": 90.0 + cell.seed, "curves": CURVES}
         if strength:

@@ -260,7 +260,9 @@ def _largest(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
 
 
 def page(store: Store) -> Page:
-    """The table that opens the report."""
+    """The table that opens the report; a sentence where the scale says nothing about the claims."""
+    if not scales.get(store.scale).judged:
+        return [scales.NOT_JUDGED]
     rows: list[Row] = []
     for one in held(store):
         places = one.claim.paper, one.ours, f"`{store.scale}`", _word(one.verdict)

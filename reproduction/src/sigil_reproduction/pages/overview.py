@@ -12,6 +12,7 @@ from sigil_reproduction.paper import figure5_scrutinizer as scrutinizer
 from sigil_reproduction.paper import figure6_splitout as splitout
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import stealth
+from sigil_reproduction.runner.experiment import Measured
 from sigil_reproduction.runner.store import Store
 
 TRAINING, ATTACKS, DETECTORS = "training.png", "attacks.png", "detectors.png"
@@ -42,11 +43,17 @@ def _training(store: Store, folder: Path) -> bool:
             style = {"color": colour, "label": None if number else figures.label(strength), "linewidth": 1.0}
             figures.curve(accuracy, rows["round"], figures.percent(rows["accuracy"]), **style)
             figures.curve(wsr, rows["round"], figures.percent(rows["wsr"]), **style)
-    accuracy.set(title="ResNet-18 / CIFAR-10", xlabel="round", ylabel="accuracy (%)")
+    accuracy.set(title=f"ResNet-18 / {_task(measured)}", xlabel="round", ylabel="accuracy (%)")
     wsr.set(title="the mark", xlabel="round", ylabel="WSR (%)", ylim=(40, 102))
     figures.legend(accuracy, {"loc": "lower right"})
     figures.save(figure, folder / TRAINING)
     return True
+
+
+def _task(measured: Measured) -> str:
+    """What the network learned, as it is written."""
+    name = measured.data(fidelity.name_of(MODEL, 0.0))
+    return {"cifar10": "CIFAR-10"}.get(name, name)
 
 
 def _attacks(store: Store, folder: Path) -> bool:

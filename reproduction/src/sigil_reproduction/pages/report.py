@@ -135,7 +135,7 @@ def _section(
     cells = experiment.cells(scales.get(store.scale), experiment.seeds(store))
     found = store.results_of(cells)
     measured = Measured(cells, found)
-    findings = experiment.verdict(measured)
+    findings = experiment.findings(measured, scales.get(store.scale))
     with tempfile.TemporaryDirectory() as folder, figures.collected() as drawn:
         page = experiment.show(measured, Path(folder))
         body = drawing.html(page, lambda picture: shown(picture, Path(folder), drawn))

@@ -14,7 +14,8 @@ from sigil_reproduction.runner.scales import STRENGTHS, TASKS
 def show(measured: Measured, folder: Path) -> Page:
     """Two rows of panels: accuracy above, WSR below, one column per task."""
     figure, axes = figures.panels(2 * len(TASKS), columns=len(TASKS))
-    for column, (model, dataset) in enumerate(TASKS.items()):
+    for column, model in enumerate(TASKS):
+        data = measured.data(fidelity.name_of(model, 0.0))
         above, below = axes[column], axes[column + len(TASKS)]
         for strength, colour in figures.COLOURS.items():
             numbers = measured.first(fidelity.name_of(model, strength))
@@ -24,7 +25,7 @@ def show(measured: Measured, folder: Path) -> Page:
             style = {"color": colour, "label": figures.label(strength)}
             figures.curve(above, rows["round"], figures.percent(rows["accuracy"]), **style)
             figures.curve(below, rows["round"], figures.percent(rows["wsr"]), **style)
-        above.set(title=f"{model} / {dataset}", ylabel="accuracy (%)", xlabel="round")
+        above.set(title=f"{model} / {data}", ylabel="accuracy (%)", xlabel="round")
         below.set(ylabel="WSR (%)", xlabel="round", ylim=(40, 102))
         figures.legend(above)
     figures.save(figure, folder / "training-curves.png")

@@ -67,11 +67,11 @@ def show(measured: Measured, folder: Path) -> Page:
     marked = (("accuracy", "acc", ".1f"), ("wsr", "WSR", ".1f"), ("cosine", "cos", ".1e"))
     rows: list[Row] = [
         [
-            f"{model} / {dataset}",
+            f"{model} / {measured.data(name_of(model, 0.0))}",
             place(model, 0.0, ("accuracy", "", ".1f")),
             *(place(model, strength, *marked) for strength in STRENGTHS),
         ]
-        for model, dataset in TASKS.items()
+        for model in TASKS
     ]
     strengths = [f"λ = {strength:g}" for strength in STRENGTHS]
     costs: list[Row] = [

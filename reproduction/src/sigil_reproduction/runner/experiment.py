@@ -33,6 +33,10 @@ class Measured:
         """The first seed, whose curves are drawn."""
         return min((cell.seed for cell in self.cells), default=0)
 
+    def data(self, name: str) -> str:
+        """The data set that a cell's training learns, by the name that the settings have for it."""
+        return next(cell.trainings[0].data.name for cell in self.cells if cell.name == name)
+
     def first(self, name: str) -> dict[str, Any] | None:
         """All numbers of a cell for the first seed, if it was measured."""
         result = self.results.get((name, self.seed))
@@ -165,6 +169,10 @@ class Experiment:
     show: Callable[[Measured, Path], Page]
     measure: Measure = _others_measure
     verdict: Callable[[Measured], list[Finding]] = lambda measured: []
+
+    def findings(self, measured: Measured, scale: Scale) -> list[Finding]:
+        """The paper's claims against the cells, at a scale that says anything about them."""
+        return self.verdict(measured) if scale.judged else []
 
     def seeds(self, store: Store, asked: Sequence[int] = ()) -> list[int]:
         """The seeds of a page: those asked for, and those of which anything was measured; 0 at least.

@@ -17,6 +17,7 @@ from sigil.federation.settings import Settings, make
 T = TypeVar("T")
 Sections = Mapping[str, Mapping[str, Any]]
 
+NOT_JUDGED = "This scale shows that everything runs: its numbers say nothing about the paper's claims."
 TASKS = {
     "resnet18": "cifar10",
     "vgg11": "cifar10",
@@ -45,6 +46,7 @@ class Scale:
     # that detectors and attacks that come later need no other.
     keeps_models: bool = False
     keys_per_model: int = 100  # random keys that are tried on a model
+    judged: bool = True  # whether its numbers say anything about the paper's claims
 
     def settings(
         self, model: str = "resnet18", /, *, seed: int, variation: bool = False, **sections: Mapping[str, Any]
@@ -188,6 +190,7 @@ SMOKE = Scale(
         "densenet121": {"model": {"width": 8}},
     },
     keys_per_model=20,
+    judged=False,
 )
 
 SCALES = {scale.name: scale for scale in (SMOKE, CPU, DESK, PAPER)}
