@@ -148,7 +148,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         return null.real_keys(owner, clean, marked, keys=options["keys"], images=images, store=store)
     if "keys" in options:
         images = test_images(dataset, null.IMAGES)
-        return null.random_keys(owner, runs[1], keys=options["keys"], images=images)
+        return null.random_keys(owner, runs[1], keys=options["keys"], images=images, store=store)
     if "forged" in options:
         return null.chosen_afterwards(runs[1], key)
     if "kind" in options:

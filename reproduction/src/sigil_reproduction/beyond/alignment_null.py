@@ -38,11 +38,11 @@ FEW = 128
 Floats = npt.NDArray[np.float64]
 
 
-def random_keys(owner: Run, clean: Run, *, keys: int, images: Tensor) -> dict[str, Any]:
+def random_keys(owner: Run, clean: Run, *, keys: int, images: Tensor, store: Store) -> dict[str, Any]:
     """p-values of random keys on one clean model, as it is and aligned to the owner's by force."""
     half = clean.halves()[0].eval()
     answers = _answers(half)
-    alignments = _alignments(half, owner, images)
+    alignments = _alignments(half, owner, images, store.key(owner))
     ways = {name: _aligned(alignment, answers) for name, alignment in alignments.items()}
     p: dict[str, list[float]] = {name: [] for name in ways}
     for key in _drawn(keys, tuple(answers.shape[1:]), f"of {clean.settings.run.seed}"):
@@ -73,7 +73,7 @@ def real_keys(
             key = store.key(reference)
             assert key is not None
             row: dict[str, Any] = {"reference": name, "clean": number, "p": {}, "z": {}}
-            alignments = _alignments(half, reference, images)
+            alignments = _alignments(half, reference, images, key)
             for way, values in _ways(alignments, answers, reference).items():
                 row["p"][way], row["z"][way] = _short(p_and_z(values, key))
                 if name == "owner":
@@ -151,14 +151,14 @@ def _answers(half: Model) -> Tensor:
     return torch.cat(batches)
 
 
-def _alignments(half: Model, owner: Run, images: Tensor) -> dict[str, Alignment | None]:
+def _alignments(half: Model, owner: Run, images: Tensor, key: Key | None) -> dict[str, Alignment | None]:
     """Every way to align a model to the owner's, whether it is believed or not."""
     reference = Reference.load(owner.folder / "reference.safetensors")
     return {
         "as it is": None,
         "images": align(half, reference, images),
         "noise": align(half, reference),
-        "initial weights": align(half, initial_half(owner.folder)),
+        "initial weights": align(half, initial_half(owner.folder, key)),
     }
 
 
