@@ -133,7 +133,7 @@ def serve(
     from sigil.transport.flower import processes
 
     if simulate is not None:
-        extras.need("experiments", "ray")
+        extras.need("simulation", "ray")
     count = simulate or clients
     changes = [*(change or []), *([f"federation.clients={count}"] if count else [])]
     settings = reader.read(config, changes)
