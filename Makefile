@@ -1,4 +1,4 @@
-# `make demo` and `make test` need nothing but Python 3.11 or newer with venv, and make.
+# `make demo` and `make test` need Python 3.11.4 or newer with venv, make, and what pip downloads.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +13,7 @@ help:  ## show what can be made
 
 # The stamp makes set-up idempotent: it is redone only when the project's requirements change.
 $(VENV)/.ready: pyproject.toml reproduction/pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Sigil needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11, 4) else "Sigil needs Python 3.11.4 or newer: make PYTHON=python3.12 ...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --editable ./reproduction $(CONSTRAINTS)

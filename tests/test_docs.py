@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,9 @@ def run(source: str) -> dict[str, Any]:
 
 
 def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     source, _ = programs("own-server.md")
     loop = source[source.index("def layer") : source.index("print(sigil.check")]
     assert len([line for line in loop.splitlines() if line.strip()]) <= 20
@@ -47,6 +51,7 @@ def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
     assert float((logits.argmax(1) == marked["labels"]).float().mean()) > 0.95
 
     clean = run(fixed.replace("        injector.attach(activation)\n", ""))
+    assert clean["key"] == marked["key"]  # of the file that the first run wrote
     assert not clean["report"].owned
     judged = sigil.verify(clean["client"], marked["key"], clean["images"], register=1)
     assert not judged.owned
@@ -65,6 +70,33 @@ def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
     assert min(wrong) > math.log10(3e-7 / 4)
     # Under the null a thousand p-values spread over (0, 1): about one in ten lies below 0.1.
     assert 60 < sum(log10_p < -1 for log10_p in wrong) < 145
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("own-*.md")), ids=lambda page: page.name)
+def test_a_page_for_newcomers_says_what_it_needs_beyond_the_core(page: Path) -> None:
+    text, wanted = page.read_text("utf-8"), set()
+    for node in (node for source in programs(page.name) for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.Import):
+            wanted |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            wanted.add(node.module)
+    if any(name.startswith(("sigil.federation", "sigil.attacks", "sigil.detectors")) for name in wanted):
+        assert "pip install 'sigil-watermark[train]'" in text
+    if any(name.startswith("sklearn") for name in wanted):
+        assert "`pip install scikit-learn" in text
+
+
+def test_two_pages_never_train_differently_in_one_folder() -> None:
+    """A newcomer reads them in one folder: the second training of a name would be refused."""
+    trained: dict[str, set[str]] = {}
+    for page in (DOCS.parent / "README.md", DOCS / "tutorial.md", DOCS / "training.md", DOCS / "loggers.md"):
+        text = page.read_text("utf-8").replace("\\\n", " ")
+        for command in re.findall(r"^sigil train (-o [^#\n]*)", text, re.MULTILINE):
+            words = shlex.split(command)
+            settings = sorted(word for option, word in pairwise(words) if option == "--set")
+            trained.setdefault(words[1], set()).add(" ".join(settings))
+    assert {folder: ways for folder, ways in trained.items() if len(ways) > 1} == {}
+    assert {"runs/first", "runs/digits"} <= set(trained)
 
 
 def test_an_own_loop_refuses_a_client_that_scales_its_gradients(capsys: pytest.CaptureFixture[str]) -> None:

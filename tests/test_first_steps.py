@@ -138,6 +138,63 @@ def test_a_second_save_names_the_argument(key: sigil.Key, tmp_path: Path) -> Non
     key.save(tmp_path / "owner.key", overwrite=True)
 
 
+def test_a_script_that_is_run_again_finds_its_key(tmp_path: Path) -> None:
+    path, stated = tmp_path / "owner.key", {"bits": 128, "input_shape": [1, 8, 8]}
+    key = sigil.Key.load_or_generate(path, "ACME", (64, 2, 2), **stated)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sigil.Key.load_or_generate(str(path), "ACME", torch.Size((64, 2, 2)), **stated) == key
+    # What is left out, or left open, is not compared.
+    assert sigil.Key.load_or_generate(path, "ACME", (64, 2, 2), bits=None, model=None) == key
+
+    before = path.read_bytes()
+    for change, sentence in (
+        ({"owner": "Mallory"}, "with owner 'ACME' and not 'Mallory'; ask for what it states"),
+        ({"shape": (64, 4, 4)}, "with shape (64, 2, 2) and not (64, 4, 4); ask"),
+        ({"bits": 64, "cut": "layer3"}, "with bits 128 and not 64, cut None and not 'layer3'; ask"),
+        ({"scheme": "shares", "carriers_per_bit": 2}, "share rule None and not 'balanced-2'; ask"),
+        ({"seal": "rfc3161"}, "with seal 'none' and not 'rfc3161'; ask"),
+        ({"seed": bytes(32)}, "with another seed; ask"),
+    ):
+        with pytest.raises(KeyFileError) as refused:
+            sigil.Key.load_or_generate(path, **({"owner": "ACME", "shape": (64, 2, 2)} | stated | change))
+        assert str(refused.value).startswith(f"{path} holds another key than was asked for, with ")
+        assert sentence in str(refused.value)
+    with pytest.raises(ConfigError, match="1 to 65536"):
+        sigil.Key.load_or_generate(path, "ACME", (64, 2, 2), bits=-1)
+    assert path.read_bytes() == before
+
+
+def test_a_script_that_is_run_again_needs_the_passphrase_again(tmp_path: Path) -> None:
+    path = tmp_path / "owner.key"
+    key = sigil.Key.load_or_generate(path, "ACME", (64, 2, 2), passphrase="wide blue")
+    with pytest.raises(KeyFileError, match="passphrase"):
+        sigil.Key.load_or_generate(path, "ACME", (64, 2, 2))
+    assert sigil.Key.load_or_generate(path, "ACME", (64, 2, 2), passphrase="wide blue") == key
+
+
+def test_two_scripts_that_begin_at_once_have_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "owner.key"
+    first = sigil.Key.generate("ACME", (64, 2, 2))
+    draw = sigil.Key.generate
+
+    def slowly(*arguments: Any, **stated: Any) -> sigil.Key:
+        if not path.exists():
+            first.save(path)  # the other script, between the question and the answer
+        return draw(*arguments, **stated)
+
+    monkeypatch.setattr(sigil.Key, "generate", slowly)
+    assert sigil.Key.load_or_generate(path, "ACME", (64, 2, 2)) == first
+
+
+def test_a_key_that_cannot_be_saved_is_not_used(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="make the directory first"):
+        sigil.Key.load_or_generate(tmp_path / "missing" / "owner.key", "ACME", (64, 2, 2))
+    (tmp_path / "link.key").symlink_to(tmp_path / "nowhere.key")
+    with pytest.raises(KeyFileError):
+        sigil.Key.load_or_generate(tmp_path / "link.key", "ACME", (64, 2, 2))
+    assert not (tmp_path / "nowhere.key").exists()
+
+
 def test_a_trace_looks_for_the_run_beside_the_key(half: nn.Module, key: sigil.Key, tmp_path: Path) -> None:
     key.save(tmp_path / "a.key")
     for given in (key, tmp_path / "a.key"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -352,3 +354,125 @@ def test_a_share_that_names_no_client_is_one_sentence(share: object) -> None:
 def test_a_strength_that_is_no_number_is_one_sentence() -> None:
     with pytest.raises(SigilError, match="finite number"):
         Injector(make_key((4,), 2), "0.1")  # type: ignore[arg-type]
+
+
+def trained(
+    seed: int, *, scale: float = 1.0, scaler: bool = False, attach: bool = True, said: float | None = None
+) -> tuple[nn.Module, Key]:
+    """A small loop in which the cap decides; the loss is scaled by hand or by a GradScaler."""
+    torch.manual_seed(seed)
+    key = Key.generate("ACME", shape=(256,), bits=64, seed=bytes([seed]) * 32)
+    client = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 256), nn.ReLU())
+    server = nn.Linear(256, 4)
+    optimizer = torch.optim.SGD([*client.parameters(), *server.parameters()], lr=0.5)
+    scales = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=50, enabled=scaler)
+    injector = Injector(key, 0.3)
+    for _ in range(200):
+        images = torch.randn(32, 16)
+        labels = images[:, :4].argmax(1)
+        activation = client(images)
+        if attach:
+            injector.attach(activation, loss_scale=said)
+        else:  # the paper's algorithm, by hand
+            activation.register_hook(partial(injector, activation.detach()))
+        loss = F.cross_entropy(server(activation), labels)
+        optimizer.zero_grad()
+        if scaler:
+            scales.scale(loss).backward()
+            scales.step(optimizer)
+            scales.update()
+        else:
+            (loss * scale).backward()
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad /= scale
+            optimizer.step()
+    return client, key
+
+
+def rate(model: nn.Module, key: Key) -> float:
+    with torch.no_grad():
+        bits = model(torch.randn(512, 16, generator=torch.Generator().manual_seed(0))) @ key.matrix >= 0
+    return float((bits == (key.target > 0.5)).float().mean())
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_loop_under_a_loss_scaler_is_the_unscaled_loop_bit_for_bit(seed: int) -> None:
+    plain, key = trained(seed)
+    assert rate(plain, key) > 0.85
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert same(trained(seed, scale=2.0**16, scaler=True)[0], plain)
+    assert same(trained(seed, scale=2.0**16, said=2.0**16)[0], plain)
+    # The cap decides in this loop: a scale that is too large gives another mark.
+    assert not same(trained(seed, scale=2.0**16, said=2.0**17)[0], plain)
+
+
+def test_an_unscaled_loop_is_the_papers_bit_for_bit_also_beside_a_foreign_scaler() -> None:
+    foreign = torch.amp.GradScaler("cpu")
+    assert same(trained(0)[0], trained(0, attach=False)[0])
+    assert foreign.is_enabled()
+
+
+def test_a_scale_that_cannot_be_found_warns_once_and_names_loss_scaling() -> None:
+    with pytest.warns(UserWarning, match="loss scaling") as caught:
+        model, key = trained(0, scale=2.0**16)
+    assert len(caught) == 1
+    assert rate(model, key) < 0.7
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+@pytest.mark.parametrize("foreign", [False, True])
+def test_no_size_of_a_clients_gradient_lowers_the_mark_or_lifts_it_above_the_strength(
+    per_sample: bool, foreign: bool
+) -> None:
+    """A client chooses the size of its gradient; the mark is at least the paper's and at most strength."""
+    scaler = torch.amp.GradScaler("cpu", enabled=foreign)
+    key = make_key((64,), 16)
+    injector, paper = Injector(key, 0.3, per_sample=per_sample), Injector(key, 0.3, per_sample=per_sample)
+    generator = torch.Generator().manual_seed(0)
+    # First a batch that looks scaled, then usual ones again, and sizes on both sides of every bound.
+    for size in (1.0, 2.0**16, 1.0, 1e-3, 2.0**30, 1.0, 1e20, 1e-20, 100.0, 1.0):
+        gradient = size * 0.01 * torch.randn(8, 64, generator=generator)
+        activation = torch.randn(8, 64, generator=generator).requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            injector.attach(activation)
+            activation.backward(gradient)
+        assert activation.grad is not None
+        main = gradient.double().norm()
+        added = float((activation.grad.double() - gradient.double()).norm() / main)
+        by_paper = float((paper(activation.detach(), gradient).double() - gradient.double()).norm() / main)
+        assert by_paper - 1e-6 <= added <= 0.3 + 1e-6
+        if size == 1.0:
+            assert added == pytest.approx(by_paper, abs=1e-6)  # nothing is remembered against usual gradients
+    assert scaler.is_enabled() == foreign
+
+
+def test_a_scaler_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = 0
+
+    def count(size: float) -> None:
+        nonlocal searches
+        searches += 1
+
+    monkeypatch.setattr("sigil.injector._scaler_behind", count)
+    injector = Injector(make_key((64,), 16))
+    for number in range(100):
+        activation = torch.randn(8, 64).requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            injector.attach(activation)
+            activation.backward(torch.randn(8, 64) * (1e6 if number % 2 else 1.0))
+    assert 0 < searches <= 10
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), "2^16"])
+def test_a_loss_scale_that_is_none_is_refused(wrong: float) -> None:
+    injector = Injector(make_key((4,), 4))
+    with pytest.raises(ConfigError, match=r"The loss scale is .*, but it must be a finite number above 0"):
+        injector.attach(torch.randn(3, 4).requires_grad_(), loss_scale=wrong)

@@ -25,6 +25,16 @@ def test_the_version_is_in_one_place_and_cited() -> None:
     assert headings[0] == sigil.__version__
 
 
+def test_the_oldest_python_is_the_same_everywhere() -> None:
+    oldest = PROJECT["project"]["requires-python"].removeprefix(">=")
+    makefile = (ROOT / "Makefile").read_text()
+    checked = re.search(r"sys\.version_info >= \(([\d, ]+)\)", makefile)
+    assert checked is not None
+    assert checked[1].replace(", ", ".") == oldest
+    for page in ("Makefile", "README.md", "CONTRIBUTING.md", "docs/tutorial.md"):
+        assert set(re.findall(r"Python (3[\d.]*\d)", (ROOT / page).read_text())) == {oldest}, page
+
+
 def test_the_workflow_runs_what_the_readme_names() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
     assert any(step.get("run") == "make test" for step in jobs["linux"]["steps"])

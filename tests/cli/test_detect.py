@@ -13,7 +13,9 @@ from sigil.cli import detect
 from sigil.cli import main as module
 from sigil.cli.main import main
 from sigil.federation import train
+from sigil.federation.from_settings import cut_shape
 from sigil.federation.settings import make
+from sigil.keys.key import Key
 
 SETTINGS: dict[str, Any] = {
     "model": {"name": "resnet18", "width": 4, "cut": "layer2"},
@@ -54,6 +56,29 @@ def test_it_prints_a_table_and_draws_the_curves(run: Path, capsys: pytest.Captur
     assert "Client 0, 52 recorded steps" in out
     assert "A share of" not in out
     assert (run / "detectors.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_alarm_says_what_it_rests_on_and_what_honest_servers_give(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ["--detector", "gradient-scrutinizer"]
+    assert main(["detect", str(run), *ask]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "yes step 51 1 of 1" in out  # a score of 0.06, far below 0.5
+    assert "gradient-scrutinizer: 1 score, one every 50 steps; at cuts like layer3" in out
+    assert "an honest server is below the threshold too (docs/detectors.md)." in out
+    assert "The server of this run marked nothing: no alarm here is about a mark." in out
+
+    marked = SETTINGS | {"watermark": {"strength": 0.1, "bits": 8}}
+    train(make(marked), tmp_path, key=Key.generate("ACME", cut_shape(make(marked)), bits=8, seed=bytes(32)))
+    assert main(["detect", str(tmp_path), *ask]) == 0
+    out = capsys.readouterr().out
+    assert "ask the same of a run with --set watermark.strength=0" in out
+    assert "marked nothing" not in out
+
+
+def test_without_an_alarm_nothing_is_said_of_one() -> None:
+    assert detect._caveats([], marked=False) == []
 
 
 def test_of_a_sparse_recording_it_says_which_steps_it_counts(

@@ -35,6 +35,9 @@ def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = Key.generate("ACME <b>", shape=cut_shape(marked), bits=8, seed=bytes(32))
     train(marked, tmp_path / "marked", key=key)
     train(make(settings(0.0)), tmp_path / "clean")
+    assert main(["report", str(tmp_path / "marked"), str(tmp_path / "clean")]) == 2
+    assert "A page about 2 runs belongs to none of them" in capsys.readouterr().err
+    assert not (tmp_path / "marked" / "report.html").exists()
     out = tmp_path / "both.html"
     assert main(["report", str(tmp_path / "marked"), str(tmp_path / "clean"), "--out", str(out)]) == 0
     assert str(out) in capsys.readouterr().out

@@ -24,6 +24,7 @@ def test_train_then_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert '"owner":"ACME"' in output.out
     assert "accuracy" in output.out
     assert "A plain key of 8 bits proves nothing, however well a model answers" in output.err
+    assert "a larger model.width or --set watermark.bits=128." in output.err
     assert (
         "The mark is NOT provable: a plain key of 8 bits proves nothing, however well it is read"
         in output.out

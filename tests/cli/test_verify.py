@@ -135,6 +135,17 @@ def test_page_and_evidence_are_written_and_agree(
     assert "case.json" in text
 
 
+def test_what_the_help_teaches_about_evidence_holds(
+    case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--help"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "sigil evidence check" in line]
+    monkeypatch.chdir(tmp_path)
+    assert verify(case, case.marked, "--evidence", "case.json") == 0
+    Path("published.txt").write_text(case.key.statement() + "\n")
+    assert main(line.split()[1:]) == 0
+
+
 def test_a_result_that_is_not_owned_is_evidence_too(case: Any, tmp_path: Path) -> None:
     evidence = tmp_path / "case.json"
     assert verify(case, case.clean, "--evidence", str(evidence)) == 1

@@ -86,6 +86,17 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
         path.write_bytes(authority().root_file.read_bytes())
         path.with_name("authority").symlink_to(authority().folder)
 
+    # What the tutorial leaves behind has its width, 16, in a shorter training.
+    first_key = Key.generate("ACME", shape=(64, 2, 2), seed=bytes(range(32)))
+
+    @cache
+    def first_run() -> Run:
+        settings = SETTINGS | {"model": {"width": 16}, "federation": {"clients": 2, "rounds": 1}}
+        return train(make(settings), home / "first", key=first_key)
+
+    def write_first_run(path: Path) -> None:
+        shutil.copytree(first_run().folder, path)
+
     @cache
     def sealed_run() -> Run:
         settings = SETTINGS | {
@@ -106,8 +117,8 @@ def put(tmp_path_factory: pytest.TempPathFactory) -> Put:
     makers = {
         "owner.key": write_key,
         "runs/a": write_run,
-        "runs/first": write_run,
-        "runs/first.key": write_key,
+        "runs/first": write_first_run,
+        "runs/first.key": first_key.save,
         "client.safetensors": write_client_half,
         "suspect.safetensors": write_client_half,
         "model.pt": write_state_dict,

@@ -67,9 +67,20 @@ def test_an_unreachable_threshold_is_recorded_as_none(make: Callable[..., Any]) 
 def test_names_that_are_not_text_or_too_long_are_made_harmless(make: Callable[..., Any]) -> None:
     facts, _ = make(file="caf\udce9.pt", description="x" * 5000, command="sigil " + "y" * 50_000)
     assert facts.suspect.file == "caf?.pt"
+    folder = "d\udce9" + "x" * 3000
+    assert len(make(file=f"{folder}/model.pt")[0].suspect.file) == 2_000
     assert len(facts.suspect.description) == 2_000
     assert len(facts.command) == 20_000
     facts.model_dump_json().encode()
+
+
+def test_copies_of_one_name_are_told_apart_by_their_folders(make: Callable[..., Any]) -> None:
+    names = [f"/home/ada/runs/{attack}/client.safetensors" for attack in ("pruned", "rounded")]
+    assert [make(file=name)[0].suspect.file for name in names] == [
+        "pruned/client.safetensors",
+        "rounded/client.safetensors",
+    ]
+    assert make(file="client.safetensors")[0].suspect.file == "client.safetensors"
 
 
 def test_the_date_is_utc_to_the_second(make: Callable[..., Any]) -> None:

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 _LIVE_ONLY = "splitguard"
 _OFFLINE = ("gradient-scrutinizer", "splitout")
+# What was measured of servers without a mark: docs/detectors.md, "What they find".
+_OF_HONEST_SERVERS = {
+    "gradient-scrutinizer": "one every 50 steps; at cuts like layer3 of ResNet-18, and with small batches, "
+    "an honest server is below the threshold too",
+    "splitout": "one per step; batch by batch, in a network that has learned, an honest server is above the "
+    "threshold too",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -94,6 +101,8 @@ def detect(
         typer.echo(json.dumps(described | {"detectors": [_describe(each) for each in detectors]}))
         return
     _print_table(detectors)
+    for sentence in _caveats([each for each in detectors if each.alarm], marked=finished.settings.marked):
+        typer.echo(sentence)
     typer.echo(f"Client {number}, {detectors[0].step:,} recorded steps; curves in {printable(str(picture))}")
     if recording.share < 1:
         typer.echo(
@@ -147,6 +156,26 @@ def _describe(detector: Detector) -> dict[str, Any]:
         "curves": detector.curves,
     }
     return described
+
+
+def _caveats(alarmed: list[Detector], *, marked: bool) -> list[str]:
+    """What an alarm rests on, and what the same detector says of an honest server."""
+    if not alarmed:
+        return []
+    sentences = []
+    for detector in alarmed:
+        scores = len(detector.curves["score"])
+        number = "1 score" if scores == 1 else f"{scores:,} scores"
+        sentences.append(
+            f"{detector.name}: {number}, {_OF_HONEST_SERVERS[detector.name]} (docs/detectors.md)."
+        )
+    if marked:
+        sentences.append(
+            "Before you put it down to the mark, ask the same of a run with --set watermark.strength=0."
+        )
+    else:
+        sentences.append("The server of this run marked nothing: no alarm here is about a mark.")
+    return sentences
 
 
 def _print_table(detectors: list[Detector]) -> None:

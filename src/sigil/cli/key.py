@@ -355,17 +355,20 @@ def _kind(key: Key) -> str:
     return f"stamped on {moment} by {printable(key.stamp.authority)}, number {key.stamp.serial}"
 
 
-def warn_if_useless(key: Key) -> None:
+def warn_if_useless(key: Key, remedy: str) -> None:
     """Say before a training, and not when it is too late, that a key is too short to prove anything."""
     from sigil.keys.length import needed_rate
 
     if needed_rate(key.bits, _allowance(key)) > 1:
-        typer.echo(f"sigil: {what_proves(key)}", err=True)
+        typer.echo(f"sigil: {what_proves(key, remedy)}", err=True)
 
 
-def what_proves(key: Key) -> str:
-    """One sentence about the success rate that a proof with this key needs."""
-    from sigil.keys.length import needed_rate, shortest_bits
+def what_proves(key: Key, remedy: str = "--bits ") -> str:
+    """One sentence about the success rate that a proof with this key needs.
+
+    `remedy` is what the user can give for a longer key, up to the number of its bits.
+    """
+    from sigil.keys.length import LEAST_PLAIN_BITS, LEAST_STAMPED_BITS, needed_rate, shortest_bits
 
     allowance = _allowance(key)
     kind = "stamped" if key.stamp is not None or key.awaits_seal else "plain"
@@ -373,11 +376,12 @@ def what_proves(key: Key) -> str:
     if rate <= 1:
         percent = math.ceil(1000 * rate) / 10
         return f"A {kind} key of {key.bits} bits proves from a success rate (WSR) of {percent:.1f} % on."
-    least = shortest_bits(allowance)
-    other = ", or a key --to-be-stamped" if kind == "plain" else ""
+    other, bits = ("", LEAST_STAMPED_BITS)
+    if kind == "plain":
+        other, bits = ", or a stamped key (sigil key new --to-be-stamped)", LEAST_PLAIN_BITS
     return (
         f"A {kind} key of {key.bits} bits proves nothing, however well a model answers: it needs at least "
-        f"{least} bits; take a cut with more activations{other}, or give --bits."
+        f"{shortest_bits(allowance)} bits; take a cut with more activations{other}, or give {remedy}{bits}."
     )
 
 

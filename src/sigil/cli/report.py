@@ -9,6 +9,7 @@ import typer
 
 from sigil.cli import additions, outputs
 from sigil.cli.terminal import printable
+from sigil.errors import ConfigError
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +23,9 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The page; FOLDER/report.html if left out."),
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="The page; FOLDER/report.html if left out, of one folder."
+        ),
     ] = None,
     summary: Annotated[
         Path | None,
@@ -55,6 +58,11 @@ def report(
     if any((folder / "run.json").exists() for folder in folders):
         from sigil.pages.runs import write_runs
 
+        if out is None and len(folders) > 1:
+            raise ConfigError(
+                f"A page about {len(folders)} runs belongs to none of them: say where to write it, such as "
+                "--out both.html."
+            )
         place = out or folders[0] / "report.html"
         outputs.check(outputs.page("--out", place, force=redraw), inputs=inputs)
         written = [write_runs(folders, place)]

@@ -147,7 +147,7 @@ def find_key(
     if key_file is not None or beside.exists():
         given = load_key(key_file or beside, ask=ask, passphrase_file=passphrase_file)
         if not quiet:
-            warn_if_useless(given)
+            warn_if_useless(given, "a key of sigil key new --bits ")
         return given, False
     if (out / "run.json").exists():
         raise TrainingError(
@@ -173,7 +173,7 @@ def save_key(key: Key, out: Path, quiet: bool) -> None:
     if not quiet:
         typer.echo(f"Made the key {printable(str(beside))}: keep it, and publish this line now:")
         typer.echo(key.statement())
-        warn_if_useless(key)
+        warn_if_useless(key, "a larger model.width or --set watermark.bits=")
 
 
 def key_beside(out: Path) -> Path:

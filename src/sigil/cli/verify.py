@@ -161,10 +161,11 @@ def verify(
         --cut layer3 --width 64 --classes 10 --input-shape 3,32,32
       sigil verify model.onnx --key owner.key --at /layer3/Relu_output_0
 
-    Keep the result, for people and for a court; check it later:
+    Keep the result, for people and for a court; check it later, by the line
+    that the owner published before training (sigil key commit prints it):
       sigil verify model.pt2 --key owner.key \\
         --report page.html --evidence case.json
-      sigil evidence check case.json
+      sigil evidence check case.json --statement published.txt
 
     Read the mark on real inputs too, which a thief cannot dodge:
       sigil verify client.safetensors --key owner.key \\

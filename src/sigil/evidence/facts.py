@@ -13,6 +13,7 @@ import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -237,7 +238,8 @@ def gather(
         alignment=put_in_order(report),
         key=_key(key),
         suspect=SuspectFacts(
-            file=_text(suspect.path.name),
+            # With its folder: copies of a model lie in folders of their own, under one name.
+            file=_text(str(Path(*suspect.path.parts[-2:]))),
             sha256=suspect.sha256,
             kind=suspect.kind,
             description=_text(suspect.description),

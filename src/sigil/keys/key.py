@@ -155,6 +155,63 @@ class Key:
         length.warn_if_too_short(key.bits, key.shape, stamped=key.awaits_seal)
         return key
 
+    @classmethod
+    def load_or_generate(
+        cls,
+        path: str | os.PathLike[str],
+        owner: str,
+        shape: Sequence[int],
+        *,
+        passphrase: str | None = None,
+        **stated: Any,
+    ) -> Key:
+        """Read the key at `path`, or draw one and save it there: for scripts that are run again.
+
+        The rest is as in `generate`. What is asked for must be what a key that exists states; what is left
+        out is not compared.
+
+        >>> import tempfile
+        >>> path = f"{tempfile.mkdtemp()}/owner.key"
+        >>> key = Key.load_or_generate(path, "ACME", (64, 4, 4))
+        >>> Key.load_or_generate(path, "ACME", (64, 4, 4)) == key
+        True
+        """
+        key = None
+        if not os.path.lexists(arguments.path("place of a key file", path, raises=KeyFileError)):
+            key = cls.generate(owner, shape, **stated)
+            try:
+                key.save(path, passphrase=passphrase)
+            except KeyFileError:
+                if not os.path.lexists(path):
+                    raise
+                key = None  # another process was faster
+        if key is None:
+            key = cls.load(path, passphrase=passphrase)
+            key._check_states(path, {"owner": owner, "shape": shape} | stated)
+        length.warn_if_too_short(key.bits, key.shape, stamped=key.fields.seal != "none")
+        return key
+
+    def _check_states(self, path: str | os.PathLike[str], asked: dict[str, Any]) -> None:
+        """Raise unless the key, read from `path`, states all that is asked for; None asks for nothing."""
+        asked = {name: value for name, value in asked.items() if value is not None}
+        # As `generate` would spell it.
+        wanted = Key.generate(**({"seed": bytes(SEED_BYTES)} | asked))
+        differing = []
+        for name, value in asked.items():
+            if name == "seed":
+                if Key(self.fields, value)._statement != self._statement:
+                    differing.append("another seed")
+                continue
+            field = "share_rule" if name == "carriers_per_bit" else name
+            has, wants = getattr(self.fields, field), getattr(wanted.fields, field)
+            if has != wants:
+                differing.append(f"{field.replace('_', ' ')} {shown(has)} and not {shown(wants)}")
+        if differing:
+            raise KeyFileError(
+                f"{os.fspath(path)} holds another key than was asked for, with {', '.join(differing)}; ask "
+                "for what it states, or name another file."
+            )
+
     @property
     def owner(self) -> str:
         """The name that the key proves."""
