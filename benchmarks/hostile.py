@@ -50,6 +50,7 @@ from sigil.transport import (
 )
 from sigil.transport.flower.https_front import HttpsFront
 from sigil.transport.flower.processes import free_port
+from sigil.transport.listening import listen_on
 from sigil.transport.wire import Header, Kind
 
 SETTINGS = {
@@ -69,10 +70,10 @@ def serve(pipe: Connection, folder: Path, settings: Settings, clients: dict[int,
     logging.getLogger("sigil").setLevel(logging.ERROR)
     dataset = load_data(settings)
     shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
-    metrics, port = Metrics(), free_port()
+    metrics, listener = Metrics(), listen_on("127.0.0.1", 0)
+    port = listener.getsockname()[1]
     front = HttpsFront(
-        "127.0.0.1",
-        port,
+        listener,
         target=f"127.0.0.1:{free_port()}",
         ca=folder / "ca.pem",
         certificate=folder / "server.pem",

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.processes import free_pair
 from sigil.cli.main import main
 from sigil.cli.serve import _invite
 from sigil.federation.run import open_run, train
+from sigil.transport.listening import listen_on
 
 SMALL = [
     "--set", "model.width=4", "--set", "data.train_limit=80", "--set", "data.test_limit=30",
@@ -94,6 +96,23 @@ def test_bad_use_is_one_sentence(
 ) -> None:
     assert main(["serve", "-o", "bad", "--clients", "2", *SMALL, *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("offset", [0, 1, None], ids=["--port", "the next one", "--metrics-port"])
+def test_a_port_in_use_is_one_sentence_before_anything_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], offset: int | None
+) -> None:
+    """It was one after a key was made and its owner was told to publish it."""
+    port = free_pair()
+    with listen_on("127.0.0.1", 0 if offset is None else port + offset) as taken:
+        number = taken.getsockname()[1]
+        more = ["--metrics-port", str(number)] if offset is None else []
+        assert main(["serve", "-o", "a", "--clients", "2", "--port", str(port), *more, *SMALL]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert f"Port {number} of 127.0.0.1 cannot be opened" in printed.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_key_is_never_made_for_an_owner_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:

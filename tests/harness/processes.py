@@ -12,6 +12,7 @@ The tests of faults and ``benchmarks/faults.py`` kill, stop and restart what thi
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import sys
@@ -41,7 +42,7 @@ class TrainingProcesses:
         self.port = free_pair()
         self._metrics_port = free_port()
         self._options = options
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[subprocess.Popen[bytes], Path] = {}
         # What clients said before the owner or they themselves were started is no news of a round.
         self._heard = dict.fromkeys(range(clients), 0)
         self._owner: subprocess.Popen[bytes] | None = None
@@ -112,12 +113,19 @@ class TrainingProcesses:
         return ""
 
     def until(self, condition: Callable[[], bool], *, seconds: float = 1800) -> None:
-        """Wait until something is so; an error if it is not in time, or if the owner has ended before."""
+        """Wait until something is so; an error if it is not in time.
+
+        It is one at once if the owner has ended before, or a client with an error: one that was killed has a
+        negative status.
+        """
         deadline = time.monotonic() + seconds
         while not condition():
-            if time.monotonic() > deadline or (self._owner is not None and self._owner.poll() is not None):
-                tail = self.log.read_text(errors="replace")[-2000:] if self.log.exists() else ""
-                raise NetworkError(f"What was waited for did not happen; the owner said:\n{tail}")
+            failed = [log for process, log in self._processes.items() if (process.poll() or 0) > 0]
+            if self._owner is not None and self._owner.poll() is not None:
+                failed.append(self.log)
+            if failed or time.monotonic() > deadline:
+                ends = [f"{log}:\n{_tail(log)}" for log in dict.fromkeys((self.log, *failed))]
+                raise NetworkError("\n".join(["What was waited for did not happen.", *ends]))
             # Often enough: asking the owner for its counters costs it milliseconds of the core it works on.
             time.sleep(0.05)
 
@@ -144,14 +152,22 @@ class TrainingProcesses:
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
-        self._processes.append(process)
+        self._processes[process] = log
         return process
 
 
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+
+
 def free_pair() -> int:
-    """A free port whose successor is free too."""
+    """A free port whose successor is free too.
+
+    Both stay free until somebody asks for them: systems give no connection a port below 32768 unasked, as
+    they did with the successor of a port that they had chosen themselves. One of 10,000 pairs, drawn anew for
+    each training: two that run at once choose the same one once in 5,000 times.
+    """
     while True:
-        port = free_port()
+        port = 2 * random.SystemRandom().randrange(6_000, 16_000)
         with suppress(OSError):
-            free_port(wanted=port + 1)
-            return port
+            return free_port(wanted=free_port(wanted=port) + 1) - 1

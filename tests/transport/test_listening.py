@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from harness.processes import free_pair
 from sigil.errors import NetworkError
-from sigil.transport.listening import listening_address
+from sigil.transport.listening import Ports, listen_on, listening_address
 
 
 def resolving_to(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
@@ -53,3 +54,16 @@ def test_a_name_of_this_machine_is_its_address(monkeypatch: pytest.MonkeyPatch) 
 def test_what_cannot_be_is_one_sentence(host: str, listen: str | None, words: str) -> None:
     with pytest.raises(NetworkError, match=words):
         listening_address(host, listen)
+
+
+def test_both_ports_are_taken_or_none() -> None:
+    port = free_pair()
+    with Ports.take("127.0.0.1", port) as ports:
+        assert [place.getsockname()[1] for place in (ports.front, ports.split)] == [port, port + 1]
+        for taken in (port, port + 1):
+            with pytest.raises(NetworkError, match=f"Port {taken} of 127.0.0.1 cannot be opened .* --page"):
+                listen_on("127.0.0.1", taken, option="--page")
+    with listen_on("127.0.0.1", port + 1):
+        with pytest.raises(NetworkError, match=f"Port {port + 1} .* choose another --port"):
+            Ports.take("127.0.0.1", port)
+        listen_on("127.0.0.1", port).close()

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from harness.processes import free_pair
 from harness.replay import replay
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation import Federation
 from sigil.federation.averaging import State
 from sigil.federation.run import train
 from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, owner
+from sigil.transport.listening import listen_on
 from sigil.transport.owner import NetworkSettings, RemoteTrainer
 
 
@@ -113,6 +115,17 @@ def remote(net: Any) -> Any:
     yield make
     for federation in made:
         federation.close()
+
+
+def test_the_port_of_the_service_is_kept_until_it_listens_there(net: Any, remote: Any) -> None:
+    """Hours may pass before the first round, and the system may give a port that is free to anybody."""
+    held = listen_on("127.0.0.1", free_pair())
+    address = f"127.0.0.1:{held.getsockname()[1]}"
+    federation = remote(Threads(net), listen=address, held=held)
+    assert held.fileno() >= 0
+    federation.run_round()
+    assert held.fileno() == -1
+    assert federation._trainer.service.address == address
 
 
 def test_a_run_across_the_network_is_the_run_in_one_process(net: Any, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # What is written to DIR.network, as `sigil.transport.flower.deployment` describes it.
 _NETWORK = (
-    *("owner.json", "superlink.db", "superlink.log", "tasks.secret", "flower", "clients"),
+    *("owner.json", "superlink.db", "superlink.log", "server-app.log", "tasks.secret", "flower", "clients"),
     *("ca.pem", "ca.key", "server.pem", "server.key"),
 )
 
@@ -131,6 +131,7 @@ def serve(
     from sigil.federation import run as runs
     from sigil.federation import settings as reader
     from sigil.transport.flower import processes
+    from sigil.transport.listening import Ports, listen_on, listening_address
 
     if simulate is not None:
         extras.need("simulation", "ray")
@@ -145,6 +146,14 @@ def serve(
         inputs=given,
     )
     _check_network(network)
+    ports = None
+    if simulate is None and not prepare:
+        # Before anything is made: nobody is to publish a key for a training that cannot begin.
+        ports = Ports.take(listening_address(host, listen), port)
+        if metrics_port is not None:
+            listen_on("127.0.0.1", metrics_port, option="--metrics-port").close()
+        if page and page_port:
+            listen_on(page_host, page_port, option="--page-port").close()
     files.make_folder(network, mode=0o700)
     # Before Flower is imported, which reads its environment then.
     processes.quiet(network / "flower")
@@ -189,10 +198,10 @@ def serve(
         ) as shown,
     ):
         owner_run = replace(owner_run, progress=shown)
-        if simulate is not None:
+        if ports is None:
             deployment.simulate(owner_run, cores=hardware.cores())
         else:
-            deployment.serve(owner_run, ready=lambda: None if quiet else _invite(deployment))
+            deployment.serve(owner_run, ports, ready=lambda: None if quiet else _invite(deployment))
     if not quiet:
         print_result(runs.open_run(out), key, key_file, data_dir)
 

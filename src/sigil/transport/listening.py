@@ -1,11 +1,56 @@
-"""Which address of this machine to listen on: the one that was asked for, never more."""
+"""Which address of this machine to listen on: the one that was asked for, never more; and its ports."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from sigil.errors import NetworkError, reason
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The two ports that clients reach, as sockets that listen: nobody else can have them meanwhile.
+
+    `front` is the HTTPS front's own. `split` only keeps the split service's port until the first round, when
+    the service listens there itself.
+    """
+
+    front: socket.socket
+    split: socket.socket
+
+    @classmethod
+    def take(cls, address: str, port: int) -> Ports:
+        """Take `port` and the next one of an address of this machine, or none and one sentence."""
+        front = listen_on(address, port)
+        try:
+            return cls(front, listen_on(address, port + 1))
+        except NetworkError:
+            front.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.front.close()
+        self.split.close()
+
+
+def listen_on(host: str, port: int, *, option: str = "--port") -> socket.socket:
+    """A socket that listens there, or one sentence that names the option which chose the port."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise NetworkError(
+            f"Port {port} of {host} cannot be opened ({reason(error)}); free it or choose another {option}."
+        ) from None
 
 
 def listening_address(host: str, listen: str | None = None) -> str:

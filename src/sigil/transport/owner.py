@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
+import socket
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -80,8 +81,9 @@ class NetworkSettings:
 
     `clients` maps each client's index to the fingerprint of its certificate; `public` is the address under
     which clients reach the split service, which itself listens on `listen`, both "host:port" (none: they are
-    the same). A round needs `minimum` clients (none: all but those that are out), and waits for a client that
-    has gone for `wait` seconds (none: as long as it takes).
+    the same). `held` is a socket that keeps the port of `listen` from others until the service listens there
+    itself, for the first round. A round needs `minimum` clients (none: all but those that are out), and waits
+    for a client that has gone for `wait` seconds (none: as long as it takes).
     """
 
     clients: Mapping[int, str]
@@ -89,6 +91,7 @@ class NetworkSettings:
     listen: str
     minimum: int | None = None
     public: str | None = None
+    held: socket.socket | None = None
     wait: float | None = None
     wire: Wire = "float32"
     limits: Limits = field(default_factory=Limits)
@@ -141,6 +144,8 @@ class RemoteTrainer:
         """The split service, started at the first use: by then all observers are known."""
         if self._service is None:
             training, network = self.training, self.network
+            if network.held is not None:
+                network.held.close()
             self._service = SplitService(
                 training.settings,
                 key=training.key,

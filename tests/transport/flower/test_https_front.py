@@ -18,10 +18,10 @@ import httpx
 import pytest
 import uvicorn
 
-from sigil.errors import NetworkError
 from sigil.transport import Limits, Metrics, certificates
 from sigil.transport.flower.https_front import HttpsFront
 from sigil.transport.flower.processes import free_port
+from sigil.transport.listening import listen_on
 
 
 @dataclass
@@ -105,8 +105,7 @@ def guarded(folder: Path) -> Iterator[Any]:
         def make(**limits: float) -> tuple[HttpsFront, Metrics]:
             metrics = Metrics()
             front = HttpsFront(
-                "127.0.0.1",
-                free_port(),
+                listen_on("127.0.0.1", 0),
                 target="127.0.0.1:1",
                 ca=folder / "ca.pem",
                 certificate=folder / "server.pem",
@@ -226,13 +225,13 @@ def place(folder: Path) -> Iterator[Place]:
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    port = free_port()
+    listener = listen_on("127.0.0.1", 0)
+    port = listener.getsockname()[1]
     target = f"127.0.0.1:{backend.port}"
     trust = secure(folder)
     with (
         HttpsFront(
-            "127.0.0.1",
-            port,
+            listener,
             target=target,
             ca=folder / "ca.pem",
             known=known(folder, 0),
@@ -295,12 +294,12 @@ def test_a_request_that_is_too_large_is_refused(place: Place) -> None:
 
 
 def test_a_superlink_that_is_away_is_said_to_be_away(folder: Path) -> None:
-    port = free_port()
+    listener = listen_on("127.0.0.1", 0)
+    port = listener.getsockname()[1]
     files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
     trust = secure(folder)
     with HttpsFront(
-        "127.0.0.1",
-        port,
+        listener,
         target=f"127.0.0.1:{free_port()}",
         ca=folder / "ca.pem",
         known=known(folder, 0),
@@ -308,19 +307,6 @@ def test_a_superlink_that_is_away_is_said_to_be_away(folder: Path) -> None:
     ):
         answer = httpx.post(f"https://127.0.0.1:{port}/v1/fleet/x", verify=trust, trust_env=False)
     assert answer.status_code == 503
-
-
-def test_a_port_that_is_taken_is_one_sentence(place: Place, folder: Path) -> None:
-    files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
-    with pytest.raises(NetworkError, match="choose another --port"):
-        HttpsFront(
-            "127.0.0.1",
-            place.backend.port,
-            target="127.0.0.1:1",
-            ca=folder / "ca.pem",
-            known=(),
-            **files,
-        )
 
 
 @pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x00\x05hello"], ids=["nothing", "no handshake"])

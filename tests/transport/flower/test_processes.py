@@ -11,9 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flwr.clientapp import ClientApp
 
+from harness.processes import TrainingProcesses
 from sigil.errors import NetworkError
-from sigil.transport.flower import processes, superlink
+from sigil.transport.flower import processes, superlink, supernode
 
 PARENT = """
 import sys, time
@@ -104,6 +106,40 @@ def test_several_commands_run_in_one_process_and_each_answers(
     with pytest.raises(NetworkError, match="did not answer"):
         processes.flwr(("list",), ("fails",), home=tmp_path, log=log)
     assert "something for the log" in log.read_text()
+
+
+FAILS = """
+import sys
+def command():
+    print("\\x1b[91mERROR\\x1b[0m: something\\x07 happened")
+    sys.exit(3)
+"""
+
+
+def test_a_child_that_ends_by_itself_is_noticed_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(processes, "entry", lambda command: "fails:command")
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(b"")
+    with pytest.raises(NetworkError, match=r"did not start; .*log says why, in the end: ERROR: something\?"):
+        superlink.SuperLink(tmp_path, ca=ca, certificate=ca, key=ca)
+    monkeypatch.setattr(supernode, "PAUSE_SECONDS", 0.01)
+    ends = iter([False] * 200)
+    with supernode.SuperNode(tmp_path, address="127.0.0.1:1", ca=ca, private_key=ca, config={}) as node:
+        node._process.wait()
+        node.work(ClientApp(), finished=lambda: bool(caplog.text) or next(ends))
+    assert "SuperNode ended and is started again" in caplog.text
+    assert "in the end: ERROR: something? happened" in caplog.text
+
+
+def test_a_training_whose_client_fails_is_not_waited_for(tmp_path: Path) -> None:
+    with TrainingProcesses(tmp_path / "run", clients=1) as training:
+        training.join(0)
+        with pytest.raises(NetworkError, match="is not a client's folder"):
+            training.until(lambda: False)
 
 
 def test_a_command_that_is_not_installed_is_one_sentence() -> None:

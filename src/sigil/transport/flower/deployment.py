@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,11 @@ from sigil.transport import certificates
 from sigil.transport.certificates import ServerCredentials, bundle_folder
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address
 from sigil.transport.flower.client_app import app as client_app
-from sigil.transport.flower.https_front import HttpsFront, listen_on
+from sigil.transport.flower.https_front import HttpsFront
 from sigil.transport.flower.owner_run import OwnerRun, make_app
 from sigil.transport.flower.superlink import SuperLink
 from sigil.transport.limits import Limits
-from sigil.transport.listening import listening_address
+from sigil.transport.listening import Ports, listening_address
 from sigil.transport.metrics import Metrics
 from sigil.transport.owner import NetworkSettings
 from sigil.transport.wire import Wire
@@ -154,21 +154,20 @@ class Deployment:
             progress=progress or Silent(),
         )
 
-    def serve(self, owner_run: OwnerRun, *, ready: Callable[[], None]) -> None:
+    def serve(self, owner_run: OwnerRun, ports: Ports, *, ready: Callable[[], None]) -> None:
         """Run SuperLink, HTTPS front, split service and ServerApp until the training is done.
 
-        `ready` is called as soon as clients can join.
+        `ready` is called as soon as clients can join. The ports are closed in the end.
         """
-        # The split service takes its port when the first round begins; better to hear of trouble now.
-        listen_on(self.listens, self.port + 1).close()
+        owner_run = replace(owner_run, network=replace(owner_run.network, held=ports.split))
         ca, certificate, key = (self.network / name for name in ("ca.pem", "server.pem", "server.key"))
         if self.metrics_port is not None:
             owner_run.network.metrics.serve(self.metrics_port)
         with (
+            ports,
             SuperLink(self.network, ca=ca, certificate=certificate, key=key) as link,
             HttpsFront(
-                self.listens,
-                self.port,
+                ports.front,
                 target=link.address,
                 ca=ca,
                 certificate=certificate,

@@ -38,7 +38,6 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from sigil.errors import NetworkError
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import FrontRefusal
@@ -61,13 +60,13 @@ HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"tr
 class HttpsFront:
     """An HTTPS server in a thread of this process that forwards Flower's Fleet API.
 
-    `known` are the fingerprints of the certificates that take part. `limit` is the largest body of a request.
+    It takes over the socket `listener`. `known` are the fingerprints of the certificates that take part.
+    `limit` is the largest body of a request.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        listener: socket.socket,
         *,
         target: str,
         ca: Path,
@@ -104,7 +103,7 @@ class HttpsFront:
         )
         self._config.load()
         self._state = ServerState()
-        self._listener = listen_on(host, port)
+        self._listener = listener
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._client: httpx.AsyncClient
@@ -311,18 +310,6 @@ class _Connection(H11Protocol):
     def _give_up(self) -> None:
         self._front.refused(FrontRefusal.TIME)
         self.transport.abort()
-
-
-def listen_on(host: str, port: int) -> socket.socket:
-    """A socket that listens there, or one sentence."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise NetworkError(
-            f"Port {port} of {host} cannot be opened for clients ({error.strerror}); free it or choose "
-            "another --port."
-        ) from None
 
 
 def _size(scope: Scope, largest: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -48,6 +49,9 @@ for line in json.loads(sys.argv[2]):
     except SystemExit:
         pass
 """
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_TAIL_BYTES, _LINE_LENGTH = 16_384, 200
 
 
 def entry(command: str) -> str:
@@ -112,7 +116,7 @@ def flwr(*commands: Sequence[str], home: Path, log: Path) -> list[dict[str, Any]
     except ValueError:
         answers = []
     if len(answers) != len(commands):
-        raise NetworkError(f"Flower's command flwr did not answer as expected; {log} says why.")
+        raise NetworkError(f"Flower's command flwr did not answer as expected; {says_why(log)}.")
     return answers
 
 
@@ -125,6 +129,20 @@ def _opened(log: Path) -> IO[bytes]:
 
 def _no_room(path: Path, error: OSError) -> NetworkError:
     return NetworkError(f"{path} cannot be written: {error.strerror}; make room or choose another place.")
+
+
+def says_why(log: Path, *, lines: int = 3) -> str:
+    """Where to look for the reason why a child failed, and the last lines there, for use in a sentence."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        text = ""
+    # The log may quote a stranger: short and printable.
+    plain = (_COLOUR.sub("", line).strip()[:_LINE_LENGTH] for line in text.splitlines())
+    found = ["".join(sign if sign.isprintable() else "?" for sign in line) for line in plain if line]
+    return f"{log} says why" + (f", in the end: {' | '.join(found[-lines:])}" if found else "")
 
 
 def stop(process: subprocess.Popen[bytes], *, patience: float = 5.0) -> None:

@@ -19,7 +19,7 @@ from flwr.serverapp import ServerApp
 from sigil import files
 from sigil.errors import NetworkError
 from sigil.transport.flower.adapter import TaskIdentity, ask, grid_of
-from sigil.transport.flower.processes import flwr, free_port, start, stop
+from sigil.transport.flower.processes import flwr, free_port, says_why, start, stop
 from sigil.transport.flower.tasks import SERVER_APP, Runtime
 
 APP = Path(__file__).parent / "app"
@@ -75,7 +75,7 @@ class SuperLink:
         commands = [("supernode", "register", str(file)) for file in public_keys]
         for answer in flwr(*commands, home=self._home, log=self._log):
             if not answer["success"] and "already in use" not in str(answer).lower():
-                raise NetworkError(f"The SuperLink did not take a client's public key; {self._log} says why.")
+                raise NetworkError(f"The SuperLink refused a client's public key; {says_why(self._log)}.")
 
     def run(self, app: ServerApp) -> None:
         """Do a run of `app` in this process, after ending those that an earlier process left behind."""
@@ -86,7 +86,7 @@ class SuperLink:
         )
         token = self._runtime.acquire(SERVER_APP) if started["success"] else None
         if token is None:
-            raise NetworkError(f"The SuperLink gave no task for a new run; {self._log} says why.")
+            raise NetworkError(f"The SuperLink gave no task for a new run; {says_why(self._log)}.")
         with self._runtime.task(token, ended=lambda: signal.raise_signal(signal.SIGINT)) as client:
             task = ask(client.PullTaskInput)
             # Messages take the sender from here, as in a process that Flower starts.
@@ -101,7 +101,7 @@ class SuperLink:
                 if self._process.poll() is None:
                     raise
                 raise NetworkError(
-                    f"The SuperLink ended ({self._log} says why); the last checkpoint is kept: start again."
+                    f"The SuperLink ended; the last checkpoint is kept: start again ({says_why(self._log)})."
                 ) from None
             finally:
                 grid.close()
@@ -139,7 +139,7 @@ class SuperLink:
                 return
             except OSError:
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise NetworkError(f"The SuperLink did not start; {self._log} says why.") from None
+                    raise NetworkError(f"The SuperLink did not start; {says_why(self._log)}.") from None
                 time.sleep(0.1)
 
     def _name_connection(self, ca: Path) -> None:

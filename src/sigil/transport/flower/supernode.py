@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -18,13 +19,15 @@ from sigil import files
 from sigil.errors import NetworkError
 from sigil.transport.flower.adapter import pull_task_input, push_message
 from sigil.transport.flower.messages import write_failure
-from sigil.transport.flower.processes import free_port, start, stop
+from sigil.transport.flower.processes import free_port, says_why, start, stop
 from sigil.transport.flower.tasks import CLIENT_APP, Runtime
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.3
 PAUSE_SECONDS = 3.0
+# A SuperNode that ends again and again is mentioned at once and then this often.
+REMIND_SECONDS = 30.0
 
 
 class SuperNode:
@@ -48,6 +51,7 @@ class SuperNode:
         self._ca = ca
         self._private_key = private_key
         self._config = config
+        self._told = -math.inf
         self._secret = folder / "tasks.secret"
         # Replaced, not written through: the folder came from the owner, and the name might be a link.
         files.write(self._secret, secrets.token_bytes(32), replace=True, mode=0o600, raises=NetworkError)
@@ -57,6 +61,7 @@ class SuperNode:
         """Let `app` answer one message after another in this process, until `finished`."""
         while not finished():
             if self._process.poll() is not None:
+                self._tell_ended()
                 time.sleep(PAUSE_SECONDS)
                 self._begin()
             try:
@@ -99,6 +104,12 @@ class SuperNode:
             ],
             log=self._log,
         )
+
+    def _tell_ended(self) -> None:
+        now = time.monotonic()
+        if now - self._told >= REMIND_SECONDS:
+            self._told = now
+            log.warning("Flower's SuperNode ended and is started again; %s.", says_why(self._log))
 
     def _answer(self, app: ClientApp, token: str) -> None:
         with self._runtime.task(token) as client:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import ssl
 import tempfile
 import threading
@@ -58,11 +59,11 @@ class Tunnel:
         self._inside.load_cert_chain(local / "server.pem", local / "server.key")
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
-        self._ready = threading.Event()
-        self.address = ""
+        # Taken here, so that there is an address, or an error, before there is a thread.
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._run, name="tunnel", daemon=True)
         self._thread.start()
-        self._ready.wait()
 
     def close(self) -> None:
         """Close all connections."""
@@ -84,9 +85,7 @@ class Tunnel:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0, ssl=self._inside)
-        self.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._ready.set()
+        server = await asyncio.start_server(self._connected, sock=self._listener, ssl=self._inside)
         await self._stopping.wait()
         server.close()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
