@@ -1,4 +1,4 @@
-"""Zip archives: nothing compressed, nothing twice, nothing larger than the file."""
+"""Zip archives: read as PyTorch reads them, nothing twice, nothing larger than the file or than unpacked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_zip_bomb_is_refused_unopened(tmp_path: Path) -> None:
     bomb = write(tmp_path / "bomb.pt", {"a/data.pkl": bytes(10**7)}, zipfile.ZIP_DEFLATED)
     assert bomb.stat().st_size < 10**5
     with pytest.raises(SuspectError, match="compressed"):
-        opened(bomb)
+        opened(bomb).read("data.pkl")
 
 
 def test_an_entry_that_claims_more_than_the_file_has_is_refused(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_changed_byte_in_a_read_entry_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.pt", {"a/data.pkl": b"abcdefgh"})
     path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"abcdeFgh"))
     archive = opened(path)
-    with pytest.raises(SuspectError, match="damaged"):
-        archive.read("data.pkl")
+    assert archive.read("data.pkl") == b"abcdeFgh"
+    assert archive.changed == ["data.pkl"]
 
 
 @pytest.mark.parametrize("how", ["script", "trace"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import math
 import random
 from collections.abc import Callable
@@ -85,12 +87,35 @@ def test_arguments_win_over_what_the_file_says(client: Path, half: models.Model)
         open_suspect(client, architecture="resnet18")
 
 
-def test_false_metadata_gives_way_to_arguments(half: models.Model, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        "{",
+        '{"format": 1, "spec": 3}',
+        "x" * 100_000,
+        json.dumps({"part": "server", "cut": "pool3"}),
+        json.dumps({"part": "whole", "cut": None, "width": 64}),
+        json.dumps({"name": "resnet18", "cut": "layer1"}),
+        json.dumps({"channels": 1}),
+        json.dumps({"cut": "pool1"}),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_what_a_file_says_of_itself_is_shown_and_decides_nothing(
+    half: models.Model, images: Tensor, tmp_path: Path, said: str, named: bool
+) -> None:
+    text = said
+    if said.startswith("{") and said.endswith("}") and "format" not in said:
+        spec = dataclasses.asdict(half.spec) | json.loads(said)
+        text = json.dumps({"format": 1, "spec": spec, "input_shape": None, "extra": {}})
     path = tmp_path / "lying.safetensors"
-    save_file(half.state_dict(), path, metadata={"sigil": '{"format": 1, "spec": 3}'})
-    with pytest.raises(SuspectError, match="metadata"):
-        open_suspect(path)
-    assert open_suspect(path, **VGG).kind == "safetensors"
+    save_file(half.state_dict(), path, metadata={"sigil": text})
+    suspect = open_suspect(path, **(VGG if named else {}), input_shape=INPUT)
+    assert suspect.module is not None
+    assert suspect.module.spec == half.spec
+    assert "; the file says: " in suspect.description
+    with torch.no_grad():
+        assert torch.equal(suspect(images), half(images))
 
 
 def test_the_server_half_is_refused(model: models.Model, tmp_path: Path) -> None:
@@ -106,7 +131,6 @@ def without(name: str) -> Callable[[dict[str, Tensor]], None]:
 
 CHANGES = {
     "lacks the tensor 'stage2.0.weight'": without("stage2.0.weight"),
-    "has the tensor 'extra.weight'": lambda state: state.update({"extra.weight": torch.zeros(2)}),
     "other shapes": lambda state: state.update({"stage1.0.bias": torch.zeros(5)}),
     "as int8": lambda state: state.update({"stage1.0.weight": state["stage1.0.weight"].to(torch.int8)}),
 }
@@ -125,6 +149,19 @@ def test_weights_that_do_not_fit_give_one_sentence(
         open_suspect(path, **VGG)
     assert str(path) in str(info.value)
     assert "\n" not in str(info.value)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+@pytest.mark.parametrize("extra", ["extra.weight", "stage9.0.weight", "fc.0.weight", "x" * 5000, ""])
+def test_a_tensor_beside_those_of_the_model_does_not_keep_it_closed(
+    half: models.Model, images: Tensor, tmp_path: Path, suffix: str, extra: str
+) -> None:
+    path = tmp_path / f"suspect{suffix}"
+    state = {**half.state_dict(), extra: torch.zeros(2)}
+    (save_file if suffix == ".safetensors" else torch.save)(state, path)
+    for options in ({}, VGG):
+        with torch.no_grad():
+            assert torch.equal(open_suspect(path, **options)(images), half(images))
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])

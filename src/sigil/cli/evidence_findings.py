@@ -158,6 +158,8 @@ def _repeat(facts: Facts | FirstFacts, question: Question) -> Repeated:
         **given,
         input_shape=facts.suspect.input_shape,
         key=key,
+        # One that was chosen among several must be chosen again.
+        entry=facts.suspect.entry if facts.suspect.entries == 1 else None,
     )
     try:
         if suspect.sha256 != facts.suspect.sha256:
@@ -318,6 +320,7 @@ def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
         ("it claims", f"{wording.outcome(facts.verdict)}, for the key of {facts.key.owner}"),
         *(("experiment", reason) for reason in facts.verdict.reasons),
         file,
+        *wording.entry(suspect),
         *(
             (
                 "reading",

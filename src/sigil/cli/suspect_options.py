@@ -12,7 +12,7 @@ from sigil.cli.values import read_input_shape, read_normalisation
 if TYPE_CHECKING:
     from sigil.data.inputs import Normalisation
 
-MODEL = "The suspect (only what its file does not say)"
+MODEL = "The suspect (only what its weights do not show)"
 INPUTS = "Real inputs to read the mark on"
 
 Suspect = Annotated[
@@ -41,6 +41,14 @@ Classes = Annotated[
 At = Annotated[
     str | None,
     typer.Option(metavar="NODE", help="For ONNX: the node or tensor at the cut.", rich_help_panel=MODEL),
+]
+Entry = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="For a file with several models: the keys or prefix in front of the layers' names.",
+        rich_help_panel=MODEL,
+    ),
 ]
 InputShape = Annotated[
     str | None,

@@ -40,6 +40,7 @@ def trace(
     normalisation: options.Normalise = None,
     data_dir: options.DataDir = None,
     at: options.At = None,
+    entry: options.Entry = None,
     input_shape: options.InputShape = None,
     time_limit: options.TimeLimit = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
@@ -77,7 +78,9 @@ def trace(
     owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     record = read_record(place)
     shape, moments = options.shape_and_normalisation(input_shape, normalisation)
-    opened = open_suspect(suspect, input_shape=shape, at=at, key=owner_key, time_limit=time_limit)
+    opened = open_suspect(
+        suspect, input_shape=shape, at=at, entry=entry, key=owner_key, time_limit=time_limit
+    )
     shape = shape or owner_key.fields.input_shape or opened.input_shape
     outcome = run_trace(
         opened,

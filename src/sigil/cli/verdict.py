@@ -57,6 +57,7 @@ def _rows(report: Report, facts: Facts) -> list[tuple[str, str]]:
         ("paper's rule", wording.paper_rule(report)),
         ("suspect", printable(suspect.file)),
         ("opened as", printable(f"{suspect.kind}, {suspect.description}")),
+        *((name, printable(value)) for name, value in wording.entry(suspect)),
         ("SHA-256", suspect.sha256),
         ("commitment", f"{facts.key.commitment} ({report.kind} key)"),
         *wording.channel_order(facts.alignment),

@@ -57,6 +57,7 @@ def verify(
     width: options.Width = None,
     classes: options.Classes = None,
     at: options.At = None,
+    entry: options.Entry = None,
     input_shape: options.InputShape = None,
     time_limit: options.TimeLimit = 120.0,
     inputs: options.Inputs = None,
@@ -152,14 +153,18 @@ def verify(
 ) -> None:
     """Test whether SUSPECT carries the mark of a key, and how sure that is.
 
-    A file that Sigil wrote says itself which model it holds:
+    Architecture, width and classes are read off the weights where these
+    fit one of the four models, and a file of Sigil's says the rest:
       sigil verify client.safetensors --key owner.key
 
-    In other files architecture, width and classes are read off the weights
-    where these fit one of the four models; name what is missing:
+    Of other files, name what is missing:
       sigil verify model.pt --key owner.key --architecture resnet18 \\
         --cut layer3 --width 64 --classes 10 --input-shape 3,32,32
       sigil verify model.onnx --key owner.key --at /layer3/Relu_output_0
+
+    A file with several models is read as each of them, up to 16, and each
+    counts as a try; or you name one:
+      sigil verify checkpoint.pt --key owner.key --entry ema
 
     Keep the result, for people and for a court; check it later, by the line
     that the owner published before training (sigil key commit prints it):
@@ -223,6 +228,7 @@ def verify(
         classes=classes,
         input_shape=shape,
         at=at,
+        entry=entry,
         key=owner_key,  # what it states holds against what an adversary's file says of itself
         time_limit=time_limit,
     )

@@ -231,6 +231,8 @@ def gather(
 
     `input_shape` is that of the probes, `command` the line that repeats the verification.
     """
+    entry = report.entry
+    several = entry is not None and (bool(entry.name) or len(entry.names) > 1)
     return Facts(
         created=moment_text(created or datetime.now(UTC)),
         command=_text(command, limit=20_000),
@@ -242,8 +244,11 @@ def gather(
             file=_text(str(Path(*suspect.path.parts[-2:]))),
             sha256=suspect.sha256,
             kind=suspect.kind,
-            description=_text(suspect.description),
+            description=_text(suspect.description if entry is None else entry.description),
             input_shape=tuple(input_shape),
+            entry=_text(entry.name) if entry is not None and several else None,
+            entries=1 if entry is None else len(entry.names),
+            unread=0 if entry is None else min(entry.unread, MAX_COUNT),
         ),
         software=software(),
     )

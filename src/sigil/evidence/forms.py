@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
+)
 
 MAX_BITS = 65_536
 MAX_COUNT = 10**9
@@ -22,7 +29,7 @@ Size = Annotated[int, Field(ge=1, le=2**31)]
 Shape = Annotated[tuple[Size, ...], Field(min_length=1, max_length=16)]
 Level = Annotated[float, Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
 Log10 = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
-Tries = Annotated[int, Field(ge=1, le=10**16)]
+Tries = Annotated[int, Field(ge=1, le=10**17)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Bits = Annotated[int, Field(ge=1, le=MAX_BITS)]
 
@@ -48,13 +55,28 @@ class AlignmentFacts(Strict):
 
 
 class SuspectFacts(Strict):
-    """Which file was examined, and how."""
+    """Which file was examined, and how.
+
+    `entry` says which of the models in the file the verdict is about, if it does not hold just one. All
+    `entries` that were read or could have been are counted among the tries; of the `unread` nothing was read.
+    """
 
     file: Line
     sha256: Hash
     kind: Name
     description: Line
     input_shape: Shape
+    entry: Line | None = None
+    entries: Annotated[int, Field(ge=1, le=16)] = 1
+    unread: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+
+    @model_serializer(mode="wrap")
+    def _short(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Of a file that holds one model a record says what it always said."""
+        usual = {"entry": None, "entries": 1, "unread": 0}
+        return {
+            name: value for name, value in handler(self).items() if name not in usual or value != usual[name]
+        }
 
 
 class Software(Strict):

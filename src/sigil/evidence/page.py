@@ -100,6 +100,7 @@ def render(facts: Facts, *, record: SignedRecord | None = None) -> str:
         kind=superscripts_in(wording.kind_of_key(facts.key, verdict.allowance_of_kind)),
         demonstration=wording.is_demonstration(facts.key),
         demonstration_words=wording.DEMONSTRATION,
+        entry=wording.entry(facts.suspect),
         readings=[_row(one, best=one is best, experiment=verdict.experiment) for one in verdict.readings],
         origin=verdict.origin,
         origin_words=wording.ORIGIN,

@@ -111,8 +111,9 @@ def repeat(
             "Channels were compared with correlations that the training recorded: give them with "
             "--reference-file."
         )
-    # Correlations were counted as one more try by the verification itself.
+    # Correlations were counted as one more try by the verification itself, and so were models in one file.
     factor = 2 if used is not None and used.compared != "initial weights" else 1
+    factor *= facts.suspect.entries
     report = verify(
         suspect,
         key,

@@ -1,70 +1,59 @@
-"""Which of the four architectures a set of weights is: names and shapes say width, channels and classes."""
+"""Which client halves of an architecture a set of tensors holds: names and shapes say width and channels."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 
 from sigil.errors import ModelError
 from sigil.models.building import assemble
-from sigil.models.spec import ModelSpec, architecture, cut_points, default_cut, names, row_names
+from sigil.models.spec import MAX_CLASSES, ModelSpec, architecture, row_names
 
 # A half has no last layer that would tell how many classes there are, and nothing in it depends on them.
 _CLASSES = 10
+_COUNTER = "num_batches_tracked"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def recognise(shapes: Shapes) -> ModelSpec | None:
-    """The model whose weights have these names and shapes, whole or a client half; None if it is another.
+def tensor_names(name: str, cut: str | None = None) -> tuple[str, ...]:
+    """The tensors of an architecture up to a cut, or all; without the counters, which nothing depends on."""
+    standard = ModelSpec(name=name, classes=_CLASSES, width=architecture(name).standard_width, channels=3)
+    known = tuple(_shapes(standard))
+    if cut is None:
+        return known
+    rows = row_names(name)
+    front = set(rows[: rows.index(cut) + 1])
+    return tuple(tensor for tensor in known if tensor.partition(".")[0] in front)
 
-    A file that holds all rows is a whole model. One that ends earlier is the client half at the deepest cut
-    whose rows it holds.
+
+def client_halves(name: str, shapes: Shapes) -> list[ModelSpec]:
+    """The client halves of an architecture whose tensors are all there, the shallowest first.
+
+    Whatever else there is does not matter, neither other tensors nor those behind the cut.
     """
-    for name in names():
-        found = _as(name, shapes)
-        if found is not None:
-            return found
-    return None
-
-
-def complete_cut(name: str, shapes: Shapes) -> str:
-    """The paper's cut if the rows in front of it are all there, or else the deepest one that is."""
-    present = {tensor.partition(".")[0] for tensor in shapes}
-    owners = {tensor.partition(".")[0] for tensor in _standard(name)}
-    complete = []
-    for row in row_names(name):
-        if row in owners and row not in present:
-            break
-        complete.append(row)
-    usual, possible = default_cut(name), [cut for cut in cut_points(name) if cut in complete]
-    return usual if usual in possible or not possible else possible[-1]
-
-
-def _as(name: str, shapes: Shapes) -> ModelSpec | None:
-    standard = _standard(name)
-    first, last = next(iter(standard)), [tensor for tensor in standard if tensor.endswith("weight")][-1]
-    convolution = shapes.get(first, ())
-    if len(convolution) != len(standard[first]):
-        return None
-    classes = shapes[last][0] if len(shapes.get(last, ())) == 2 else _CLASSES
+    names = tensor_names(name)
+    convolution = shapes.get(names[0], ())
+    last = shapes.get([tensor for tensor in names if tensor.endswith("weight")][-1], ())
+    classes = last[0] if len(last) == 2 and 1 <= last[0] <= MAX_CLASSES else _CLASSES
+    if len(convolution) != 4:
+        return []
     try:
         whole = ModelSpec(name=name, classes=classes, width=convolution[0], channels=convolution[1])
     except ModelError:
-        return None
-    wanted = {tensor: tuple(value.shape) for tensor, value in assemble(whole).state_dict().items()}
-    if any(wanted.get(tensor) != shape for tensor, shape in shapes.items()):
-        return None
-    counted = {tensor for tensor in wanted if not tensor.endswith("num_batches_tracked")}
-    if counted <= set(shapes):
-        return whole
-    cut = complete_cut(name, shapes)
-    return ModelSpec(
-        name=name, classes=classes, width=whole.width, channels=whole.channels, part="client", cut=cut
-    )
+        return []
+    wanted = _shapes(dataclasses.replace(whole, classes=_CLASSES))
+    wrong = {tensor.partition(".")[0] for tensor, shape in wanted.items() if shapes.get(tensor) != shape}
+    halves = []
+    for row in row_names(name)[:-1]:
+        if row in wrong:
+            break
+        halves.append(dataclasses.replace(whole, part="client", cut=row))
+    return halves
 
 
-@functools.cache
-def _standard(name: str) -> dict[str, tuple[int, ...]]:
-    spec = ModelSpec(name=name, classes=_CLASSES, width=architecture(name).standard_width, channels=3)
-    return {tensor: tuple(value.shape) for tensor, value in assemble(spec).state_dict().items()}
+@functools.lru_cache(maxsize=64)
+def _shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+    state = assemble(spec).state_dict()
+    return {name: tuple(value.shape) for name, value in state.items() if not name.endswith(_COUNTER)}

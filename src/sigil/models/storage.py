@@ -36,8 +36,15 @@ MAX_HEADER_BYTES = 1024 * 1024
 MAX_FILE_BYTES = 4 * 1024**3
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_OTHER_FLOATS = (
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+    *(torch.complex64, torch.complex128),
+)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _COUNTER = "num_batches_tracked"
+
+FLOATS = frozenset(str(dtype).removeprefix("torch.") for dtype in _FLOATS + _OTHER_FLOATS)
+"""The number formats from which weights are read, those of a suspect included."""
 
 
 @dataclass(frozen=True)
@@ -216,12 +223,13 @@ def fill(
     read: Callable[[str], Tensor],
     *,
     source: str,
-    finite: bool = True,
+    strict: bool = True,
 ) -> Model:
     """Build what ``spec`` describes: names and shapes are compared first, only then ``read`` is called.
 
-    With ``finite`` false, infinity and NaN are let in: one in a place that no output depends on is an easy
-    way to keep a model that works from being opened.
+    With ``strict`` false, what PyTorch loads without a word is let in: infinity and NaN, variances a little
+    below zero, the real part of complex numbers. One in a place that no output depends on is an easy way to
+    keep a model that works from being opened.
     """
     model = assemble(spec)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -240,26 +248,27 @@ def fill(
             f"the first is {shapes[name]} and should be {wanted[name]}"
         )
     tensors = {
-        name: _checked(name, read(name), source, finite) if name in shapes else torch.tensor(0)
+        name: _checked(name, read(name), source, strict) if name in shapes else torch.tensor(0)
         for name in wanted
     }
     model.load_state_dict(tensors, assign=True)
     return model
 
 
-def _checked(name: str, tensor: Tensor, source: str, finite: bool) -> Tensor:
+def _checked(name: str, tensor: Tensor, source: str, strict: bool) -> Tensor:
     """A copy of one tensor in its proper dtype on the CPU; raises if its values are impossible."""
     allowed = _FLOATS + _INTEGERS if name.endswith(_COUNTER) else _FLOATS
-    if tensor.dtype not in allowed:
+    if tensor.dtype not in allowed + (() if strict else _OTHER_FLOATS):
         raise SuspectError(
             f"{source} holds {shown(name)} as {str(tensor.dtype).removeprefix('torch.')}: "
             "convert the model to floating point"
         )
     # Contiguous and always a copy: the original may be a view of a file that somebody rewrites.
-    copy = torch.empty(tensor.shape, dtype=torch.float32).copy_(tensor.detach())
-    if finite and not bool(torch.isfinite(copy).all()):
+    numbers = tensor.detach().real if tensor.is_complex() else tensor.detach()
+    copy = torch.empty(tensor.shape, dtype=torch.float32).copy_(numbers)
+    if strict and not bool(torch.isfinite(copy).all()):
         raise SuspectError(f"{source} holds values in {shown(name)} that are not finite numbers")
-    if name.endswith("running_var") and bool((copy < 0).any()):
+    if strict and name.endswith("running_var") and bool((copy < 0).any()):
         raise SuspectError(f"{source} holds negative variances in {shown(name)}")
     if name.endswith(_COUNTER):
         return tensor.detach().to("cpu", torch.int64, copy=True)

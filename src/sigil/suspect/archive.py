@@ -1,23 +1,27 @@
-"""Zip archives as PyTorch writes them: everything stored as it is, one behind the other.
+"""Zip archives as PyTorch reads them: entries one behind the other, stored as they are or deflated.
 
 A zip archive says twice what it holds: in a directory at its end and in a header before each entry.
 Readers differ in which of the two they believe and in where they look for the directory, and so a
 file can be made to show one thing to the reader that checks it and another to the one that loads it.
-Here the two must say the same, and entries, directory and end must fill the file without a gap.
+Here the two must say the same, and entries, directory and end must follow each other without a gap. What
+PyTorch does not mind does not keep a model closed: a wrong checksum, a comment or a few bytes at the end,
+and entries that somebody has compressed.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sigil.errors import SuspectError, shown
 
-MAX_ENTRIES = 100_000
+MAX_ENTRIES = 500_000
 # Of an index of tensors: a thousand of them take about 100 KB.
-MAX_RECORD_BYTES = 4 * 1024**2
+MAX_RECORD_BYTES = 64 * 1024**2
+# Weights hardly shrink; nothing but one number over and over shrinks like this.
+MAX_RATIO = 1_000
 
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -27,9 +31,12 @@ _LOCATOR_64 = struct.Struct("<4sIQI")
 _DESCRIPTOR = struct.Struct("<4s3I")
 _DESCRIPTOR_64 = struct.Struct("<4sI2Q")
 
-_ENCRYPTED, _DESCRIBED_AFTER, _UTF8 = 1, 8, 1 << 11
-# Padding that aligns weights in the file, as PyTorch writes it.
-_PADDING = 0x4246
+_EFFORT, _DESCRIBED_AFTER, _UTF8 = 6, 8, 1 << 11
+_STORED, _DEFLATED = 0, 8
+# Fields that say sizes and names once more, in other words; unknown ones (-1) could.
+_SAID_AGAIN = {-1, 0x0001, 0x7075}
+# How far before its end PyTorch looks for the end of the directory.
+_MAX_BEHIND = 0xFFFF
 
 
 @dataclass(frozen=True)
@@ -39,21 +46,23 @@ class _Entry:
     name: str
     header: int
     size: int
+    packed: int
+    method: int
     checksum: int
     flags: int
     start: int = 0
 
 
 class Archive:
-    """A zip archive with entries that are stored, named once and lie one behind the other.
+    """A zip archive with entries that are named once and lie one behind the other.
 
-    PyTorch compresses no weights. So nothing here can unpack to more than it weighs. TorchScript is
-    refused.
+    ``changed`` are the entries that were read and whose checksum was wrong. TorchScript is refused.
     """
 
     def __init__(self, content: memoryview, source: Path) -> None:
         self.source = source
         self._content = content
+        self.changed: list[str] = []
         try:
             directory, count, end = self._find_directory()
             entries = self._read_directory(directory, count, end)
@@ -80,22 +89,43 @@ class Archive:
             raise SuspectError(
                 f"{self.source} has {entry.size:,} bytes in {shown(name)}, more than the limit of {limit:,}."
             )
-        data = self._content[entry.start : entry.start + entry.size]
+        data = self._content[entry.start : entry.start + entry.packed]
+        if entry.method == _DEFLATED:
+            data = self._inflated(entry, data)
         if zlib.crc32(data) != entry.checksum:
-            raise SuspectError(f"{self.source} is a damaged archive: its entry {shown(name)} cannot be read.")
+            self.changed.append(name)
         return data
+
+    def _inflated(self, entry: _Entry, data: memoryview) -> memoryview:
+        if entry.size > MAX_RATIO * entry.packed:
+            raise SuspectError(
+                f"{self.source} has {shown(entry.name)} compressed more than {MAX_RATIO:,} times, as no "
+                "weights can be: it is damaged or hostile."
+            )
+        try:
+            inflated = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, entry.size + 1)
+        except zlib.error:
+            inflated = b""
+        if len(inflated) != entry.size:
+            raise SuspectError(
+                f"{self.source} is a damaged archive: its entry {shown(entry.name)} cannot be unpacked."
+            )
+        return memoryview(inflated)
 
     def _find_directory(self) -> tuple[int, int, int]:
         """Offset of the directory, its number of entries, and the offset behind it."""
         content, size = self._content, len(self._content)
-        end = size - _END.size
-        if end < 0:
+        if size < _END.size:
             raise struct.error("too short")
-        signature, disk, first_disk, here, count, length, offset, comment = _END.unpack_from(content, end)
-        if signature != b"PK\x05\x06" or comment:
+        # The last one that there is, which is what PyTorch takes.
+        first = max(0, size - _END.size - _MAX_BEHIND)
+        end = bytes(content[first:]).rfind(b"PK\x05\x06")
+        if end < 0 or first + end + _END.size > size:
             raise SuspectError(
                 f"{self.source} is a damaged or truncated zip archive: it does not end with its directory."
             )
+        end += first
+        _, disk, first_disk, here, count, length, offset, _ = _END.unpack_from(content, end)
         locator = end - _LOCATOR_64.size
         if locator >= 0 and bytes(content[locator : locator + 4]) == b"PK\x06\x07":
             end = locator - _END_64.size
@@ -143,23 +173,27 @@ class Archive:
             extra = bytes(self._content[start + name_length : start + name_length + extra_length])
             if name is None:
                 raise self._doubtful("it has an entry without a plain name")
-            if any(inner == "constants.pkl" or inner.startswith("code/") for inner in _inner(name)):
+            entries.append(_Entry(name, header, size, packed, method, checksum, flags))
+            # PyTorch takes an archive for TorchScript by this entry.
+            if "constants.pkl" in (name, name.partition("/")[2]):
                 raise SuspectError(
                     f"{self.source} is a TorchScript archive, which holds code, and nothing of it was "
                     "loaded: give the model's state dict, as safetensors if possible."
                 )
-            if method or flags & ~(_DESCRIBED_AFTER | _UTF8):
-                raise SuspectError(
-                    f"{self.source} has the compressed or encrypted entry {shown(name)}, "
-                    "which neither torch.save nor torch.export.save writes: save the model again."
-                )
             # Sizes beyond 4 GB, which no suspect has, and other ways of saying them again.
-            if _fields(extra) - {_PADDING} or disk or packed != size:
+            if _fields(extra) & _SAID_AGAIN or disk or (method == _STORED and packed != size):
                 raise self._doubtful(f"its directory is not plain at {shown(name)}")
-            entries.append(_Entry(name, header, size, checksum, flags))
+        for entry in entries:
+            if entry.method not in (_STORED, _DEFLATED) or entry.flags & ~(
+                _EFFORT | _DESCRIBED_AFTER | _UTF8
+            ):
+                raise SuspectError(
+                    f"{self.source} has the entry {shown(entry.name)} encrypted or compressed in a way that "
+                    "PyTorch does not read: save the model again."
+                )
         if position != end:
             raise self._doubtful("there is something behind its directory")
-        claimed = sum(entry.size for entry in entries)
+        claimed = sum(entry.packed for entry in entries)
         if claimed > len(self._content):
             raise SuspectError(
                 f"{self.source} claims to hold {claimed:,} bytes, more than the file has: it is "
@@ -182,22 +216,20 @@ class Archive:
             start = position + _LOCAL.size + name_length + extra_length
             name = _name(bytes(content[position + _LOCAL.size :][:name_length]))
             extra = bytes(content[position + _LOCAL.size + name_length : start])
-            same = (entry.checksum, entry.size, entry.size)
+            same = (entry.checksum, entry.packed, entry.size)
             said = (checksum, packed, size)
             after = bool(flags & _DESCRIBED_AFTER)
             if (
-                (signature, flags, method, name) != (b"PK\x03\x04", entry.flags, 0, entry.name)
-                or _fields(extra) - {_PADDING}
+                (signature, flags, method, name) != (b"PK\x03\x04", entry.flags, entry.method, entry.name)
+                or _fields(extra) & _SAID_AGAIN
                 or not (said == same or (after and said == (0, 0, 0)))
-                or start + entry.size > directory
+                or start + entry.packed > directory
             ):
                 raise self._doubtful(f"the entry {shown(entry.name)} is not what its directory says")
-            position = start + entry.size
+            position = start + entry.packed
             if after:
                 position = self._behind_descriptor(position, same, entry.name)
-            placed[entry.name] = _Entry(
-                entry.name, entry.header, entry.size, entry.checksum, entry.flags, start
-            )
+            placed[entry.name] = replace(entry, start=start)
         if position != directory:
             raise self._doubtful("there is a gap before its directory")
         return {entry.name: placed[entry.name] for entry in entries}
@@ -220,11 +252,6 @@ class Archive:
 def _name(raw: bytes) -> str | None:
     """The name of an entry if it is plain text, as PyTorch writes it: None if it is not."""
     return raw.decode("ascii") if raw and raw.isascii() and raw.decode("ascii").isprintable() else None
-
-
-def _inner(name: str) -> tuple[str, str]:
-    """The name of an entry, and the one that it has within a folder of all entries."""
-    return name, name.partition("/")[2]
 
 
 def _fields(extra: bytes) -> set[int]:

@@ -18,15 +18,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sigil.errors import ConfigError, SuspectError, shown
 from sigil.suspect import examiner, frames
+from sigil.suspect.entries import Listed
 from sigil.suspect.file import SuspectFile
 
 TIME_LIMIT = 120.0
@@ -47,6 +47,9 @@ _DTYPES = {
     **{"float64": torch.float64, "float32": torch.float32, "float16": torch.float16},
     **{"bfloat16": torch.bfloat16, "int64": torch.int64, "int32": torch.int32, "int16": torch.int16},
     **{"int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool},
+    **{"complex64": torch.complex64, "complex128": torch.complex128},
+    **{"float8_e4m3fn": torch.float8_e4m3fn, "float8_e4m3fnuz": torch.float8_e4m3fnuz},
+    **{"float8_e5m2": torch.float8_e5m2, "float8_e5m2fnuz": torch.float8_e5m2fnuz},
 }
 
 
@@ -100,22 +103,30 @@ class Examination:
         self._failure = self._failure or f"The examination of {self.source} is over."
         self._finalizer()
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the tensors in the file."""
-        return {name: tuple(shape) for name, (_, shape) in self._tensors().items()}
+    @property
+    def left(self) -> float:
+        """What is left of the time limit, in seconds."""
+        return self._left
 
-    def tensor(self, name: str) -> Tensor:
+    def listed(self) -> list[Listed]:
+        """The tensors of the file that may be a model's."""
+        return [
+            Listed(name, dtype, tuple(shape), *rest) for name, dtype, shape, *rest in self.opened["listed"]
+        ]
+
+    def tensor(self, listed: Listed) -> Tensor:
         """One tensor of the file."""
-        kind, shape = self._tensors()[name]
-        if kind not in _DTYPES:
+        if listed.dtype not in _DTYPES and listed.sound:
             raise SuspectError(
-                f"{self.source} holds {shown(name)} as {shown(kind)}: convert the model to floating point."
+                f"{self.source} holds {shown(listed.name)} as {shown(listed.dtype)}: convert the model to "
+                "floating point."
             )
-        size = math.prod(shape) * _DTYPES[kind].itemsize
-        _, data = self._ask({"do": "read", "name": name}, most=size)
+        dtype = _DTYPES.get(listed.dtype, torch.uint8)
+        size = math.prod(listed.shape) * dtype.itemsize
+        _, data = self._ask({"do": "read", "number": listed.number}, most=size)
         if len(data) != size:
             raise self._broken()
-        return _tensor(data, _DTYPES[kind], shape)
+        return _tensor(data, dtype, list(listed.shape))
 
     def run(self, batch: Tensor) -> Tensor:
         """The activations of a batch."""
@@ -139,9 +150,6 @@ class Examination:
                 raise self._broken()
             found.append(_tensor(data, torch.float32, shape))
         return tuple(found)
-
-    def _tensors(self) -> Mapping[str, tuple[str, list[int]]]:
-        return cast(Mapping[str, tuple[str, list[int]]], self.opened["tensors"])
 
     def _ask(
         self, request: dict[str, Any], *, payload: memoryview | None = None, most: int = 0
@@ -368,16 +376,24 @@ def _is_graph(value: dict[str, Any]) -> bool:
 
 def _is_index(value: dict[str, Any]) -> bool:
     """Whether this is what the process may say of a file of weights."""
-    tensors = value.get("tensors")
+    listed, few = value.get("listed"), value.get("few")
     return (
         isinstance(value.get("kind"), str)
         and isinstance(value.get("description"), str | None)
-        and isinstance(tensors, dict)
-        and all(
-            isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str) and _is_shape(entry[1])
-            for entry in tensors.values()
-        )
+        and all(type(value.get(name)) is int for name in ("left", "count"))
+        and isinstance(few, list)
+        and all(isinstance(name, str) for name in few)
+        and isinstance(listed, list)
+        and all(_is_listed(each) for each in listed)
     )
+
+
+def _is_listed(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 5:
+        return False
+    name, dtype, shape, number, sound = value
+    plain = isinstance(name, str) and isinstance(dtype, str) and type(number) is int and type(sound) is bool
+    return plain and _is_shape(shape)
 
 
 def _one_line(text: object) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
-    from sigil.suspect.tensors import StoredTensor
+    from sigil.suspect.tensors import Tensors
 
 _KIBIBYTES = {"VmSize": 0, "VmData": 0}
 # Sizes of what may pass through the pipe at once.
@@ -37,8 +37,8 @@ def main() -> None:
     if task["format"] == "onnx":
         import sigil.suspect.graph
     else:
-        import sigil.suspect.exported
-        import sigil.suspect.pickled  # noqa: F401
+        import sigil.suspect.entries
+        import sigil.suspect.exported  # noqa: F401
     _confine(task["memory"])
     _answer(answers, {"ready": True})
     _serve(task, requests, answers)
@@ -67,8 +67,7 @@ def _serve(task: dict[str, Any], requests: BinaryIO, answers: BinaryIO) -> None:
             elif request["do"] == "filter":
                 _answer(answers, {}, _bytes(suspect.filters[request["place"]]))
             else:
-                tensor: StoredTensor = suspect[request["name"]]
-                _answer(answers, {}, tensor.read())
+                _answer(answers, {}, suspect[request["number"]][1].read())
         except SigilError as error:
             _answer(answers, {"refused": str(error)[:2000]})
         except MemoryError:
@@ -90,6 +89,7 @@ def _open_graph(task: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         source=Path(task["source"]),
         at=task["at"],
         activation_shape=task["activation_shape"],
+        operators=task.get("operators"),
         threads=task["threads"],
         memory=task["memory"],
     )
@@ -97,25 +97,38 @@ def _open_graph(task: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return graph, {"input_shape": graph.input_shape, "tensor": graph.tensor[:200], "filters": shapes}
 
 
-def _open_weights(task: dict[str, Any]) -> tuple[dict[str, StoredTensor], dict[str, Any]]:
-    from sigil.suspect import exported, pickled, tensors
+def _open_weights(task: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
+    from sigil.suspect import entries, pickled, tensors
 
     content, source = _content(task), Path(task["source"])
     said, kind = None, "state dict"
     if task["format"] == "safetensors":
         kind = "safetensors"
-        state, said = tensors.read_safetensors(content, source)
+        found, said = tensors.read_safetensors(content, source)
     elif task["format"] == "bare pickle":
         pickled.refuse_bare_pickle(content, source)
     elif task["format"] == "torch pickle":
-        state = pickled.load_legacy_state(content, source)
-    elif exported.is_exported(content, source):
-        kind, state = "exported program", exported.load_exported_state(content, source)
+        found = pickled.load_legacy_state(content, source)
     else:
-        state = pickled.load_state(content, source)
-    tensors.check_index(state, source)
-    index = {name: [tensor.dtype, tensor.shape] for name, tensor in state.items()}
-    return state, {"kind": kind, "tensors": index, "description": said}
+        kind, found = _open_archive(content, source)
+    listed = entries.listing(found, task["names"], task["entry"])
+    return found, {"kind": kind, "description": said, **listed}
+
+
+def _open_archive(content: memoryview, source: Path) -> tuple[str, Tensors]:
+    """What ``torch.save`` wrote, or an exported program; where both can be read in one file, both."""
+    from sigil.suspect import exported, pickled, tensors
+    from sigil.suspect.archive import Archive
+
+    archive = Archive(content, source)
+    if not exported.is_exported(archive):
+        kind, found = "state dict", pickled.load_state(archive)
+    else:
+        kind, found = "exported program", exported.load_exported_state(archive)
+        if "data.pkl" in archive.names():
+            pairs = pickled.load_state(archive)
+            found += [(tensors.joined("data.pkl", name), tensor) for name, tensor in pairs]
+    return kind + (" with wrong checksums" if archive.changed else ""), found
 
 
 def _run(graph: Any, shape: list[int], payload: bytes) -> tuple[dict[str, Any], memoryview]:

@@ -23,8 +23,8 @@ from typing import Any
 
 from sigil.errors import SuspectError, shown
 from sigil.suspect.archive import MAX_RECORD_BYTES, Archive
-from sigil.suspect.pickled import check_byte_order, load_state
-from sigil.suspect.tensors import StoredTensor, strided
+from sigil.suspect.pickled import is_big_endian, load_state
+from sigil.suspect.tensors import StoredTensor, Tensors, joined, strided, unsound
 
 _INDEX = re.compile(r"data/weights/(.*)_weights_config\.json")
 _RECORD = re.compile(r"weight_[0-9]+")
@@ -47,52 +47,70 @@ _DTYPES = {
 _STRIDED = 7
 
 
-def is_exported(content: memoryview, source: Path) -> bool:
+def is_exported(archive: Archive) -> bool:
     """Whether a zip archive is an exported program."""
-    names = Archive(content, source).names()
+    names = archive.names()
     return any(mark in names for mark in _MARKS)
 
 
-def load_exported_state(content: memoryview, source: Path) -> dict[str, StoredTensor]:
-    """The tensors of an exported program, by the names of the module's state dict."""
-    archive = Archive(content, source)
-    names = archive.names()
+def load_exported_state(archive: Archive) -> Tensors:
+    """The tensors of an exported program, by the names of the module's state dict.
+
+    If there are the weights of several programs, the names begin with that of the program.
+    """
+    source, names = archive.source, archive.names()
     indices = {match[1]: name for name in names if (match := _INDEX.fullmatch(name))}
-    index = indices.get("model") if len(indices) > 1 else next(iter(indices.values()), None)
-    if index is not None:
-        return _read_indexed(archive, index)
+    found: Tensors = []
+    for program, index in indices.items():
+        path = program if len(indices) > 1 else ""
+        found += [(joined(path, name), tensor) for name, tensor in _read_indexed(archive, index)]
     for name in _PICKLED_WEIGHTS:
         if name in names:
-            return _read_pickled(archive.read(name), source)
-    raise SuspectError(
-        f"{source} is an exported program whose weights are not stored by name, and the program "
-        "itself is never loaded, as that can run code: save the model's state dict."
-    )
-
-
-def _read_indexed(archive: Archive, index: str) -> dict[str, StoredTensor]:
-    source = archive.source
-    check_byte_order(archive)
-    records: dict[str, memoryview] = {}
-    state = {}
-    try:
-        entries = json.loads(bytes(archive.read(index, limit=MAX_RECORD_BYTES)))["config"]
-        for name, entry in entries.items():
-            if entry["use_pickle"]:
-                raise SuspectError(
-                    f"{source} holds {shown(name)} as a pickle, which could run code, and nothing of "
-                    "it was loaded: export the model with plain tensors."
-                )
-            state[name] = _read_tensor(archive, entry, records)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            path = name if found else ""
+            found += [(joined(path, each), tensor) for each, tensor in _read_pickled(archive, name)]
+    if not found:
         raise SuspectError(
-            f"{source} is a damaged exported program: its index of weights cannot be read."
-        ) from error
+            f"{source} is an exported program whose weights are not stored by name, and the program "
+            "itself is never loaded, as that can run code: save the model's state dict."
+        )
+    return found
+
+
+def _read_indexed(archive: Archive, index: str) -> Tensors:
+    source = archive.source
+    swapped = is_big_endian(archive)
+    records: dict[str, memoryview] = {}
+    state: Tensors = []
+    why: Exception | None = None
+    try:
+        entries = json.loads(bytes(archive.read(index, limit=MAX_RECORD_BYTES)))["config"].items()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(source) from error
+    for name, entry in entries:
+        try:
+            state.append((name, _read_tensor(archive, name, entry, records, swapped)))
+        except (ValueError, KeyError, TypeError, AttributeError, SuspectError) as error:
+            why = why or error
+            refused = error if isinstance(error, SuspectError) else _damaged(source)
+            state.append((name, unsound("unknown", (), refused)))
+    if why is not None and not any(tensor.sound for _, tensor in state):
+        raise why if isinstance(why, SuspectError) else _damaged(source)
     return state
 
 
-def _read_tensor(archive: Archive, entry: dict[str, Any], records: dict[str, memoryview]) -> StoredTensor:
+def _damaged(source: Path) -> SuspectError:
+    return SuspectError(f"{source} is a damaged exported program: its index of weights cannot be read.")
+
+
+def _read_tensor(
+    archive: Archive, name: str, entry: dict[str, Any], records: dict[str, memoryview], swapped: bool
+) -> StoredTensor:
     """One tensor as the index describes it, inside its record."""
+    if entry["use_pickle"]:
+        raise SuspectError(
+            f"{archive.source} holds {shown(name)} as a pickle, which could run code, and nothing of "
+            "it was loaded: export the model with plain tensors."
+        )
     record, meta = entry["path_name"], entry["tensor_meta"]
     if not _RECORD.fullmatch(record) or meta["layout"] != _STRIDED:
         raise ValueError("not a record of dense weights")
@@ -104,8 +122,11 @@ def _read_tensor(archive: Archive, entry: dict[str, Any], records: dict[str, mem
         [size["as_int"] for size in meta["sizes"]],
         [stride["as_int"] for stride in meta["strides"]],
         meta["storage_offset"]["as_int"],
+        home=record,
+        swapped=swapped,
     )
 
 
-def _read_pickled(weights: memoryview, source: Path) -> dict[str, StoredTensor]:
-    return load_state(weights, Path(f"The weights in {source}"))
+def _read_pickled(archive: Archive, name: str) -> Tensors:
+    source = Path(f"The weights in {archive.source}")
+    return load_state(Archive(archive.read(name), source))

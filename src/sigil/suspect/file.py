@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
 from sigil.errors import SuspectError
+from sigil.suspect.tensors import MAX_HEADER_BYTES
 
 Format = Literal["safetensors", "archive", "torch pickle", "bare pickle", "onnx"]
 
@@ -26,8 +27,37 @@ _PIECE_BYTES = 1 << 20
 # How torch.save began its files before they became zip archives: a pickle of one magic number.
 LEGACY_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _ZIP = b"PK\x03\x04"
-# Field 1 of an ONNX model, its IR version, as every writer puts it first.
-_ONNX = b"\x08"
+# Field 1 of an ONNX model, its IR version, as most writers put it first; and the field that is its graph.
+_IR_VERSION = b"\x08"
+_GRAPH = 7
+_MAX_GROUPS = 100
+# How the header of safetensors may begin: a JSON object, with or without space before it.
+_JSON = (b"{", b" ", b"\t", b"\n", b"\r")
+
+# What people give instead of a model, by where it begins and with which bytes.
+_OTHERS = (
+    (
+        0,
+        b"version https://git-lfs",
+        "a Git LFS pointer, which names the model and does not hold it: run git lfs pull",
+    ),
+    (0, b"\x1f\x8b", "compressed with gzip: unpack it first"),
+    (0, b"BZh", "compressed with bzip2: unpack it first"),
+    (0, b"\xfd7zXZ\x00", "compressed with xz: unpack it first"),
+    (0, b"\x28\xb5\x2f\xfd", "compressed with zstd: unpack it first"),
+    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive: unpack it first"),
+    (0, b"Rar!", "a RAR archive: unpack it first"),
+    (257, b"ustar", "a tar archive: unpack it first"),
+    (0, b"%PDF", "a PDF document"),
+    (0, b"\x89HDF", "an HDF5 file, as Keras writes it"),
+    (0, b"GGUF", "a GGUF file of a language model"),
+    (0, b"\x93NUMPY", "a single array of NumPy"),
+    (4, b"TFL3", "a TensorFlow Lite model"),
+    (4, b"ORTM", "a model in the format of onnxruntime's own: give the ONNX model that it was made from"),
+    (0, b'{"format":"sigil-', "a file of Sigil's own: give the file that holds the model"),
+)
+_HTML = (b"<!doctype html", b"<html", b"<head", b"<?xml", b"<!--")
+_OPENED = "safetensors, a state dict of torch.save, an exported program (.pt2) or ONNX"
 
 # Names that promise a format without Python objects: a pickle under one is no honest mistake.
 _PROMISES: dict[str, Format] = {".safetensors": "safetensors", ".onnx": "onnx"}
@@ -47,7 +77,7 @@ class SuspectFile:
                 before = os.fstat(source.fileno())
                 self.size = before.st_size
                 self._check_size()
-                self.format = self._sniff(os.pread(source.fileno(), 64, 0))
+                self.format = self._sniff(source.fileno())
                 self._copy = tempfile.TemporaryFile(prefix="sigil-")  # noqa: SIM115
                 try:
                     self.sha256 = self._fill(source.fileno())
@@ -118,12 +148,15 @@ class SuspectFile:
                 f"{self.path} has {self.size:,} bytes, more than the limit of {MAX_FILE_BYTES:,}."
             )
 
+    def _check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise SuspectError(f"{self.path} was not even read within the time limit (--time-limit).")
+
     def _fill(self, source: int) -> str:
         """Copy the file, as long as it was when it was opened; returns the hash of the copied bytes."""
         digest, left = hashlib.sha256(), self.size
         while left:
-            if time.monotonic() > self._deadline:
-                raise SuspectError(f"{self.path} was not even read within the time limit (--time-limit).")
+            self._check_time()
             piece = os.read(source, min(left, _PIECE_BYTES))
             if not piece:
                 raise self._changed()
@@ -133,33 +166,118 @@ class SuspectFile:
         self._copy.flush()
         return digest.hexdigest()
 
-    def _sniff(self, start: bytes) -> Format:
-        """The format that the first bytes show, which must be the one that the name promises."""
+    def _sniff(self, source: int) -> Format:
+        """The format that the content shows, which must be the one that the name promises."""
+        start = os.pread(source, 512, 0)
         suffix = self.path.suffix.lower()
-        found: Format | None = None
-        if start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= self.size - 8:
-            found = "safetensors"
+        formats: list[Format] = []
+        announced = int.from_bytes(start[:8], "little")
+        if start[8:9] in _JSON and announced <= self.size - 8:
+            formats.append("safetensors")
         elif start.startswith(_ZIP):
-            found = "archive"
+            formats.append("archive")
         elif start.startswith(LEGACY_TORCH):
-            found = "torch pickle"
+            formats.append("torch pickle")
         elif len(start) > 1 and start[0] == 0x80 and start[1] <= 5:
-            found = "bare pickle"
-        elif start.startswith(_ONNX):
-            found = "onnx"
-        if found is None and start.startswith(b'{"format":"sigil-'):
-            raise SuspectError(f"{self.path} is a file of Sigil's own: give the file that holds the model.")
-        if found is None:
+            formats.append("bare pickle")
+        # The fields of an ONNX model may come in any order, and unknown ones may look like anything.
+        if self._has_graph(source) or (not formats and start.startswith(_IR_VERSION)):
+            formats.append("onnx")
+        if not formats:
+            raise SuspectError(f"{self.path} is {_described(start, announced, self.size)}")
+        promised = _PROMISES.get(suffix)
+        if len(formats) == 1 and promised in (None, *formats):
+            return formats[0]
+        if promised in formats:
+            return promised
+        if len(formats) > 1:
             raise SuspectError(
-                f"{self.path} is damaged or in no format that can be opened: give safetensors, a "
-                "state dict of torch.save, an exported program (.pt2) or ONNX."
+                f"{self.path} can be read as {' and as '.join(_WORDS[each] for each in formats)}, and "
+                "nothing of it was loaded: name a copy by the format that it is used as (.onnx, "
+                ".safetensors)."
             )
-        if _PROMISES.get(suffix, found) != found:
-            raise SuspectError(
-                f"{self.path} is named {suffix} but holds {_WORDS[found]}: it was renamed or is "
-                "damaged, and nothing of it was loaded."
+        raise SuspectError(
+            f"{self.path} is named {suffix} but holds {_WORDS[formats[0]]}: it was renamed or is "
+            "damaged, and nothing of it was loaded."
+        )
+
+    def _has_graph(self, source: int) -> bool:
+        """Whether the file is fields of protobuf from its first byte to its last, one of them a graph."""
+        fields = _Fields(source, self.size)
+        graph, groups, count = False, 0, 0
+        try:
+            while fields.position < self.size:
+                count += 1
+                if count % 10_000 == 0:
+                    self._check_time()
+                tag = fields.number()
+                number, kind = tag >> 3, tag & 7
+                if number == 0 or groups > _MAX_GROUPS:
+                    return False
+                if kind == 0:
+                    fields.number()
+                elif kind in (1, 5):
+                    fields.position += 8 if kind == 1 else 4
+                elif kind == 2:
+                    length = fields.number()
+                    fields.position += length
+                    graph |= number == _GRAPH and not groups
+                elif kind in (3, 4):
+                    groups += 1 if kind == 3 else -1
+                if kind > 5 or groups < 0:
+                    return False
+        except ValueError:
+            return False
+        return graph and not groups and fields.position == self.size
+
+
+class _Fields:
+    """Numbers of protobuf in a file, from ``position`` on."""
+
+    def __init__(self, source: int, size: int) -> None:
+        self.position = 0
+        self._source, self._size = source, size
+        self._start, self._piece = 0, b""
+
+    def number(self) -> int:
+        """The number at the position, which moves behind it; ValueError if there is none."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number without an end")
+
+    def _byte(self) -> int:
+        if not self._start <= self.position < self._start + len(self._piece):
+            self._start = self.position
+            self._piece = (
+                os.pread(self._source, 1 << 16, self.position) if self.position < self._size else b""
             )
-        return found
+            if not self._piece:
+                raise ValueError("beyond the file")
+        self.position += 1
+        return self._piece[self.position - 1 - self._start]
+
+
+def _described(start: bytes, announced: int, size: int) -> str:
+    """What a file is that is no model, and what to give instead."""
+    for place, sign, what in _OTHERS:
+        if start[place:].startswith(sign):
+            return f"{what}." if ": " in what else f"{what}: give {_OPENED}."
+    if start[8:9] in _JSON and announced <= MAX_HEADER_BYTES:
+        return (
+            f"truncated: {announced + 8 - size:,} bytes missing of its safetensors header alone, or in no "
+            "format that can be opened: copy or download it again."
+        )
+    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text.lower().startswith(_HTML):
+        return (
+            "a web page (HTML), perhaps one that asks to log in or says what went wrong: download the model "
+            "itself."
+        )
+    return f"damaged or in no format that can be opened: give {_OPENED}."
 
 
 _WORDS: dict[Format, str] = {
@@ -167,7 +285,7 @@ _WORDS: dict[Format, str] = {
     "archive": "a zip archive",
     "torch pickle": "a Python pickle",
     "bare pickle": "a Python pickle",
-    "onnx": "something else",
+    "onnx": "an ONNX graph",
 }
 
 

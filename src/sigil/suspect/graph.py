@@ -13,7 +13,7 @@ import difflib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx.inliner
 import onnxruntime
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
 from sigil.errors import SuspectError, reason, shown
 from sigil.suspect.graph_filters import convolution_filters
@@ -34,6 +35,13 @@ MAX_BATCH_ELEMENTS = 1 << 26
 """Numbers of one batch, if the graph was exported for batches of a fixed size."""
 
 Numbers = npt.NDArray[np.floating[Any]]
+
+_MAX_DENSE = 1 << 28
+_MAX_DEPTH = 100
+
+# Kinds of operators whose number tells how far into a network a tensor is, by what layers are called here.
+_NORMALISATION = "BatchNormalization"
+_ALIKE = {"MaxPool": "Pool", "AveragePool": "Pool", "GlobalAveragePool": "Pool", "Clip": "Relu"}
 
 _STANDARD = ("", "ai.onnx", "ai.onnx.ml")
 _RANDOM = {
@@ -73,13 +81,15 @@ def open_graph(
     source: Path,
     at: str | None = None,
     activation_shape: Sequence[int] | None = None,
+    operators: Mapping[str, int] | None = None,
     threads: int = 1,
     memory: int = 1 << 31,
 ) -> Graph:
     """Cut the ONNX model in ``data`` at the tensor or node ``at`` and make it ready to run.
 
     Without ``at`` the graph must have one output, whose shape, if both are known, is
-    ``activation_shape``. ``memory`` bounds what onnxruntime may take in bytes.
+    ``activation_shape``; the names of those that have it are listed otherwise, first the one that comes after
+    as many ``operators`` of each kind as given. ``memory`` bounds what onnxruntime may take in bytes.
     """
     try:
         model = ModelProto.FromString(data)
@@ -91,13 +101,9 @@ def open_graph(
         raise SuspectError(
             f"{source} has {len(model.graph.node):,} nodes, more than the limit of {MAX_NODES:,}."
         )
-    # Functions can call each other twice and so on: whatever follows them would not end.
     if model.functions:
-        raise SuspectError(
-            f"{source} uses the operator {shown(model.functions[0].name)}, which the file defines itself: "
-            "inline its functions with onnx.inliner first."
-        )
-    tensor = _wanted_tensor(model, at, activation_shape, source)
+        model = _inlined(model, source)
+    tensor = _wanted_tensor(model, at, activation_shape, operators or {}, source)
     part = _extract(model, tensor, source)
     del model  # or two copies of all weights wait for the third
     entry = part.graph.input[0]
@@ -142,8 +148,62 @@ def _check_input(batch: Sequence[int | None], sizes: Sequence[int], source: Path
         )
 
 
+def _inlined(model: ModelProto, source: Path) -> ModelProto:
+    """The model with what its own functions stand for in their place; functions can call each other."""
+    functions = {(function.domain, function.name): function for function in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size_of(nodes: Iterable[NodeProto], depth: int) -> int:
+        # Functions can call each other twice and so on: whatever follows them would not end.
+        size = 0
+        for node in nodes:
+            inner = [graph for one in node.attribute for graph in (one.g, *one.graphs) if graph.node]
+            size += 1 + sum(size_of(graph.node, depth + 1) for graph in inner)
+            called = (node.domain, node.op_type)
+            if called not in functions:
+                continue
+            if node.domain in _STANDARD:
+                raise SuspectError(
+                    f"{source} uses the operator {shown(node.op_type)}, which the file defines itself though "
+                    "it is one of the ONNX standard: it can mean two things."
+                )
+            if depth > _MAX_DEPTH:
+                raise RecursionError
+            if called not in sizes:
+                sizes[called] = size_of(functions[called].node, depth + 1)
+            size += sizes[called]
+        return size
+
+    try:
+        size = size_of(model.graph.node, 0)
+    except RecursionError as error:
+        raise SuspectError(
+            f"{source} defines functions that call each other more than {_MAX_DEPTH} deep."
+        ) from error
+    if size > MAX_NODES:
+        raise SuspectError(
+            f"{source} has {size:,} nodes with those of the functions that it defines itself, more than the "
+            f"limit of {MAX_NODES:,}."
+        )
+    if not sizes:
+        del model.functions[:]
+        return model
+    try:
+        return onnx.inliner.inline_local_functions(model)
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise SuspectError(
+            f"{source} defines functions that cannot be put in their place: {reason(error)}."
+        ) from error
+
+
 def _wanted_tensor(
-    model: ModelProto, at: str | None, activation_shape: Sequence[int] | None, source: Path
+    model: ModelProto,
+    at: str | None,
+    activation_shape: Sequence[int] | None,
+    operators: Mapping[str, int],
+    source: Path,
 ) -> str:
     """The name of the tensor that is the activation."""
     made = [name for node in model.graph.node for name in node.output if name]
@@ -155,14 +215,16 @@ def _wanted_tensor(
         shapes = _shapes(model)
         if len(outputs) == 1 and shapes.get(outputs[0], wanted) == wanted:
             return outputs[0]
-        fitting = [name for name in made if wanted is not None and shapes.get(name) == wanted]
+        likely = made[::-1] if not operators else _by_position(model, operators)
+        fitting = [name for name in likely if wanted is not None and shapes.get(name) == wanted]
         if fitting:
-            choice = f"of the key's shape {wanted} are {_listed(fitting[::-1])}"
+            order = "the likeliest first, " if operators else "the last first, "
+            choice = f"of the key's shape {wanted} are, {order}{_listed(fitting)}"
         else:
             choice = f"the last are {_listed(made[::-1])}"
         raise SuspectError(
             f"{source} does not end at the activation: say with at=NAME (--at NAME) which tensor "
-            f"it is; {choice}."
+            f"it is; {choice}; each that you read counts as a try (--tries)."
         )
     if at in made:
         return at
@@ -175,6 +237,24 @@ def _wanted_tensor(
         f"{source} has no node or computed tensor {shown(at)}; the nearest names are "
         f"{_listed(nearest or made[::-1])}."
     )
+
+
+def _by_position(model: ModelProto, operators: Mapping[str, int]) -> list[str]:
+    """All tensors that nodes make, first those that come after as many operators of each kind as given.
+
+    Where that leaves a choice, one is likelier that is made by the kind of operator that was given last.
+    """
+    counted = dict.fromkeys(operators, 0)
+    last = list(operators)[-1]
+    ranked: list[tuple[int, bool, int, str]] = []
+    for place, node in enumerate(model.graph.node):
+        kind = _ALIKE.get(node.op_type, node.op_type)
+        if kind in counted:
+            counted[kind] += 1
+        # Normalisations are often made part of convolutions, and so their number says nothing.
+        apart = sum(abs(counted[each] - operators[each]) for each in counted if each != _NORMALISATION)
+        ranked += [(apart, kind != last, -place, name) for name in node.output if name]
+    return [name for *_, name in sorted(ranked)]
 
 
 def _shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
@@ -200,7 +280,11 @@ def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
             if name in producers:
                 raise SuspectError(f"{source} computes the tensor {shown(name)} twice.")
             producers[name] = index
-    initializers = {weights.name: weights for weights in model.graph.initializer}
+    # Of several of one name, onnxruntime takes the last; those that are sparse come after the others.
+    initializers: dict[str, TensorProto | SparseTensorProto] = {
+        weights.name: weights for weights in model.graph.initializer
+    }
+    initializers |= {sparse.values.name: sparse for sparse in model.graph.sparse_initializer}
     inputs = {info.name: info for info in model.graph.input}
     needed: set[int] = set()
     weights: dict[str, TensorProto] = {}
@@ -217,7 +301,9 @@ def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
             waiting += [wanted for wanted in node.input if wanted and wanted not in seen]
             seen.update(node.input)
         elif name in initializers:
-            weights[name] = _checked_weights(initializers[name], source)
+            stored = initializers[name]
+            dense = _dense(stored, source) if isinstance(stored, SparseTensorProto) else stored
+            weights[name] = _checked_weights(dense, source)
         elif name in inputs:
             entries[name] = inputs[name]
         else:
@@ -274,6 +360,31 @@ def _check_internal(tensor: TensorProto, source: Path) -> None:
             "name of that file could point anywhere: save the model as one file "
             "(external_data=False)."
         )
+
+
+def _dense(sparse: SparseTensorProto, source: Path) -> TensorProto:
+    """The weights that onnxruntime makes of sparse ones: zeros but for some values."""
+    _check_internal(sparse.values, source)
+    _check_internal(sparse.indices, source)
+    shape = tuple(sparse.dims)
+    if any(size < 0 for size in shape) or math.prod(shape) > _MAX_DENSE:
+        raise SuspectError(f"{source} has sparse weights of shape {shown(shape)}, more than there can be.")
+    try:
+        values = onnx.numpy_helper.to_array(sparse.values).reshape(-1)
+        places = onnx.numpy_helper.to_array(sparse.indices)
+        if places.ndim == 2:
+            places = np.ravel_multi_index(tuple(places.T), shape)
+        dense = np.zeros(math.prod(shape), values.dtype)
+        if places.size and places.min() < 0:
+            raise IndexError("a place before the first")
+        dense[places] = values
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise SuspectError(
+            f"{source} is damaged: the sparse values of {shown(sparse.values.name)} do not fit its shape."
+        ) from error
+    return onnx.numpy_helper.from_array(dense.reshape(shape), sparse.values.name)
 
 
 def _checked_weights(tensor: TensorProto, source: Path) -> TensorProto:

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigil import extras, models
 from sigil.errors import ModelError, ShapeError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models.building import assemble
-from sigil.models.recognition import recognise
+from sigil.models.recognition import client_halves, tensor_names
+from sigil.models.spec import MAX_CLASSES, MAX_WIDTH, check_cut, check_range
 from sigil.models.spec import architecture as find_architecture
-from sigil.models.storage import fill, parse_description
+from sigil.models.storage import FLOATS, fill, parse_description
+from sigil.suspect.entries import MAX_ENTRIES, Group, grouped, is_below, outermost, put_together
 from sigil.suspect.examination import TIME_LIMIT, Examination, check_time_limit
 from sigil.suspect.file import SuspectFile
 from sigil.suspect.shards import INDEX_END, Shards, model_in
+
+# Widths and channels of one architecture that are looked at in one file: each takes a model to be made.
+_MAX_SIZES = 64
+
+# What PyTorch calls the operators whose number tells where in a network one is, and what ONNX calls them.
+_KINDS = {
+    **{"convolution": "Conv", "batch_norm": "BatchNormalization", "pool": "Pool", "add": "Add"},
+    **{"relu": "Relu", "hardtanh": "Relu", "clamp": "Relu", "cat.": "Concat"},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +48,10 @@ class Suspect:
     ``sha256`` is that of the file; ``kind`` names its format; ``module`` is the model if it is one
     of PyTorch, None for ONNX. A graph of ONNX runs in a process of its own, which ends with
     :meth:`close`, or when the suspect is no longer used.
+
+    A file may hold several models. ``entries`` names those that are read, in their order, and ``entry`` is
+    the name of this one, empty if the file holds it as such; :meth:`each` opens them one after the other.
+    ``unread`` is the number of further ones, and of tensors that there was no room to look at.
     """
 
     path: Path
@@ -43,10 +63,19 @@ class Suspect:
     _run: Callable[[Tensor], Tensor] = dataclasses.field(repr=False)
     _filters: Callable[[], tuple[Tensor, ...]] = dataclasses.field(repr=False, default=tuple)
     _close: Callable[[], None] = dataclasses.field(repr=False, default=lambda: None)
+    entry: str = ""
+    entries: tuple[str, ...] = ("",)
+    unread: int = 0
+    _others: Callable[[], Iterator[Suspect]] = dataclasses.field(repr=False, default=lambda: iter(()))
 
     def __call__(self, batch: Tensor) -> Tensor:
         with torch.no_grad():
             return self._run(batch).float()
+
+    def each(self) -> Iterator[Suspect]:
+        """The models in the file, this one first; one that turns out not to be readable is left out."""
+        yield self
+        yield from self._others()
 
     def filters(self) -> tuple[Tensor, ...]:
         """The weights of the convolutions of an ONNX graph up to the cut, in the order of computing."""
@@ -55,6 +84,40 @@ class Suspect:
     def close(self) -> None:
         """End the process in which the suspect runs, if there is one."""
         self._close()
+
+
+class _Says:
+    """What a file says of itself: it is shown, and decides nothing that its tensors can tell."""
+
+    def __init__(self, text: str | None) -> None:
+        self._text = text
+        self._description: models.Description | None = None
+        with contextlib.suppress(SuspectError):
+            self._description = None if text is None else parse_description(text, source="it")
+
+    def classes(self, spec: models.ModelSpec) -> int:
+        """The number of classes, of which nothing in a client half depends."""
+        said = self._description
+        return said.spec.classes if said and self._agrees(spec) else spec.classes
+
+    def input_shape(self, spec: models.ModelSpec) -> tuple[int, ...] | None:
+        """The shape of inputs, where nobody else says it."""
+        said = None if self._description is None else self._description.input_shape
+        return said if said is not None and said[0] == spec.channels else None
+
+    def otherwise(self, spec: models.ModelSpec) -> str:
+        """What is said of another model than this, to be put behind its description."""
+        if self._text is None or self._agrees(spec):
+            return ""
+        said = self._description
+        return f"; the file says: {'something that describes no model' if said is None else said.spec}"
+
+    def _agrees(self, spec: models.ModelSpec) -> bool:
+        said = self._description
+        return said is not None and (
+            replace(said.spec, classes=spec.classes) == spec
+            or replace(said.spec, classes=spec.classes) == replace(spec, part="whole", cut=None)
+        )
 
 
 @dataclass(frozen=True)
@@ -80,24 +143,28 @@ def open_suspect(
     classes: int | None = None,
     input_shape: Sequence[int] | None = None,
     at: str | None = None,
+    entry: str | None = None,
     activation_shape: Sequence[int] | None = None,
     key: Key | None = None,
     time_limit: float = TIME_LIMIT,
 ) -> Suspect:
     """Open a model file that an adversary may have written, without running anything in it.
 
-    Safetensors that Sigil wrote say which model they hold. In other safetensors, state dicts
-    (``.pt``, ``.pth``, ``.bin``, ``.ckpt``) and exported programs (``.pt2``) the weights show
-    whether they are one of the four architectures, with which width, classes and channels; what is
-    given as ``architecture``, ``width``, ``classes`` and ``cut`` wins. A whole model is cut there. A
-    folder stands for the model in it, also if that lies in several files with an index, as Hugging
-    Face stores them (:mod:`sigil.suspect.shards`). For ONNX name the activation: ``at`` is a tensor or a
-    node. With ``activation_shape`` a model that does not fit it is refused at once. With ``key`` that is
-    the key's, and what it states of the model holds where nothing is given; a graph of ONNX brings its
-    own architecture. A process of its own takes the file apart and runs graphs of ONNX: it may take
-    ``time_limit`` seconds in all, opening and every later call together, and 2 GB of memory beyond
-    what the model itself takes. Raises :class:`~sigil.errors.SuspectError` with one sentence for
-    everything that is refused; docs/suspects.md lists it.
+    In safetensors, files of ``torch.save`` (``.pt``, ``.pth``, ``.bin``, ``.ckpt``) and exported
+    programs (``.pt2``) the names and shapes of the tensors show whether they are one of the four
+    architectures, with which width, classes and channels; what a file says of itself decides nothing. What
+    is given as ``architecture``, ``width`` and ``cut`` must fit. A whole model is cut there. Tensors may lie
+    under any keys and prefixes. If they are several models, up to 16 are read (:meth:`Suspect.each`), and
+    ``entry`` names one of them. A folder stands for the model in it, also if that lies in several files
+    with an index, as Hugging Face stores them (:mod:`sigil.suspect.shards`). For ONNX name the activation:
+    ``at`` is a tensor or a node. With ``activation_shape`` a model that does not fit it is refused at once.
+    With ``key`` that is the key's, and what it states of the model holds where nothing is given; a graph of
+    ONNX brings its own architecture.
+
+    A process of its own takes the file apart and runs graphs of ONNX: it may take ``time_limit`` seconds in
+    all, opening and every later call together, and 2 GB of memory beyond what the model itself takes.
+    Raises :class:`~sigil.errors.SuspectError` with one sentence for everything that is refused;
+    docs/suspects.md lists it.
     """
     wanted = _Wanted(
         architecture=architecture,
@@ -119,13 +186,25 @@ def open_suspect(
     if place.name.endswith(INDEX_END):
         if at is not None:
             raise _no_graph(place)
-        return _open_weights(place, Shards(place, time_limit=time_limit), _stated(wanted, key))
+        stated, until = _stated(wanted, key), time.monotonic() + time_limit
+        shards = Shards(place, time_limit=time_limit, **_task(entry))
+        return _Weights(place, shards, stated, entry, until).first()
     with SuspectFile(place, time_limit=time_limit) as file:
         if file.format == "onnx":
-            return _open_onnx(file, wanted, at, time_limit)
+            if entry is not None:
+                raise SuspectError(f"{file.path} is an ONNX graph, which has no entries: leave entry out.")
+            return _open_onnx(file, wanted, at, time_limit, _stated(wanted, key))
         if at is not None:
             raise _no_graph(file.path)
-        return _open_weights(file.path, _OneFile(file, time_limit), _stated(wanted, key))
+        stated, until = _stated(wanted, key), time.monotonic() + time_limit
+        weights = _OneFile(file, time_limit, **_task(entry))
+        return _Weights(file.path, weights, stated, entry, until).first()
+
+
+def _task(entry: str | None) -> dict[str, Any]:
+    """What the process that takes weights apart must know: which names count, and below which entry."""
+    names = sorted({tensor for name in models.names() for tensor in tensor_names(name)})
+    return {"names": names, "entry": entry}
 
 
 def _stated(wanted: _Wanted, key: Key | None) -> _Wanted:
@@ -146,18 +225,31 @@ def _stated(wanted: _Wanted, key: Key | None) -> _Wanted:
 class _OneFile:
     """A single file of weights, as :class:`~sigil.suspect.shards.Shards` are several."""
 
-    def __init__(self, file: SuspectFile, time_limit: float) -> None:
+    def __init__(self, file: SuspectFile, time_limit: float, **task: Any) -> None:
         self.sha256 = file.sha256
-        examination = Examination(file, time_limit=time_limit)
-        self.opened, self.shapes, self.tensor = examination.opened, examination.shapes, examination.tensor
+        examination = Examination(file, time_limit=time_limit, **task)
+        self.opened, self.listed, self.tensor = examination.opened, examination.listed, examination.tensor
         self.close = examination.close
+
+
+def _check(wanted: _Wanted) -> None:
+    """Raise if what was named of a model does not exist, whatever the file holds."""
+    if wanted.architecture is not None:
+        find_architecture(wanted.architecture)
+        if wanted.cut is not None:
+            check_cut(wanted.architecture, wanted.cut)
+    for what, value, most in (("width", wanted.width, MAX_WIDTH), ("classes", wanted.classes, MAX_CLASSES)):
+        if value is not None:
+            check_range(what, value, 1, most)
 
 
 def _no_graph(path: Path) -> SuspectError:
     return SuspectError(f"{path} is no ONNX graph, so at (--at) means nothing here: name the cut (--cut).")
 
 
-def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: float) -> Suspect:
+def _open_onnx(
+    file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: float, stated: _Wanted
+) -> Suspect:
     extras.need("onnx")
     if wanted.architecture or wanted.cut or wanted.width or wanted.classes:
         raise SuspectError(
@@ -169,6 +261,7 @@ def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: f
         time_limit=time_limit,
         at=at,
         activation_shape=wanted.activation_shape,
+        operators=_operators(stated),
         threads=torch.get_num_threads(),
     )
     said = examination.opened["input_shape"]
@@ -189,107 +282,308 @@ def _open_onnx(file: SuspectFile, wanted: _Wanted, at: str | None, time_limit: f
     )
 
 
-def _open_weights(path: Path, source: _OneFile | Shards, wanted: _Wanted) -> Suspect:
+class _Counted(TorchDispatchMode):
+    """Counts the operators of a network by the kinds that ONNX has, in the order in which each came last."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kind = next((kind for sign, kind in _KINDS.items() if sign in func.__name__), None)
+        if kind is not None:
+            self.kinds[kind] = self.kinds.pop(kind, 0) + 1
+        return func(*args, **(kwargs or {}))
+
+
+def _operators(stated: _Wanted) -> dict[str, int] | None:
+    """How many operators of each kind the client half has that the key states, to find its end in a graph."""
+    if stated.architecture not in models.names():
+        return None
+    half = assemble(_named(stated.architecture, stated, stated.cut)).eval()
+    shape = stated.input_shape or (3, 32, 32)
     try:
+        with torch.no_grad(), _Counted() as counted:
+            half(torch.empty(1, *shape, device="meta"))
+    except RuntimeError:  # only a help to find the right name
+        return None
+    return counted.kinds
+
+
+class _Weights:
+    """The models in a file of weights: what is found, which of them are read, and why none is."""
+
+    def __init__(
+        self, path: Path, source: _OneFile | Shards, wanted: _Wanted, entry: str | None, until: float
+    ) -> None:
+        self.path, self._source, self._wanted, self._until = path, source, wanted, until
+        self._entry = entry
         # The content was judged before the arguments: a file that tries to run code is called that,
         # whatever else is missing.
-        described = _describe(path, source.opened["description"], wanted)
-        shapes = source.shapes()
-        spec = _client_spec(path, wanted, described, shapes)
-        input_shape = wanted.input_shape or (described.input_shape if described else None)
-        _check_fit(path, spec, input_shape, wanted)
+        self._listed = source.listed()
+        self._misfit: ShapeError | None = None
         try:
-            module = fill(spec, shapes, source.tensor, source="it", finite=False)
-        except SuspectError as error:
-            raise SuspectError(
-                f"{path} does not fit: {error}; if it is another model, say so with --architecture, --width, "
-                "--classes and --cut."
-            ) from error
-        sha256 = source.sha256
-    finally:
-        source.close()
-    module.eval().requires_grad_(False)
-    return Suspect(
-        path=path,
-        kind=source.opened["kind"],
-        description=str(spec),
-        sha256=sha256,
-        input_shape=input_shape,
-        module=module,
-        _run=module,
-    )
-
-
-def _describe(path: Path, text: str | None, wanted: _Wanted) -> models.Description | None:
-    """What the file says of itself; None if that is nothing, or not usable and the caller knows better."""
-    if text is None:
-        return None
-    try:
-        return parse_description(text, source=str(path))
-    except SuspectError:
-        if wanted.architecture is None:
+            _check(wanted)
+            self._says = _Says(source.opened["description"])
+            self._unread: int = source.opened["left"]
+            self._candidates = self._chosen()
+            if not self._candidates:
+                raise self._misfit or self._none()
+        except BaseException:
+            source.close()
             raise
+
+    def _chosen(self) -> list[tuple[models.ModelSpec, Group]]:
+        """The models that are read; the same numbers in several places are one."""
+        seen: set[tuple[object, ...]] = set()
+        named: list[tuple[models.ModelSpec, Group]] = []
+        others: list[tuple[models.ModelSpec, Group]] = []
+        for spec, group in self._found():
+            same = (spec, *(group.tensors[name].number for name in tensor_names(spec.name, spec.cut)))
+            if same in seen or not is_below(group.entry, self._entry or ""):
+                continue
+            seen.add(same)
+            (named if group.entry == self._entry else others).append((spec, group))
+        chosen = named or others
+        self._unread += len(chosen[MAX_ENTRIES:])
+        return chosen[:MAX_ENTRIES]
+
+    def first(self) -> Suspect:
+        """The first model that can be read, which knows the others."""
+        failed: SuspectError | None = None
+        for place in range(len(self._candidates)):
+            try:
+                opened = self._suspect(place)
+            except SuspectError as error:
+                failed = failed or error
+                continue
+            if len(self._candidates) == 1:
+                self._source.close()
+            return opened
+        self._source.close()
+        assert failed is not None
+        raise failed
+
+    def _suspect(self, place: int) -> Suspect:
+        spec, group = self._candidates[place]
+        spec = replace(spec, classes=self._wanted.classes or self._says.classes(spec))
+        module = fill(
+            spec,
+            {name: group.tensors[name].shape for name in tensor_names(spec.name, spec.cut)},
+            lambda name: self._source.tensor(group.tensors[name]),
+            source=str(self.path),
+            strict=False,
+        )
+        module.eval().requires_grad_(False)
+
+        def others() -> Iterator[Suspect]:
+            for after in range(place + 1, len(self._candidates)):
+                try:
+                    yield self._suspect(after)
+                except SuspectError:
+                    continue
+
+        return Suspect(
+            path=self.path,
+            kind=self._source.opened["kind"],
+            description=f"{spec}{self._says.otherwise(spec)}",
+            sha256=self._source.sha256,
+            input_shape=self._wanted.input_shape or self._says.input_shape(spec),
+            module=module,
+            _run=module,
+            _close=self._source.close,
+            entry=group.entry,
+            entries=tuple(each.entry for _, each in self._candidates),
+            unread=self._unread,
+            _others=others,
+        )
+
+    def _found(self) -> Iterator[tuple[models.ModelSpec, Group]]:
+        """Every client half that is wanted and can be read: those in one place, then those put together."""
+        readable = [tensor for tensor in self._listed if tensor.sound and tensor.dtype in FLOATS]
+        wanted = self._wanted
+        for name in [wanted.architecture] if wanted.architecture else models.names():
+            points = models.cut_points(name)
+            if wanted.cut not in (None, *points):
+                continue
+            groups = grouped(readable, tensor_names(name))
+            yield from self._fitting(name, outermost(groups, tensor_names(name)), wanted.cut)
+            for cut in [wanted.cut] if wanted.cut else [models.default_cut(name), *points[::-1]]:
+                made = list(self._fitting(name, put_together(groups, tensor_names(name, cut)), cut))
+                yield from made
+                if made:
+                    break
+
+    def _fitting(
+        self, name: str, groups: Iterable[Group], cut: str | None
+    ) -> Iterator[tuple[models.ModelSpec, Group]]:
+        """Of each group the client half that fits; if no cut is given, the paper's or where it ends."""
+        sizes: set[tuple[int, ...]] = set()
+        for group in groups:
+            shapes = {tensor: listed.shape for tensor, listed in group.tensors.items()}
+            size = shapes[tensor_names(name)[0]][:2]
+            if (size not in sizes and len(sizes) >= _MAX_SIZES) or time.monotonic() > self._until:
+                self._unread += 1
+                continue
+            sizes.add(size)
+            halves = client_halves(name, shapes)
+            if cut is None:
+                chosen = _likely(halves, whole=all(tensor in shapes for tensor in tensor_names(name)))
+            else:
+                chosen = [half for half in halves if half.cut == cut]
+            spec = next((half for half in chosen if self._fits(half)), None)
+            if spec is not None:
+                yield spec, group
+
+    def _fits(self, spec: models.ModelSpec) -> bool:
+        """Whether a half is one of those that are asked for, by its sizes and its activation."""
+        wanted = self._wanted
+        width = spec.width if wanted.width is None else wanted.width
+        wider = wanted.may_be_wider and spec.width > width
+        channels = wanted.input_shape[0] if wanted.input_shape else spec.channels
+        if (spec.width != width and not wider) or spec.channels != channels:
+            return False
+        shape = wanted.input_shape or self._says.input_shape(spec)
+        if shape is None or wanted.activation_shape is None:
+            return True
+        try:
+            found = _activation(spec, shape)
+        except ModelError as error:
+            raise SuspectError(f"{self.path} does not fit: {error}.") from error
+        asked = wanted.activation_shape
+        split = len(found) > 1 and found[0] > asked[0] and found[1:] == asked[1:]
+        if found == asked or (split and wanted.may_be_wider):
+            return True
+        self._misfit = self._misfit or ShapeError(
+            f"{self.path}, opened as the {spec}, has activations of shape {found} for inputs of shape "
+            f"{shape}, but the key was made for {asked}: name the cut at which the key was used (--cut), or "
+            "the shape of its inputs (--input-shape)."
+        )
+        return False
+
+    def _none(self) -> SuspectError:
+        """Why nothing in the file is what is asked for."""
+        wanted, opened = self._wanted, self._source.opened
+        held = f"{opened['count']:,} tensors ({', '.join(map(shown, opened['few']))}"
+        held += ", …)" if opened["count"] > len(opened["few"]) else ")"
+        if self._entry is not None:
+            held += f", and no model under {shown(self._entry)}"
+        if opened["left"]:
+            held += f", {opened['left']:,} of which were not looked at"
+        spec, group = self._nearest()
+        if spec is not None and (
+            wanted.architecture not in (None, spec.name)
+            or wanted.width not in (None, spec.width)
+            or (wanted.input_shape or (spec.channels,))[0] != spec.channels
+        ):
+            named = _named(wanted.architecture or spec.name, wanted, wanted.cut)
+            return SuspectError(
+                f"{self.path} does not fit: these weights are a {spec.name} of width {spec.width} for inputs "
+                f"of {spec.channels} channels, and not the {named} for inputs of {named.channels} that was "
+                "named or that the key states (--architecture, --width, --input-shape)."
+            )
+        if spec is not None and wanted.cut is not None:
+            check_cut(spec.name, wanted.cut)
+        for listed in self._listed:
+            if not listed.sound:
+                try:
+                    self._source.tensor(listed)
+                except SuspectError as error:
+                    return error
+        server = self._server_half()
+        if server is not None:
+            return SuspectError(
+                f"{self.path} holds the {server}, but the mark is in the client half: give that or the whole "
+                "model."
+            )
+        if wanted.architecture is None:
+            return SuspectError(
+                f"{self.path} holds {held}, which fit none of {', '.join(models.names())}: name its "
+                "architecture (--architecture) if it is one of them after all; for one of your own, export "
+                "it to ONNX and name the tensor at the cut (--at), or load it in Python up to the cut and "
+                "call sigil.verify(module, key, input_shape=…)."
+            )
+        if group is None:
+            return SuspectError(
+                f"{self.path} holds {held}, and none of them has the name of a tensor of "
+                f"{wanted.architecture}: give the model's state dict."
+            )
+        return self._lacking(wanted.architecture, group)
+
+    def _nearest(self) -> tuple[models.ModelSpec | None, Group | None]:
+        """The deepest half in the file, whatever was asked for; and what has most of the names asked for."""
+        deepest: tuple[int, models.ModelSpec | None] = (0, None)
+        most: tuple[int, Group | None] = (0, None)
+        for name in models.names():
+            for group in grouped(self._listed, tensor_names(name))[:_MAX_SIZES]:
+                halves = client_halves(name, {each: one.shape for each, one in group.tensors.items()})
+                if halves and len(tensor_names(name, halves[-1].cut)) > deepest[0]:
+                    deepest = len(tensor_names(name, halves[-1].cut)), halves[-1]
+                if name == self._wanted.architecture and len(group.tensors) > most[0]:
+                    most = len(group.tensors), group
+        return deepest[1], most[1]
+
+    def _server_half(self) -> models.ModelSpec | None:
+        """The server half that the file holds, if it holds nothing else."""
+        for name in models.names():
+            for group in grouped(self._listed, tensor_names(name))[:_MAX_SIZES]:
+                for cut in models.cut_points(name):
+                    behind = set(tensor_names(name)) - set(tensor_names(name, cut))
+                    if behind == group.tensors.keys():
+                        return replace(_named(name, self._wanted, cut), part="server")
         return None
 
+    def _lacking(self, name: str, group: Group) -> SuspectError:
+        """What keeps the tensors from being the half that was asked for."""
+        cut = self._wanted.cut or models.default_cut(name)
+        first = group.tensors.get(tensor_names(name)[0])
+        sizes = first.shape[:2] if first is not None and len(first.shape) == 4 else ()
+        try:
+            spec = _named(name, self._wanted, cut)
+            if sizes:
+                spec = replace(spec, width=self._wanted.width or sizes[0], channels=sizes[1])
+            known = [tensor for tensor in tensor_names(name, cut) if tensor in group.tensors]
+            fill(
+                spec,
+                {tensor: group.tensors[tensor].shape for tensor in known},
+                lambda tensor: self._source.tensor(group.tensors[tensor]),
+                source="it",
+                strict=False,
+            )
+            why = "it holds more than was looked at"
+        except (SuspectError, ModelError) as error:
+            why = str(error)
+        return SuspectError(
+            f"{self.path} does not fit: {why}; if it is another model, say so with --architecture, --width, "
+            "--classes and --cut."
+        )
 
-def _client_spec(
-    path: Path,
-    wanted: _Wanted,
-    described: models.Description | None,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> models.ModelSpec:
-    """The client half that the caller asks for, completed with what the file says of itself or shows."""
-    said = described.spec if described else recognise(shapes)
-    if wanted.architecture is None and said is None:
-        raise SuspectError(
-            f"{path} does not say which model it holds, and its weights fit none of "
-            f"{', '.join(models.names())}: name its architecture (--architecture) if it is one of them after "
-            "all; for one of your own, export it to ONNX and name the tensor at the cut (--at), or load it "
-            "in Python up to the cut and call sigil.verify(module, key, input_shape=…)."
-        )
-    if said is not None and said.part == "server":
-        raise SuspectError(
-            f"{path} holds the {said}, but the mark is in the client half: give that or the whole model."
-        )
-    if said is not None and wanted.architecture not in (None, said.name):
-        said = None
-    name = wanted.architecture or (said.name if said else "")
-    standard = models.ModelSpec(
-        name=name, classes=10, width=find_architecture(name).standard_width, channels=3
-    )
-    known = said or standard
-    channels = wanted.input_shape[0] if wanted.input_shape else known.channels
-    width = known.width if wanted.width is None else wanted.width
-    if wanted.may_be_wider and said is not None and said.width > width:
-        width = said.width
+
+def _likely(halves: Sequence[models.ModelSpec], *, whole: bool) -> list[models.ModelSpec]:
+    """Where a model is likely to be cut if nobody says so: at the paper's cut, or where a half ends.
+
+    Behind the last tensors of a half there may be rows without any, a pooling for one.
+    """
+    if not halves:
+        return []
+    last = tensor_names(halves[-1].name, halves[-1].cut)
+    ends = [half for half in halves[::-1] if tensor_names(half.name, half.cut) == last]
+    paper = [half for half in halves if half.cut == models.default_cut(half.name)]
+    return paper + ends if whole else ends + paper
+
+
+def _named(name: str, wanted: _Wanted, cut: str | None) -> models.ModelSpec:
+    """The half that was named, of the usual sizes where nothing was said of them."""
     return models.ModelSpec(
         name=name,
-        classes=known.classes if wanted.classes is None else wanted.classes,
-        width=width,
-        channels=channels,
+        classes=wanted.classes or 10,
+        width=wanted.width or find_architecture(name).standard_width,
+        channels=wanted.input_shape[0] if wanted.input_shape else 3,
         part="client",
-        cut=wanted.cut or known.cut or models.default_cut(name),
+        cut=cut or models.default_cut(name),
     )
 
 
-def _check_fit(
-    path: Path,
-    spec: models.ModelSpec,
-    input_shape: tuple[int, ...] | None,
-    wanted: _Wanted,
-) -> None:
-    """Raise if the architecture, run without weights, does not give the wanted activation."""
-    activation_shape = wanted.activation_shape
-    if input_shape is None or activation_shape is None:
-        return
-    try:
-        found = models.activation_shape(assemble(spec), input_shape)
-    except ModelError as error:
-        raise SuspectError(f"{path} does not fit: {error}.") from error
-    wider = len(found) > 1 and found[0] > activation_shape[0] and found[1:] == activation_shape[1:]
-    if found != activation_shape and not (wider and wanted.may_be_wider):
-        raise ShapeError(
-            f"{path}, opened as the {spec}, has activations of shape {found} for inputs of shape "
-            f"{input_shape}, but the key was made for {activation_shape}: name the cut at which "
-            "the key was used (--cut), or the shape of its inputs (--input-shape)."
-        )
+@lru_cache(maxsize=256)
+def _activation(spec: models.ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(models.activation_shape(assemble(spec), input_shape))

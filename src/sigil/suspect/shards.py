@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from sigil.errors import SuspectError, shown
+from sigil.suspect.entries import MAX_LISTED, Listed
 from sigil.suspect.examination import Examination
 from sigil.suspect.file import SuspectFile
-from sigil.suspect.tensors import MAX_TENSORS
 
 INDEX_END = ".index.json"
 MAX_INDEX_BYTES = 4 * 1024**2
@@ -40,38 +40,41 @@ def model_in(path: Path) -> Path:
     indices = [name for name in held if name.endswith(INDEX_END)]
     usual = [name for name in _USUAL if name in held]
     models = [name for name in held if name.lower().endswith(_ENDINGS)]
-    for found in (indices if len(indices) == 1 else [], usual, models):
+    if len(indices) == 1 and not usual:
+        return path / indices[0]
+    for found in ([] if indices else usual, models):
         if found and (found is usual or len(found) == 1):
             return path / found[0]
     if not models:
         raise SuspectError(f"{path} is a folder without a model file in it: give the file itself.")
+    models = indices + models
     listed = ", ".join(shown(name) for name in models[:5]) + (", …" if len(models) > 5 else "")
     raise SuspectError(f"{path} is a folder with {len(models)} model files ({listed}): give one of them.")
 
 
 class Shards:
-    """All shards of an index as if they were one file: names, shapes and tensors, and one hash."""
+    """All shards of an index as if they were one file: tensors and one hash.
 
-    def __init__(self, index: Path, *, time_limit: float) -> None:
+    The index says which files there are, and no more: who loads shards loads all that is in them. The time
+    limit is for all of them together; ``task`` is what the process of each must be told.
+    """
+
+    def __init__(self, index: Path, *, time_limit: float, **task: Any) -> None:
         self.path = index
-        self._time_limit = time_limit
-        self._homes = _weight_map(index)
+        self._left, self._task = time_limit, task
         self._files: dict[str, SuspectFile] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._listed: list[Listed] = []
+        self._homes: dict[int, tuple[str, Listed]] = {}
         self._open: tuple[str, Examination] | None = None
+        self.opened: dict[str, Any] = {"description": None, "left": 0, "count": 0, "few": []}
         try:
-            for name in sorted(set(self._homes.values())):
-                self._files[name] = SuspectFile(index.parent / name, time_limit=time_limit)
+            for name in _shard_names(index):
+                self._files[name] = SuspectFile(index.parent / name, time_limit=self._left)
                 self._take(name)
         except BaseException:
             self.close()
             raise
-        missing = [name for name in self._homes if name not in self._shapes]
-        if missing:
-            self.close()
-            raise SuspectError(
-                f"{index} lists the tensor {shown(missing[0])}, which is not in {self._homes[missing[0]]}."
-            )
+        self.opened["kind"] = f"{len(self._files)} shards"
 
     @property
     def sha256(self) -> str:
@@ -79,18 +82,14 @@ class Shards:
         lines = "".join(f"{name} {file.sha256}\n" for name, file in sorted(self._files.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
-    @property
-    def opened(self) -> dict[str, Any]:
-        """What an examination says of a file: shards say nothing of themselves."""
-        return {"kind": f"{len(self._files)} shards", "description": None}
+    def listed(self) -> list[Listed]:
+        """The tensors in all shards that may be a model's."""
+        return self._listed
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the tensors in all shards."""
-        return dict(self._shapes)
-
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, listed: Listed) -> Tensor:
         """One tensor."""
-        return self._examination(self._homes[name]).tensor(name)
+        name, held = self._homes[listed.number]
+        return self._examination(name).tensor(held)
 
     def close(self) -> None:
         """End the process that reads a shard, and give up the copies."""
@@ -101,36 +100,39 @@ class Shards:
             file.close()
 
     def _take(self, name: str) -> None:
-        """Note what a shard holds, of what the index says it does."""
+        """Note what a shard holds."""
         if self._files[name].format == "onnx":
             raise SuspectError(f"{self.path} lists {name}, which holds no weights that can be put together.")
-        for tensor, shape in self._examination(name).shapes().items():
-            if self._homes.get(tensor) != name:
-                raise SuspectError(
-                    f"{self.path} does not say that {name} holds {shown(tensor)}: shards and index are not "
-                    "of one model."
-                )
-            self._shapes[tensor] = shape
+        examination = self._examination(name)
+        found, known = examination.listed(), self.opened
+        for listed in found[: MAX_LISTED - len(self._listed)]:
+            # In one file a number tells a tensor from others, and so it does in several.
+            number = known["count"] + listed.number
+            self._listed.append(replace(listed, number=number))
+            self._homes.setdefault(number, (name, listed))
+        known["left"] += examination.opened["left"] + max(0, len(found) + len(self._listed) - MAX_LISTED)
+        known["count"] += examination.opened["count"]
+        known["few"] = (known["few"] + examination.opened["few"])[:5]
 
     def _examination(self, name: str) -> Examination:
-        """The process for one shard; the one for another shard ends first."""
+        """The process for one shard; the one for another shard ends first, and leaves its time."""
         if self._open is None or self._open[0] != name:
             if self._open is not None:
+                self._left = max(self._open[1].left, 1e-3)
                 self._open[1].close()
-            self._open = (name, Examination(self._files[name], time_limit=self._time_limit))
+            self._open = (name, Examination(self._files[name], time_limit=self._left, **self._task))
         return self._open[1]
 
 
-def _weight_map(index: Path) -> Mapping[str, str]:
-    """Which shard holds which tensor; shards are files beside the index, never elsewhere."""
+def _shard_names(index: Path) -> list[str]:
+    """The shards that an index names; they are files beside it, never elsewhere."""
     try:
         with index.open("rb") as file:
             content = file.read(MAX_INDEX_BYTES + 1)
         if len(content) > MAX_INDEX_BYTES:
             raise SuspectError(f"{index} is longer than an index may be, {MAX_INDEX_BYTES:,} bytes.")
-        found = json.loads(content)["weight_map"]
-        pairs = [(name, home) for name, home in found.items() if isinstance(home, str)]
-        if len(pairs) != len(found) or not pairs:
+        homes = set(json.loads(content)["weight_map"].values())
+        if not homes or not all(isinstance(home, str) for home in homes):
             raise ValueError("not names")
     except OSError as error:
         raise SuspectError(f"{index} cannot be read: {error.strerror}.") from error
@@ -138,15 +140,11 @@ def _weight_map(index: Path) -> Mapping[str, str]:
         raise SuspectError(
             f"{index} is not an index of shards: it must map every tensor to its file under weight_map."
         ) from error
-    homes = {home for _, home in pairs}
-    if len(pairs) > MAX_TENSORS or len(homes) > MAX_SHARDS:
-        raise SuspectError(
-            f"{index} lists {len(pairs):,} tensors in {len(homes):,} files, more than the limits of "
-            f"{MAX_TENSORS:,} and {MAX_SHARDS}."
-        )
+    if len(homes) > MAX_SHARDS:
+        raise SuspectError(f"{index} lists {len(homes):,} files, more than the limits allow: {MAX_SHARDS}.")
     for home in homes:
         if home in ("", ".", "..") or any(sign in home for sign in "/\\\0") or home.endswith(INDEX_END):
             raise SuspectError(
                 f"{index} names {shown(home)}, but shards are files in the index's own folder."
             )
-    return dict(pairs)
+    return sorted(homes)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sigil import arguments
 from sigil.data.inputs import Array, Inputs, Normalisation, check_normalisation, open_inputs
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.seeds import derive
 from sigil.tracing import contrast
@@ -119,6 +119,13 @@ def trace(
         from sigil.suspect import open_suspect
 
         suspect = open_suspect(suspect, key=key, input_shape=input_shape)
+    entries: tuple[str, ...] = getattr(suspect, "entries", ("",))
+    if len(entries) > 1:
+        listed = ", ".join(shown(name) for name in entries)
+        raise SuspectError(
+            f"The suspect's file holds {len(entries)} models ({listed}), and a trace is of one: choose with "
+            "--entry (entry of open_suspect)."
+        )
     kind: Kind = "noise" if inputs is None else "inputs"
     opened = None
     if inputs is not None:

@@ -63,6 +63,17 @@ class ChannelOrder(Protocol):
     def used(self) -> bool: ...
 
 
+class Examined(Protocol):
+    """What the evidence holds of the models in a suspect's file."""
+
+    @property
+    def entry(self) -> str | None: ...
+    @property
+    def entries(self) -> int: ...
+    @property
+    def unread(self) -> int: ...
+
+
 class KeyKind(Protocol):
     """What the evidence holds of a key's kind and date."""
 

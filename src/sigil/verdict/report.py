@@ -25,6 +25,20 @@ TESTS: Final = 4
 
 
 @dataclass(frozen=True)
+class Entry:
+    """Which model of a file was read: the ``name`` of its entry, empty if the file holds it as such.
+
+    ``names`` are those of all models in the file that were counted as tries, and ``unread`` is the number of
+    further ones, and of tensors that there was no room to look at.
+    """
+
+    name: str
+    description: str
+    names: tuple[str, ...]
+    unread: int
+
+
+@dataclass(frozen=True)
 class Report:
     """What one verification found.
 
@@ -37,7 +51,7 @@ class Report:
     ``bit_error`` are those of the best one, ``log10_p`` and ``p_value`` its p-value after correction.
     ``threshold`` is the smallest WSR at which this suspect would have been found owned by that reading
     (infinite if none would do: the key is too short). ``alignment`` says what channels were compared with,
-    if they were.
+    if they were. ``entry`` says which model in a file this is about.
     """
 
     owned: bool
@@ -59,6 +73,7 @@ class Report:
     seed: int | None = None
     alignment: Alignment | None = None
     reasons: tuple[str, ...] = ()
+    entry: Entry | None = field(default=None, compare=False)
     best: Reading = field(init=False)
 
     def __post_init__(self) -> None:
@@ -161,6 +176,9 @@ class Report:
             "reference": None if order is None else order.fingerprint,
             "sure_channels": None if order is None else order.sure,
             "agreement": None if order is None else order.agreement,
+            "entry": None if self.entry is None else self.entry.name,
+            "entries": [] if self.entry is None else list(self.entry.names),
+            "unread": 0 if self.entry is None else self.entry.unread,
         }
 
     def sentence(self) -> str:

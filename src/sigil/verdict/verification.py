@@ -8,7 +8,7 @@ the best reading of the mark and multiplies its p-value by everything that could
 factor                  for
 ======================  ====================================================================================
 4                       the tests that the rules allow, made or not
-``tries``               keys and suspects that were tried
+``tries``               keys and suspects that were tried, and models in one file
 ``cuts``                places where, and shapes of input with which, the suspect could be read, if the key
                         does not state them (:mod:`sigil.verdict.choices`); at most 64
 2^``allowance_log2``    keys that could have been drawn before this one: 80 for a plain key, 24 stamped
@@ -22,12 +22,13 @@ owned by it.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol, runtime_checkable
 
 import torch
 from cryptography.x509 import Certificate
@@ -36,7 +37,7 @@ from torch import Tensor
 from sigil import arguments
 from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
-from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError, shown
+from sigil.errors import AlignmentError, ConfigError, ShapeError, SigilError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import Suspect, batch_size_for, module_of, noise
@@ -44,9 +45,22 @@ from sigil.verdict import choices
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
 from sigil.verdict.descent import origin_of, start_of
 from sigil.verdict.readings import Reading, Source, read, unreadable
-from sigil.verdict.report import ALPHA, TESTS, Report, best_of
+from sigil.verdict.report import ALPHA, TESTS, Entry, Report, best_of
 
 INPUTS_READ: Final = LEAST_INPUTS
+
+
+@runtime_checkable
+class HasEntries(Protocol):
+    """A suspect from a file, which may hold several models: a :class:`sigil.suspect.Suspect`."""
+
+    description: str
+    entry: str
+    entries: tuple[str, ...]
+    unread: int
+
+    def __call__(self, batch: Tensor) -> Tensor: ...
+    def each(self) -> Iterator[HasEntries]: ...
 
 
 def read_mark(
@@ -104,6 +118,9 @@ def verify(
     A stamped key's smaller allowance holds under a root that the examiner trusts: ``roots``, a PEM file or
     certificates. Without it the key counts as a plain one.
 
+    A file that holds several models is read as each of them (:class:`sigil.suspect.Suspect`), and the report
+    is that of the one that says most: ``entry`` names it. Each counts as a try.
+
     ``tries`` is the number of keys and suspects that were tried in all. ``register`` replaces the allowance
     for drawn keys by the number of statements in a closed register that the judge counted. ``input_shape``
     may be left out when the key or the suspect knows it, or when ``inputs`` are a tensor or array.
@@ -120,13 +137,72 @@ def verify(
         from sigil.suspect import open_suspect
 
         suspect = open_suspect(suspect, key=key, input_shape=input_shape)
-    if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
-        # The key draws the weights that such a run began with; only correlations remain to be brought.
-        reference = None if isinstance(module_of(suspect), Model) else reference
     level: float = float(key.fields.alpha) if alpha is None else alpha
     choices.check_settings(
         probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
     )
+    entries: tuple[str, ...] = getattr(suspect, "entries", ("",))
+    best: Report | None = None
+    failed: SigilError | None = None
+    for one in suspect.each() if isinstance(suspect, HasEntries) else (suspect,):
+        try:
+            report = _verify_one(
+                one,
+                key,
+                inputs,
+                inputs_from=inputs_from,
+                normalisation=normalisation,
+                input_shape=input_shape,
+                probes=probes,
+                seed=seed,
+                level=level,
+                tries=tries * len(entries),
+                register=register,
+                roots=roots,
+                batch_size=batch_size,
+                reference=reference,
+            )
+        except (AlignmentError, ShapeError, SuspectError) as error:
+            failed = failed or error
+            continue
+        if isinstance(one, HasEntries):
+            found = Entry(one.entry, one.description, one.entries, one.unread)
+            report = dataclasses.replace(report, entry=found)
+        best = report if best is None else min(best, report, key=_rank)
+        if best.owned:
+            break  # all are paid for, read or not
+    if best is None:
+        assert failed is not None
+        raise failed
+    return best
+
+
+def _rank(report: Report) -> tuple[bool, bool, float, float]:
+    """What says more comes first."""
+    return not report.owned, not report.descends, report.best.log10_p, report.log10_p_origin
+
+
+def _verify_one(
+    suspect: Suspect,
+    key: Key,
+    inputs: Inputs | Array | Tensor | str | os.PathLike[str] | None,
+    *,
+    inputs_from: Literal["judge", "defendant"] | None,
+    normalisation: Normalisation | None,
+    input_shape: Sequence[int] | None,
+    probes: int | None,
+    seed: int | None,
+    level: float,
+    tries: int,
+    register: int | None,
+    roots: Sequence[Certificate] | str | os.PathLike[str] | None,
+    batch_size: int,
+    reference: Reference | Model | str | os.PathLike[str] | None,
+) -> Report:
+    """The same of one model, whose arguments were checked."""
+    if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
+        # The key draws the weights that such a run began with; only correlations remain to be brought.
+        reference = None if isinstance(module_of(suspect), Model) else reference
     level, seed = float(level), None if seed is None else operator.index(seed)
     shape = asked_shape(suspect, key, inputs, input_shape)
     batch_size = batch_size_for(shape, batch_size)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sigil import statistics
 from sigil.statistics import PAPER_THRESHOLD
-from sigil.verdict.outcome import ChannelOrder, HasProbability, KeyKind, OneReading, Verdict
+from sigil.verdict.outcome import ChannelOrder, Examined, HasProbability, KeyKind, OneReading, Verdict
 
 LEVEL = 3e-7
 """The level of proof: no larger p-value is ever called proof."""
@@ -216,6 +216,18 @@ def corrections(verdict: Verdict) -> str:
     return f"p was multiplied by {' · '.join(parts)} that could have been chosen"
 
 
+def entry(suspect: Examined) -> list[tuple[str, str]]:
+    """Rows about which model of a file was read: none if it holds just one."""
+    rows = []
+    if suspect.entry is not None:
+        others = f", one of {suspect.entries} in the file, each of which counts as a try"
+        where = f"“{suspect.entry}”" if suspect.entry else "what stands outside all others"
+        rows.append(("entry", where + (others if suspect.entries > 1 else "")))
+    if suspect.unread:
+        rows.append(("not read", f"{suspect.unread:,} further models or tensors in the file (--entry)"))
+    return rows
+
+
 def reading(found: OneReading) -> str:
     """One reading as a line: what agreed, how likely by chance, and whether it counts."""
     if not found.readable:
@@ -248,7 +260,7 @@ def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) 
     """What the p-value was multiplied by, as one sentence on a page."""
     parts = ["4 for the tests that the rules allow, made or not"]
     if verdict.tries > 1:
-        parts.append(f"{verdict.tries:,} for the tries declared")
+        parts.append(f"{verdict.tries:,} for the tries, declared or made in one file")
     if verdict.cuts > 1:
         parts.append(f"{verdict.cuts} for the cuts and input shapes that the key leaves open")
     if register is None:

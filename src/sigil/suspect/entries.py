@@ -1,0 +1,190 @@
+"""Which tensors of a file belong together as one model.
+
+A file may hold several models, and what is not a model: under the keys of dicts, in lists, behind prefixes
+of names, some tensors here and the others there. Whoever made it knows how it is read, and need not say so:
+what a file says of itself decides nothing. So all tensors are listed by the names that lead to them, and a
+model is found wherever the names of an architecture's tensors are complete behind the same beginning.
+Nothing here needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sigil.suspect.tensors import MAX_DIMENSIONS, Tensors
+
+MAX_LISTED = 100_000
+"""Tensors that are passed on from the process that takes a file apart."""
+MAX_LISTED_BYTES = 12 * 1024**2
+MAX_ENTRIES = 16
+"""Models in one file that are read, each of which counts as a try."""
+# Ways of putting models together from parts that are looked at.
+_MAX_STEPS = 10_000
+
+# How an entry is named that is put together from two, and the second one of a name.
+_AND = " + "
+_TURN = re.compile(r" ?\([0-9]+\)$")
+
+# What wrappers put into the names of what they wrap.
+_WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A tensor of a file; those of one ``number`` are the same. One that is not ``sound`` cannot be read."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    number: int
+    sound: bool
+
+
+def listing(tensors: Tensors, names: Collection[str], entry: str | None) -> dict[str, Any]:
+    """What the process that takes a file apart says of its tensors.
+
+    Those are listed whose names end as one of an architecture's ``names``, below ``entry`` if one is given,
+    and how many of them are left out for want of room. Of all tensors: how many there are, and a few names.
+    """
+    known, longest, places = frozenset(names), _longest(names), _places(entry)
+    numbers: dict[object, int] = {}
+    listed: list[list[Any]] = []
+    left = length = 0
+    for number, (name, tensor) in enumerate(tensors):
+        wanted = any(is_below(name, place) for place in places)
+        if not wanted or next(_endings(name, known, longest), None) is None:
+            continue
+        length += len(name.encode("ascii", "backslashreplace")) + 100
+        if len(listed) >= MAX_LISTED or length > MAX_LISTED_BYTES or len(tensor.shape) > MAX_DIMENSIONS:
+            left += 1
+            continue
+        first = numbers.setdefault(tensor.place, number)
+        listed.append([name, tensor.dtype, list(tensor.shape), first, tensor.sound])
+    few = [name[:200] for name, _ in tensors[:5]]
+    return {"listed": listed, "left": left, "count": len(tensors), "few": few}
+
+
+def is_below(name: str, entry: str) -> bool:
+    """Whether what has this name lies in an entry, or is it."""
+    return not entry or name == entry or name.startswith((f"{entry}.", f"{entry} ("))
+
+
+def _places(entry: str | None) -> list[str]:
+    """Where the tensors of an entry may be: below it, or below those that it is put together from."""
+    if entry is None:
+        return [""]
+    return [_TURN.sub("", place) for place in (entry, *entry.split(_AND))]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that may be a model's, by the names of its layers; ``entry`` is where they are in the file."""
+
+    entry: str
+    tensors: Mapping[str, Listed]
+
+    def holds(self, names: Collection[str]) -> bool:
+        """Whether none of the names is missing."""
+        return all(name in self.tensors for name in names)
+
+
+def grouped(listed: Sequence[Listed], names: Sequence[str]) -> list[Group]:
+    """All groups of tensors with the same beginning in front of an architecture's names, in the file's order.
+
+    Of tensors with equal names in several places, the first ones are a group, the second ones another.
+    """
+    known, longest = frozenset(names), _longest(names)
+    found: dict[str, dict[str, list[Listed]]] = {}
+    for tensor in listed:
+        for entry, name in _endings(tensor.name, known, longest):
+            same = found.setdefault(entry, {}).setdefault(name, [])
+            if len(same) <= MAX_ENTRIES:
+                same.append(tensor)
+    groups = []
+    for entry, held in found.items():
+        for turn in range(max(map(len, held.values()))):
+            chosen = {name: each[min(turn, len(each) - 1)] for name, each in held.items()}
+            groups.append(Group(f"{entry} ({turn + 1})".strip() if turn else entry, chosen))
+    return groups
+
+
+def outermost(groups: Sequence[Group], names: Sequence[str]) -> Iterator[Group]:
+    """The groups that have the first of the names, unless that tensor is another one of a larger group.
+
+    A block of a network may have layers of the same names as the network.
+    """
+    first, longest_name = names[0], _longest(names)
+    by_entry = {group.entry: group for group in groups}
+    for group in groups:
+        start, parts = group.tensors.get(first), group.entry.split(".")
+        if start is None:
+            continue
+        above = (".".join(parts[:count]) for count in range(max(0, len(parts) - longest_name), len(parts)))
+        outer = (by_entry[entry] for entry in above if entry in by_entry and entry != group.entry)
+        if not any(tensor is start for other in outer for tensor in other.tensors.values()):
+            yield group
+
+
+def put_together(groups: Sequence[Group], needed: Sequence[str]) -> Iterator[Group]:
+    """What can be put together from groups that lack something that is needed.
+
+    Such a group may take the place of a part of a complete one, or be completed by others.
+    """
+    whole = [group for group in groups if group.holds(needed)]
+    used = {id(tensor) for group in whole for tensor in group.tensors.values()}
+    parts = [
+        group
+        for group in groups
+        if not group.holds(needed)
+        and any(name in group.tensors and id(group.tensors[name]) not in used for name in needed)
+    ]
+    for part in parts[:_MAX_STEPS]:
+        for base in whole[:MAX_ENTRIES]:
+            yield Group(base.entry + _AND + part.entry, {**base.tensors, **part.tensors})
+    yield from _combined(parts, needed)
+
+
+def _combined(parts: Sequence[Group], needed: Sequence[str]) -> Iterator[Group]:
+    """Groups that share none of the needed names and together have all of them."""
+    holders: dict[str, list[Group]] = {}
+    for part in parts:
+        for name in needed:
+            if name in part.tensors:
+                holders.setdefault(name, []).append(part)
+    waiting: list[Group | None] = [None]
+    for _ in range(_MAX_STEPS):
+        if not waiting:
+            return
+        made = waiting.pop()
+        held = {} if made is None else made.tensors
+        missing = next((name for name in needed if name not in held), None)
+        if missing is None:
+            if made is not None:
+                yield made
+            continue
+        for part in reversed(holders.get(missing, [])[:_MAX_STEPS]):
+            if made is None:
+                waiting.append(part)
+            elif not any(name in held and name in part.tensors for name in needed):
+                waiting.append(Group(made.entry + _AND + part.entry, {**held, **part.tensors}))
+
+
+def _longest(names: Collection[str]) -> int:
+    return max((name.count(".") + 1 for name in names), default=0)
+
+
+def _endings(name: str, known: Collection[str], longest: int) -> Iterator[tuple[str, str]]:
+    """Every known name that this one ends with, whatever wrappers are inside it, and what is before it."""
+    parts = name.split(".")
+    ending: list[str] = []
+    for place in range(len(parts) - 1, -1, -1):
+        if parts[place] in _WRAPPERS:
+            continue
+        ending.insert(0, parts[place])
+        if len(ending) > longest:
+            return
+        if (found := ".".join(ending)) in known:
+            yield ".".join(parts[:place]), found
