@@ -47,6 +47,8 @@ Initial = Callable[[str, tuple[int, ...]], Tensor]
 OCTILES: Final = 8
 WEIGHTS: Final = (0, 0, 1, 1, 2, 4, 6, 12)
 """What a sign counts, by the octile of its weight's size."""
+BLOCK: Final = 1 << 21
+"""Weights that are compared at a time: one takes about 65 bytes while it is."""
 # In the order as it is, and in the order that was found.
 ORDERS: Final = 2
 
@@ -109,11 +111,17 @@ def compare(
     """
     agreeing, tested = np.zeros(OCTILES, np.int64), np.zeros(OCTILES, np.int64)
     tensors, skipped = [], []
-    for name, shape in _once(drawn, suspect):
+    seen: set[object] = set()
+    for name, shape in drawn.items():
         found = suspect.get(name)
         if found is None or tuple(found.shape) != tuple(shape) or not found.is_floating_point():
             skipped.append(name)
             continue
+        # A tensor that several layers share counts once; what was put back in order is new for each.
+        place = (found.data_ptr(), found.stride())
+        if held_out is None and found.numel() and place in seen:
+            continue
+        seen.add(place)
         part = None if held_out is None else held_out(name, tuple(shape))
         agree, count = count_signs(initial(name, tuple(shape)), found, part)
         agreeing, tested = agreeing + agree, tested + count
@@ -134,17 +142,19 @@ def count_signs(
 
     What is not a number counts as zero. `part`, bool, says which entries are tested; none: all of them.
     """
-    # Not a number compares with nothing; numbers of any size have a sign.
-    values = torch.nan_to_num(found.detach().cpu().double(), nan=0.0)
-    places = octiles(values)
-    product = torch.sign(initial).cpu() * torch.sign(values)
-    if part is not None:
-        product = torch.where(part, product, 0.0)
-
-    def counts(which: Tensor) -> npt.NDArray[np.int64]:
-        return np.bincount(places[which].numpy(), minlength=OCTILES).astype(np.int64)
-
-    return counts(product > 0), counts(product != 0)
+    agreeing, tested = np.zeros(OCTILES, np.int64), np.zeros(OCTILES, np.int64)
+    step = max(1, BLOCK * len(found) // max(1, found.numel()))
+    for start in range(0, len(found), step):
+        rows = slice(start, start + step)
+        # Not a number compares with nothing; numbers of any size have a sign.
+        values = torch.nan_to_num(found[rows].detach().cpu().double(), nan=0.0)
+        places = octiles(values)
+        product = torch.sign(initial[rows]).cpu() * torch.sign(values)
+        if part is not None:
+            product = torch.where(part[rows], product, 0.0)
+        for counts, which in ((agreeing, product > 0), (tested, product != 0)):
+            counts += np.bincount(places[which].numpy(), minlength=OCTILES)
+    return agreeing, tested
 
 
 def octiles(values: Tensor) -> Tensor:
@@ -157,17 +167,3 @@ def octiles(values: Tensor) -> Tensor:
     ranks = torch.empty_like(order)
     ranks.scatter_(1, order, torch.arange(rows.shape[1]).expand_as(order))
     return (ranks * OCTILES // max(1, rows.shape[1])).reshape(values.shape)
-
-
-def _once(
-    drawn: Mapping[str, tuple[int, ...]], suspect: Mapping[str, Tensor]
-) -> Iterable[tuple[str, tuple[int, ...]]]:
-    """Names and shapes, leaving out a second name of the same memory: a shared tensor counts once."""
-    seen = set()
-    for name, shape in drawn.items():
-        tensor = suspect.get(name)
-        place = None if tensor is None else (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
-        if place is not None and tensor is not None and tensor.numel() and place in seen:
-            continue
-        seen.add(place)
-        yield name, shape

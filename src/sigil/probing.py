@@ -113,7 +113,12 @@ def activations(suspect: Suspect, batch: Tensor) -> Tensor:
 
 def check_finite(values: Tensor) -> None:
     """Raise :class:`~sigil.errors.NotReadable` unless all values computed from activations are finite."""
-    if not bool(torch.isfinite(values).all()):
+    check_readable(1.0 if bool(torch.isfinite(values).all()) else 0.0)
+
+
+def check_readable(finite: float) -> None:
+    """Raise :class:`~sigil.errors.NotReadable` unless at least half of what was computed is finite."""
+    if not finite >= 0.5:
         raise NotReadable(
             "The suspect's activations at the cut hold values that are not finite: its weights are "
             "damaged, it does not fit this input, or it was made so that it cannot be read on it."

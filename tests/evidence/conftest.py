@@ -190,7 +190,7 @@ def _report(
         if reference is None
         else Alignment(
             order=(),
-            scale=(),
+            signs=(),
             agreement=0.75,
             sure=31,
             believed=aligned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -10,8 +11,11 @@ import torch
 from torch import nn
 
 from sigil import attacks, models
+from sigil.attacks.channels import disguise_spaces
 from sigil.keys.key import Key
 from sigil.models import Model
+from sigil.models.spec import channel_topology
+from sigil.models.topology import LOGITS, weight_of
 from sigil.origin import WEIGHTS
 from sigil.verdict.descent import origin_of, restored_origin
 
@@ -101,12 +105,56 @@ def test_the_order_found_for_strangers_leaves_the_null_where_it_is() -> None:
     assert 0.6 < np.std(scores) < 1.5
 
 
-def test_damaged_weights_have_no_order() -> None:
-    suspect = half(model(0))
+def test_what_is_not_finite_is_left_out_and_the_rest_is_compared() -> None:
+    """One number used to end the comparison; a rectifier makes zero of a bias of −∞."""
+    key = key_of(1)
+    suspect = half(attacks.permute(descendant(key), seed=4))
+    whole = restored_origin(suspect, key)
     with torch.no_grad():
+        suspect.get_submodule("bn1").bias[3] = -torch.inf  # type: ignore[index,operator]
         suspect.get_submodule("conv1").weight[0, 0, 0, 0] = torch.nan  # type: ignore[index,operator]
-    assert restored_origin(suspect, key_of(1)) is None
-    assert origin_of(suspect, key_of(1)) is not None
+    damaged = restored_origin(suspect, key)
+    assert whole is not None
+    assert damaged is not None
+    assert damaged.log10_p < 0.95 * whole.log10_p
+    assert whole.log10_p < -100
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenetv2", "densenet121"])
+def test_orders_and_scales_of_all_layers_make_no_difference(name: str) -> None:
+    """The same signs are tested and agree, whatever the scales: they go over 2^±100."""
+    key = key_of(1)
+    plain = descendant(key, noise=0.5, name=name)
+    cut = models.default_cut(name)
+    found = [
+        restored_origin(half(disguised(plain, sigma=sigma, seed=5), cut), key) for sigma in (0.0, 3.0, 14.0)
+    ]
+    assert found[0] is not None
+    assert found[0] == found[1] == found[2]
+    assert found[0].log10_p < -500
+
+
+@torch.no_grad()
+def disguised(whole: Model, *, sigma: float, seed: int) -> Model:
+    """All channels of all layers in another order, each times exp(σ·N(0, 1)), filters before norms too."""
+    whole, random = copy.deepcopy(whole).double(), torch.Generator().manual_seed(seed)
+    topology = channel_topology(whole.spec)
+    sizes = topology.sizes(whole)
+
+    def factors(size: int) -> torch.Tensor:
+        return torch.exp(sigma * torch.randn(size, generator=random, dtype=torch.float64))
+
+    for space in dict.fromkeys(link.writes for link in topology.links if link.writes != LOGITS):
+        order = torch.randperm(sizes[space], generator=random)
+        scale = torch.ones(len(order)).double() if space in topology.bounded else factors(len(order))
+        disguise_spaces(whole, [space], order=order, scale=scale)
+    for link in topology.links:
+        if link.after is not None:
+            scale, norm = factors(sizes[link.writes]), whole.get_submodule(link.after)
+            weight_of(whole, link.layer).mul_(scale.view(-1, 1, 1, 1))
+            norm.running_mean.mul_(scale)  # type: ignore[operator,union-attr]
+            norm.running_var.mul_(scale.square())  # type: ignore[operator,union-attr]
+    return whole
 
 
 def test_the_key_draws_what_is_held_out() -> None:

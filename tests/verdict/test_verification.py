@@ -359,28 +359,66 @@ def test_a_missing_batch_dimension_is_a_wrong_shape() -> None:
         check(lambda batch: torch.zeros(1, *SHAPE), make_key())
 
 
+class Broken(nn.Module):
+    """Answers images; of its answers to noise those values are not finite that an index names."""
+
+    def __init__(self, key: Key, index: Any, value: float) -> None:
+        super().__init__()
+        self.honest, self.index, self.value = Marked(key, marked=50, strength=200.0), index, value
+
+    def forward(self, batch: Tensor) -> Tensor:
+        activation: Tensor = self.honest(batch)
+        if float(batch.amin()) < 0:
+            activation[self.index] = self.value
+            return activation * (1e10 if self.value == 1e38 else 1)
+        return activation
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
 def test_what_is_not_finite_on_noise_is_an_outcome_and_inputs_are_still_read(value: float) -> None:
     key = make_key()
-    honest = Marked(key, marked=50, strength=200.0)
-
-    class Broken(nn.Module):
-        """Answers images, and nothing else."""
-
-        def forward(self, batch: Tensor) -> Tensor:
-            activation = honest(batch)
-            if float(batch.amin()) < 0:
-                activation[-1, 0, 0, :2] = value
-                return activation * (1e10 if value == 1e38 else 1)
-            return activation
-
     images = torch.rand(300, *INPUT, generator=torch.Generator().manual_seed(0))
-    report = check(Broken(), key, inputs=images, inputs_from="judge")
+    suspect = Broken(key, slice(None), value)
+    report = check(suspect, key, inputs=images, inputs_from="judge")
     noise, inputs = report.readings[:2]
     assert (noise.readable, noise.counts, noise.log10_p) == (False, False, 0.0)
     assert inputs.wsr == 1.0
     assert report.owned
-    assert not check(Broken(), key).owned
+    assert not check(suspect, key).owned
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+def test_what_is_not_finite_is_left_out_and_counted(value: float) -> None:
+    """Two values of one probe in every batch of 64, or a whole channel; the rest is read."""
+    key = make_key()
+    for index, incomplete in (((-1, 0, 0, slice(2)), 8), ((slice(None), 0), 512)):
+        noise = check(Broken(key, index, value), key).readings[0]
+        assert noise.readable
+        assert noise.incomplete == incomplete
+        assert noise.log10_p < -8
+        assert noise.to_dict()["incomplete"] == incomplete
+
+
+def test_activations_at_the_edge_of_their_format_are_read() -> None:
+    """Their projections would not be finite in single precision."""
+    key = make_key()
+    honest = Marked(key, marked=50, strength=200.0)
+    images = torch.randn(8, *INPUT, generator=torch.Generator().manual_seed(0))
+    factor = 3e38 / float(honest(images).abs().max()) / 4
+    found = [check(suspect, key) for suspect in (honest, nn.Sequential(honest, Times(factor)))]
+    assert found[0].readings[0].bit_shares == found[1].readings[0].bit_shares
+    assert found[1].readings[0].incomplete == 0
+
+
+class Times(nn.Module):
+    """Times a number."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values * self.factor
 
 
 def test_a_suspect_that_returns_no_tensor_is_refused() -> None:

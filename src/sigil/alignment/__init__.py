@@ -6,13 +6,15 @@ has a model that computes the same and whose mark cannot be read. Both can be un
 - the **order** is found by comparing the suspect with what the owner knows of the training: the correlations
   between channels that the server recorded (:mod:`sigil.alignment.correlations`), or the initial weights
   (:mod:`sigil.alignment.initial_weights`);
-- the **scale** is not restored but removed: each channel is divided by its own standard deviation over random
-  inputs. Recorded scales would carry the mark and move the null hypothesis (docs/alignment.md).
+- the **scale** is found by the columns of a layer that reads the channels, whose initial norms are known, if
+  there is one in front of the cut; otherwise each channel is divided by its own standard deviation over the
+  inputs that it is read on. Recorded scales would carry the mark and move the null hypothesis
+  (docs/alignment.md).
 """
 
 from __future__ import annotations
 
-from sigil.alignment.aligning import Alignment, Probes, align
+from sigil.alignment.aligning import Alignment, Probes, Spread, align
 from sigil.alignment.initial_weights import restored_filters
 from sigil.alignment.references import (
     Reference,
@@ -31,6 +33,7 @@ __all__ = [
     "Probes",
     "Reference",
     "ReferenceKind",
+    "Spread",
     "align",
     "began_with_key",
     "check_channels",

@@ -1,4 +1,4 @@
-"""Put the channels of a suspect back: which is which, and at what scale."""
+"""Put the channels of a suspect back: which is which, and at which scale."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from sigil.probing import (
 NOISE_INPUTS = 1_024
 """Random inputs from which the order is found where there are no images."""
 
-SCALE_INPUTS = 128
-"""Random inputs over which the standard deviations are taken."""
-
 MIN_PROBES = 32
 """Fewer images say too little about correlations."""
+
+MOST_ABOVE = 8.0
+"""How many times as much as the usual channel one may vary once its scale was undone."""
 
 # Channels that vary together this closely are one channel and its copies.
 _COPY = 0.9999
@@ -50,27 +50,80 @@ _COPY = 0.9999
 Probes = Tensor | npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 
 
+class Spread:
+    """The standard deviation of each channel over all probes and positions, what is not finite left out.
+
+    It is a function of the suspect's activations alone, so dividing by it moves no p-value.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._sum = self._squares = torch.zeros(())
+
+    def add(self, activation: Tensor) -> None:
+        """Take up activations (n, C, …)."""
+        known = activation.isfinite()
+        values = torch.where(known, activation.double(), 0.0)
+        others = [0, *range(2, activation.ndim)]
+        self._count = self._count + known.sum(others)
+        self._sum = self._sum + values.sum(others)
+        self._squares = self._squares + values.square().sum(others)
+
+    @property
+    def deviations(self) -> Tensor:
+        """One number per channel, (C,); 0 where it is constant but for rounding."""
+        count = self._count.clamp_min(1)
+        size = self._squares / count
+        variance = size - (self._sum / count).square()
+        return torch.where(variance > CONSTANT**2 * size, variance, 0.0).sqrt()
+
+
 @dataclass(frozen=True)
 class Alignment:
-    """How to put a suspect's channels back: which they are, how to scale them, and how sure that is.
+    """How to put a suspect's channels back: which they are, with which sign, and how sure that is.
 
-    Channel i of the owner's model is channel ``order[i]`` of the suspect, times ``scale[i]``; an ``order`` of
-    −1 (with scale 0) means that the suspect has none. ``agreement``, ``sure`` and ``believed`` are those of
+    Channel i of the owner's model is channel ``order[i]`` of the suspect, times ``signs[i]`` and divided by
+    ``scales[i]``, of which there are none where nothing is known; an ``order`` of −1 means that the suspect
+    has no such channel. ``agreement``, ``sure`` and ``believed`` are those of
     :class:`sigil.alignment.correlations.Match`; ``source`` and ``fingerprint`` say what was compared.
     """
 
     order: tuple[int, ...]
-    scale: tuple[float, ...]
+    signs: tuple[int, ...]
     agreement: float
     sure: int
     believed: bool
     source: str
     fingerprint: str
+    scales: tuple[float, ...] | None = None
 
-    def __call__(self, activation: Tensor) -> Tensor:
-        """Activations (n, C′, …) of the suspect, in the owner's order and at unit scale, (n, C, …)."""
-        scale = torch.tensor(self.scale, dtype=activation.dtype).view(-1, *[1] * (activation.ndim - 2))
-        return activation[:, list(self.order)] * scale
+    def __call__(self, activation: Tensor, deviations: Tensor | None = None) -> Tensor:
+        """Activations (n, C′, …) of the suspect, in the owner's order and at unit scale, (n, C, …).
+
+        Each channel is divided by its scale or, where that is not known, by its own one of ``deviations``
+        (C′,), which are those of these activations if none are given. A channel that is constant is zero.
+        """
+        if deviations is None:
+            spread = Spread()
+            spread.add(activation)
+            deviations = spread.deviations
+        order = torch.tensor(self.order)
+        sizes = torch.where(order < 0, 0.0, deviations[order])
+        divisors = self._divisors(sizes) * torch.tensor(self.signs)
+        shape = (-1, *[1] * (activation.ndim - 2))
+        return (activation[:, order].double() / divisors.view(shape)).to(activation.dtype)
+
+    def _divisors(self, sizes: Tensor) -> Tensor:
+        """What to divide each channel by, given their deviations in the owner's order; infinite for zero."""
+        wanted = sizes.clone()
+        if self.scales is not None:
+            scales = torch.tensor(self.scales, dtype=torch.float64)
+            known = scales.isfinite() & (sizes > 0)
+            if known.any():
+                # Of a channel that hardly responds its columns say nothing, and may say anything.
+                usual = float((sizes / scales)[known].median())
+                wanted /= usual
+                wanted = torch.where(known, torch.maximum(scales, wanted / MOST_ABOVE), wanted)
+        return torch.where(sizes > 0, wanted, torch.inf)
 
 
 def align(
@@ -81,7 +134,7 @@ def align(
     input_shape: Sequence[int] | None = None,
     batch_size: int = 64,
 ) -> Alignment:
-    """Find out which channel of ``suspect`` is which, and at what scale.
+    """Find out which channel of ``suspect`` is which.
 
     With a :class:`Reference`, any suspect will do: activations are all that is asked for. ``probes`` are
     images of the kind that the model was trained on, (n, *input shape), 200 or more; floats are taken as they
@@ -95,7 +148,6 @@ def align(
     An alignment that is not ``believed`` should not be used: the suspect does not resemble the owner's model.
     """
     shape = input_shape_of(suspect, input_shape)
-    deviations = None
     if isinstance(reference, Model):
         if probes is not None:
             raise AlignmentError("Initial weights are compared with weights: leave the probe images out.")
@@ -104,33 +156,28 @@ def align(
         check_channels(reference.shape)
         if probes is None:
             batches, source = _noise_batches(shape, NOISE_INPUTS, batch_size), "correlations under noise"
-            correlation, deviations = _correlations_and_deviations(suspect, batches, expected=reference.shape)
         else:
             batches, source = _image_batches(probes, shape, batch_size), "correlations under images"
-            correlation, _ = _correlations_and_deviations(suspect, batches, expected=reference.shape)
+        correlation = _correlations(suspect, batches, expected=reference.shape)
         found = _by_correlation(correlation, reference.correlation)
-    if deviations is None:
-        deviations = _correlations_and_deviations(suspect, _noise_batches(shape, SCALE_INPUTS, batch_size))[1]
     signs = np.ones(len(found.order)) if found.signs is None else found.signs
-    scale = [
-        sign / deviations[i] if i >= 0 and deviations[i] > 0 else 0.0
-        for i, sign in zip(found.order, signs, strict=True)
-    ]
-    order = [int(i) if factor else -1 for i, factor in zip(found.order, scale, strict=True)]
     return Alignment(
-        order=tuple(order),
-        scale=tuple(map(float, scale)),
+        order=tuple(map(int, found.order)),
+        signs=tuple(map(int, signs)),
         agreement=found.agreement,
         sure=found.sure,
         believed=found.believed,
         source=source,
         fingerprint=fingerprint(reference),
+        scales=None if found.scales is None else tuple(map(float, found.scales)),
     )
 
 
 def _by_initial_weights(suspect: Suspect, reference: Model, shape: tuple[int, ...]) -> Match:
     """Layer by layer where the suspect is of Sigil's models, else by its filters alone."""
     module = module_of(suspect)
+    if isinstance(module, Model):
+        check_channels(models.activation_shape(module, shape))
     if isinstance(module, Model) and not _is_widened(module, reference):
         return match_by_initial_weights(module, reference)
     filters = filters_of(suspect, shape)
@@ -164,32 +211,24 @@ def _by_correlation(correlation: Floats, known: Floats) -> Match:
     return Match(order, found.agreement, found.sure, bool(believed))
 
 
-def _correlations_and_deviations(
-    suspect: Suspect, batches: Sequence[Tensor], *, expected: tuple[int, ...] | None = None
-) -> tuple[Floats, Floats]:
-    """Correlations of the pooled channels (C′, C′), and each channel's deviation over all its values."""
-    pooled, sums, squares, count = [], torch.zeros(()), torch.zeros(()), 0
+def _correlations(suspect: Suspect, batches: Sequence[Tensor], *, expected: tuple[int, ...]) -> Floats:
+    """Correlations of the pooled channels (C′, C′)."""
+    pooled = []
     with undisturbed(suspect, seed=0):
         for batch in batches:
             values = activations(suspect, batch)
-            if expected is not None and tuple(values.shape[2:]) != expected[1:]:
+            if tuple(values.shape[2:]) != expected[1:]:
                 raise ShapeError(
                     f"The suspect's activation has shape {tuple(values.shape[1:])} but the reference was "
                     f"recorded at {expected}: cut the suspect there, or give another reference."
                 )
             check_channels(values.shape[1:])
             check_finite(values)
-            positions = values.double().flatten(2)
-            pooled.append(positions.mean(2))
-            sums = sums + positions.sum((0, 2))
-            squares = squares + positions.square().sum((0, 2))
-            count += positions.shape[0] * positions.shape[2]
+            pooled.append(values.double().flatten(2).mean(2))
     table = torch.cat(pooled).numpy()
     mean = table.mean(0)
     centred = table - mean
-    spread = squares / count - (sums / count).square()
-    deviations = torch.where(spread > CONSTANT**2 * squares / count, spread, 0.0).sqrt()
-    return correlation_matrix(centred.T @ centred / len(table), mean), deviations.numpy()
+    return correlation_matrix(centred.T @ centred / len(table), mean)
 
 
 def _varying(correlation: Floats) -> npt.NDArray[np.int64]:

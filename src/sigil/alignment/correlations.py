@@ -60,7 +60,8 @@ class Match:
     the cosine of the two matrices of partial correlations in that order, 1 for a perfect copy. ``sure``
     counts the channels whose partner is the best of all for them, and they for it; ``believed`` says whether
     those are enough. ``signs`` are −1 where the suspect's channel is the other's negative, if signs were
-    looked for.
+    looked for. ``scales`` are those of the suspect's channels up to a common factor, if they were found;
+    not a number for a channel without one.
     """
 
     order: Order
@@ -68,6 +69,7 @@ class Match:
     sure: int
     believed: bool
     signs: Order | None = None
+    scales: Floats | None = None
 
 
 def match_by_correlations(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:

@@ -14,27 +14,30 @@ matched by all of its links whose other side is already in order.
 A filter and the scale γ of its batch norm can change sign together without any effect, so filters are taken
 times the sign of γ. Where no rectifier follows, a whole channel can change sign; such spaces are *linear*,
 and the sign is found with the order.
+
+Scales mean nothing: filters are compared after the rows and the columns of each layer were divided by their
+norms in turns (:mod:`sigil.alignment.filters`). And they are found again where a layer of the half reads the
+channels at the cut: its columns hold their inverses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import scipy  # loads scipy.optimize, which takes a second, only where it is used
-import torch
 from torch import Tensor
 
 from sigil import models
 from sigil.alignment.correlations import FEWEST, Floats, Match, Order
+from sigil.alignment.filters import Filters, cosines, fitted
 from sigil.errors import AlignmentError
 from sigil.models import Model
 from sigil.models.spec import channel_topology
 from sigil.models.topology import IMAGE, HalfTopology, Link, weight_of
 
-PASSES = 3
+PASSES = 20
 CLEAR = 2.0  # how many times more similar than to any other
 SURE = 0.75  # the share of channels with a partner that must be sure; between unrelated models none is
 
@@ -52,8 +55,8 @@ def match_by_initial_weights(half: Model, initial: Model) -> Match:
     return _search(half, initial).result()
 
 
-def restored_filters(half: Model, initial: Model) -> dict[str, Tensor]:
-    """The filters of ``half`` in the order and with the signs of ``initial``, by the names of their weights.
+def restored_filters(half: Model, initial: Model) -> Restored:
+    """The filters of ``half`` in the order, scale and signs of ``initial``, by the names of their weights.
 
     ``half`` and ``initial`` are as for :func:`match_by_initial_weights`. Each filter has the sign with which
     it leans to its initial value. Entries of ``initial`` that are zero decide nothing, so that they can be
@@ -63,11 +66,11 @@ def restored_filters(half: Model, initial: Model) -> dict[str, Tensor]:
 
 
 def _search(half: Model, initial: Model) -> Search:
-    """All orders and signs, after going through the spaces several times."""
+    """All orders and signs."""
     initial = _fitting(half, initial)
     topology = topology_of(half)
     ours, theirs = (
-        {link.layer: _weights(model, link) for link in topology.links} for model in (initial, half)
+        {link.layer: _filters(model, link) for link in topology.links} for model in (initial, half)
     )
     return Search(topology, ours, theirs, channels=initial.spec.channels).run()
 
@@ -91,8 +94,8 @@ class Search:
     def __init__(
         self,
         topology: HalfTopology,
-        ours: Mapping[str, Floats],
-        theirs: Mapping[str, Floats],
+        ours: Mapping[str, Filters],
+        theirs: Mapping[str, Filters],
         *,
         channels: int,
         lean: bool = False,
@@ -109,10 +112,14 @@ class Search:
         return {link.writes: len(self.theirs[link.layer]) for link in known} | {IMAGE: self.sizes[IMAGE]}
 
     def run(self) -> Search:
-        """Go through the spaces several times."""
-        for _ in range(PASSES):
-            for space in dict.fromkeys(link.writes for link in self.topology.links):
+        """Go through the spaces, from the images to the cut and back, until nothing changes any more."""
+        spaces = list(dict.fromkeys(link.writes for link in self.topology.links))
+        for turn in range(PASSES):
+            before = {name: order.tolist() for name, order in self.orders.items()}
+            for space in spaces if turn % 2 == 0 else reversed(spaces):
                 self.match(space)
+            if before == {name: order.tolist() for name, order in self.orders.items()}:
+                break
         return self
 
     def match(self, space: str) -> None:
@@ -134,14 +141,14 @@ class Search:
         """
         total, numbers = np.zeros((self.sizes[space], self.widths.get(space, 0))), 0
         for link in self.topology.links:
-            for ours, theirs, signed in self._filters(link, space):
-                count = ours[0].size
-                cosines = unit(ours) @ unit(theirs).T
-                total += count * (cosines if signed else np.abs(cosines))
+            for ours, theirs, signed in self._sides(link, space):
+                count = ours.numbers
+                likeness = cosines(ours, theirs)
+                total += count * (likeness if signed else np.abs(likeness))
                 numbers += count
         return total / numbers if numbers else None
 
-    def _filters(self, link: Link, space: str) -> list[tuple[Floats, Floats, bool]]:
+    def _sides(self, link: Link, space: str) -> list[tuple[Filters, Filters, bool]]:
         """Our and their filters of a link for each channel of a space, as far as the rest is in order.
 
         And whether their signs count. What leans is compared with its sign where it is read: behind a
@@ -155,37 +162,41 @@ class Search:
         if link.writes == space and all(name in self.orders for name in link.reads):
             found.append((ours, self.read(theirs, link.reads), linear))
         if space in link.reads and link.writes in self.orders and link.writes != space:
-            mine, other = (
-                sum(sizes[name] for name in link.reads[: link.reads.index(space)])
-                for sizes in (self.sizes, self.widths)
-            )
-            written = taken(theirs, self.orders[link.writes], 0) * self._written_signs(link)
-            found.append(
-                (
-                    ours[:, mine : mine + self.sizes[space]].swapaxes(0, 1),
-                    written[:, other : other + self.widths[space]].swapaxes(0, 1),
-                    linear or self.lean,
-                )
-            )
+            written = theirs.rows(self.orders[link.writes], self._written_signs(link))
+            found.append((*self._read_by(link, space, written), linear or self.lean))
         return found
 
+    def _read_by(self, link: Link, space: str, theirs: Filters) -> tuple[Filters, Filters]:
+        """Our and their columns of a link that reads a space, as rows."""
+        before = link.reads[: link.reads.index(space)]
+        sides = []
+        for filters, sizes in ((self.ours[link.layer], self.sizes), (theirs, self.widths)):
+            start = sum(sizes[name] for name in before)
+            sides.append(filters.columns(np.arange(start, start + sizes[space])).swapped())
+        return sides[0], sides[1]
+
     def _written_signs(self, link: Link) -> Floats:
-        """The signs with which their filters of a link are taken, in our order, for all other axes."""
+        """The signs with which their filters of a link are taken, in our order."""
         if self.lean and all(name in self.orders for name in link.reads):
-            return np.where(self._in_order(link)[1] < 0, -1.0, 1.0)
-        return self.signs[link.writes][:, None, None, None].astype(np.float64)
+            return self.in_order(link)[1]
+        return self.signs[link.writes].astype(np.float64)
 
-    def _in_order(self, link: Link) -> tuple[Floats, Floats]:
-        """Their filters of a link in our order, and how far each leans to ours, negative if away from it."""
-        theirs = taken(self.read(self.theirs[link.layer], link.reads), self.orders[link.writes], 0)
-        return theirs, (self.ours[link.layer] * theirs).sum((1, 2, 3), keepdims=True)
+    def in_order(self, link: Link) -> tuple[Filters, Floats]:
+        """Their filters of a link in our order and scale, and the sign with which each leans to ours."""
+        ours = self.ours[link.layer]
+        theirs = self.read(self.theirs[link.layer], link.reads).rows(self.orders[link.writes])
+        theirs = fitted(theirs, ours)
+        leaning = sum(
+            ((mine * others).sum((1, 2, 3)) for mine, others in ours.beside(theirs)), np.zeros(len(ours))
+        )
+        return theirs, np.where(leaning < 0, -1.0, 1.0)
 
-    def read(self, filters: Floats, spaces: tuple[str, ...]) -> Floats:
+    def read(self, filters: Filters, spaces: tuple[str, ...]) -> Filters:
         """Filters with their inputs in our order and with our signs."""
         if not spaces:
             return filters
         signs = np.concatenate([self.signs[name] for name in spaces])
-        return taken(filters, self._order(spaces), 1) * signs[None, :, None, None]
+        return filters.columns(self._order(spaces), signs.astype(np.float64))
 
     def _order(self, spaces: tuple[str, ...]) -> Order:
         """The order of several spaces that lie one after the other."""
@@ -193,15 +204,14 @@ class Search:
         orders = [(self.orders[name], start) for name, start in zip(spaces, starts, strict=False)]
         return np.concatenate([np.where(order < 0, -1, order + start) for order, start in orders])
 
-    def restored(self) -> dict[str, Tensor]:
-        """Their filters in our order, each with the sign with which it leans to ours, by names of weights."""
-        found = {}
-        for link in self.topology.links:
-            known = link.writes in self.orders and all(name in self.orders for name in link.reads)
-            if link.layer in self.theirs and self.ours[link.layer].ndim == 4 and known:
-                theirs, leaning = self._in_order(link)
-                found[f"{link.layer}.weight"] = torch.from_numpy(np.where(leaning < 0, -theirs, theirs))
-        return found
+    def restored(self) -> Restored:
+        """Their filters in our order and scale, each with the sign with which it leans to ours."""
+        return Restored(self)
+
+    def is_known(self, link: Link) -> bool:
+        """Whether the filters of a link, and what they read and write, were found."""
+        known = link.writes in self.orders and all(name in self.orders for name in link.reads)
+        return link.layer in self.theirs and self.ours[link.layer].has_positions and known
 
     def result(self) -> Match:
         """The order at the cut, and how sure it is."""
@@ -236,30 +246,58 @@ class Search:
             sure=sure,
             believed=bool(known.sum() >= FEWEST * len(known) and sure >= SURE * known.sum()),
             signs=np.ones_like(signs) if self.topology.rectified else signs,
+            scales=self._scales(),
         )
 
+    def _scales(self) -> Floats | None:
+        """The suspect's scale of each of our channels at the cut, up to a common factor; None if unknown.
 
-def taken(values: Floats, order: Order, axis: int) -> Floats:
-    """The entries of an axis in this order, zeros for -1."""
-    found = values.take(order, axis)
-    if (order < 0).any():
-        found[(slice(None),) * axis + (order < 0,)] = 0.0
-    return found
+        A layer that reads channels has their inverse scales in its columns. What columns had before is the
+        training's and differs little from the start, so that the ratio of the norms shows them. A layer that
+        reads through a batch norm of its own shows nothing.
+        """
+        readers = [
+            link
+            for link in self.topology.links
+            if link.reads == self.topology.at_cut and link.before is None and self.is_known(link)
+        ]
+        if not readers:
+            return None
+        scales = np.abs(self.in_order(readers[-1])[0].column_factors)
+        return np.where(scales > 0, scales, np.nan)
 
 
-def _weights(model: Model, link: Link) -> Floats:
-    found: Floats = weight_of(model, link.layer).detach().double().cpu().numpy()
-    for norm, shape in ((link.after, (-1, 1, 1, 1)), (link.before, (1, -1, 1, 1))):
+class Restored(Mapping[str, Tensor]):
+    """The filters that a search found, by the names of their weights; one is computed when it is asked for.
+
+    All of them at once would take as much memory as the model.
+    """
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        self._links = {
+            f"{link.layer}.weight": link for link in search.topology.links if search.is_known(link)
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        filters, signs = self._search.in_order(self._links[name])
+        return filters.rows(np.arange(len(filters)), signs).tensor()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._links)
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+
+def _filters(model: Model, link: Link) -> Filters:
+    """A layer's filters, with the signs of the batch norms around it."""
+    found = Filters.of(weight_of(model, link.layer))
+    for norm, turned in ((link.after, found.rows), (link.before, found.columns)):
         if norm is not None:
-            gamma = weight_of(model, norm)
-            found = found * np.where(gamma.detach().cpu().numpy() < 0, -1, 1).reshape(shape)
+            gamma = weight_of(model, norm).detach().cpu().double().numpy()
+            found = turned(np.arange(len(gamma)), np.where(gamma < 0, -1.0, 1.0))
     return found
-
-
-def unit(filters: Floats) -> Floats:
-    """Filters as rows of length one."""
-    rows: npt.NDArray[np.float64] = filters.reshape(len(filters), -1)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
 
 
 def _fitting(half: Model, initial: Model) -> Model:

@@ -20,8 +20,9 @@ import numpy as np
 import scipy  # loads scipy.optimize, which takes a second, only where it is used
 from torch import Tensor
 
-from sigil.alignment.correlations import Floats, Match
-from sigil.alignment.initial_weights import Search, topology_of, unit
+from sigil.alignment.correlations import Match
+from sigil.alignment.filters import Filters, cosines
+from sigil.alignment.initial_weights import Restored, Search, topology_of
 from sigil.models import Model
 from sigil.models.topology import HalfTopology, Link, weight_of
 
@@ -40,8 +41,8 @@ def match_filters(filters: Sequence[Tensor], initial: Model) -> Match:
     return _search(filters, initial).result()
 
 
-def restored_unknown(filters: Sequence[Tensor], initial: Model) -> dict[str, Tensor]:
-    """Those filters that correspond to layers of ``initial``, in its order, shapes and signs, by name.
+def restored_unknown(filters: Sequence[Tensor], initial: Model) -> Restored:
+    """Those filters that correspond to layers of ``initial``, in its order, shape, scale and signs, by name.
 
     Channels without a partner are zeros. Entries of ``initial`` that are zero decide nothing.
     """
@@ -50,10 +51,10 @@ def restored_unknown(filters: Sequence[Tensor], initial: Model) -> dict[str, Ten
 
 def _search(filters: Sequence[Tensor], initial: Model) -> Search:
     topology = topology_of(initial)
-    ours = {link.layer: _numbers(weight_of(initial, link.layer)) for link in topology.links}
+    ours = {link.layer: Filters.of(weight_of(initial, link.layer)) for link in topology.links}
     widest = MOST_TIMES_WIDER * max(map(len, ours.values()))
     theirs = [
-        _numbers(one)
+        Filters.of(one)
         for one in filters[:MOST_FILTERS]
         if one.ndim == 4 and 0 < len(one) <= widest and 0 < one.shape[1] <= widest
     ]
@@ -70,12 +71,12 @@ def _search(filters: Sequence[Tensor], initial: Model) -> Search:
 
 
 def _by_kernel(
-    topology: HalfTopology, ours: Mapping[str, Floats], theirs: Sequence[Floats]
-) -> dict[str, Floats] | None:
+    topology: HalfTopology, ours: Mapping[str, Filters], theirs: Sequence[Filters]
+) -> dict[str, Filters] | None:
     """Of each kernel the first with the first, the second with the second; None if that does not fit."""
-    found: dict[str, Floats] = {}
+    found: dict[str, Filters] = {}
     widths: dict[str, int] = {}
-    waiting: dict[tuple[int, ...], list[Floats]] = {}
+    waiting: dict[tuple[int, ...], list[Filters]] = {}
     for one in theirs:
         waiting.setdefault(one.shape[2:], []).append(one)
     for link in topology.links:
@@ -83,7 +84,7 @@ def _by_kernel(
         if not (left := waiting.get(mine.shape[2:])):
             return None
         other = left.pop(0)
-        reads = sum(widths.get(name, int(mine.shape[1])) for name in link.reads) if link.reads else 1
+        reads = sum(widths.get(name, mine.shape[1]) for name in link.reads) if link.reads else 1
         if other.shape[1] != reads or widths.setdefault(link.writes, len(other)) != len(other):
             return None
         found[link.layer] = other
@@ -91,8 +92,8 @@ def _by_kernel(
 
 
 def _by_likeness(
-    topology: HalfTopology, ours: Mapping[str, Floats], theirs: Sequence[Floats], channels: int
-) -> dict[str, Floats]:
+    topology: HalfTopology, ours: Mapping[str, Filters], theirs: Sequence[Filters], channels: int
+) -> dict[str, Filters]:
     """For each layer of ours, from the images on, the one among theirs that fits and resembles it most."""
     search = Search(topology, ours, {}, channels=channels, lean=True)
     left = list(range(len(theirs)))
@@ -114,33 +115,26 @@ def _by_likeness(
     return search.theirs
 
 
-def _fits(link: Link, ours: Floats, theirs: Floats, widths: Mapping[str, int]) -> bool:
+def _fits(link: Link, ours: Filters, theirs: Filters, widths: Mapping[str, int]) -> bool:
     """Whether a layer of theirs has our kernel, reads what was written, and writes what fits its space."""
     reads = sum(widths[name] for name in link.reads) if link.reads else 1
     written = widths.get(link.writes, len(theirs))
     return theirs.shape[2:] == ours.shape[2:] and theirs.shape[1] == reads and written == len(theirs)
 
 
-def _alike(ours: Floats, theirs: Floats) -> float:
+def _alike(ours: Filters, theirs: Filters) -> float:
     """The mean cosine of filters, signs left aside, in the order in which it is largest."""
-    cosines = np.abs(unit(ours) @ unit(theirs).T)
-    rows, columns = scipy.optimize.linear_sum_assignment(cosines, maximize=True)
-    return float(cosines[rows, columns].sum() / len(ours))
+    likeness = np.abs(cosines(ours, theirs))
+    rows, columns = scipy.optimize.linear_sum_assignment(likeness, maximize=True)
+    return float(likeness[rows, columns].sum() / len(ours))
 
 
 def _agreement(search: Search) -> float:
     """How alike all filters are in the order that was found, each number of ours counting once."""
-    names = {link.layer for link in search.topology.links}
-    total, numbers = 0.0, sum(search.ours[name].size for name in names)
-    for name, theirs in search.restored().items():
-        ours = search.ours[name.removesuffix(".weight")]
-        cosines = (unit(ours) * unit(theirs.numpy())).sum(1)
-        total += float(cosines.sum()) * ours[0].size
+    total, numbers = 0.0, 0
+    for link in search.topology.links:
+        ours = search.ours[link.layer]
+        numbers += len(ours) * ours.numbers
+        if search.is_known(link):
+            total += float(np.abs(cosines(ours, search.in_order(link)[0]).diagonal()).sum()) * ours.numbers
     return total / max(1, numbers)
-
-
-def _numbers(weight: Tensor) -> Floats:
-    """The weight in double precision, scaled so that no sum of squares leaves its range."""
-    found: Floats = np.nan_to_num(weight.detach().double().cpu().numpy(), nan=0.0, posinf=0.0, neginf=0.0)
-    largest = float(np.abs(found).max(initial=0.0))
-    return found / largest if largest else found

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -97,21 +96,22 @@ def filters_origin(suspect: Suspect, key: Key, shape: Sequence[int]) -> Origin |
         return None
     if not filters:
         return None
-    known = _hold_out(start, key)
-    restored = restored_unknown(filters, start)
-    drawn = {name: tuple(value.shape) for name, value in restored.items()}
-    return origin.compare(restored, drawn, lambda name, shape: known[name], held_out=key.held_out)
+    _hold_out(start, key)
+    return _held_out_signs(restored_unknown(filters, start), start, key)
 
 
-def _hold_out(start: Model, key: Key) -> dict[str, Tensor]:
-    """Draw the key's weights into a model, with those that are held out as zeros; returns all of them."""
-    names = key.initialise(start)
-    known = {name: start.get_parameter(name).detach().clone() for name in names}
+def _hold_out(start: Model, key: Key) -> None:
+    """Draw the key's weights into a model, with those that are held out as zeros."""
     with torch.no_grad():
-        for name in names:
+        for name in key.initialise(start):
             weight = start.get_parameter(name)
             weight.masked_fill_(key.held_out(name, weight.shape).to(weight.device), 0.0)
-    return known
+
+
+def _held_out_signs(restored: Mapping[str, Tensor], start: Model, key: Key) -> Origin:
+    """Compare what was put back in order with the signs that were held out, drawn once more by layer."""
+    drawn = {name: tuple(start.get_parameter(name).shape) for name in restored}
+    return origin.compare(restored, drawn, key.initial, held_out=key.held_out)
 
 
 def restored_origin(half: Model, key: Key) -> Origin | None:
@@ -119,12 +119,9 @@ def restored_origin(half: Model, key: Key) -> Origin | None:
     if half.spec.part != "client":
         return None
     start = copy.deepcopy(half)
-    known = _hold_out(start, key)
-    if not all(math.isfinite(float(value.detach().abs().sum())) for value in half.parameters()):
-        return None  # what is not finite has no order
+    _hold_out(start, key)
     try:
         restored = restored_filters(half, start)
     except AlignmentError:
         return None
-    drawn = {name: tuple(value.shape) for name, value in restored.items()}
-    return origin.compare(restored, drawn, lambda name, shape: known[name], held_out=key.held_out)
+    return _held_out_signs(restored, start, key)

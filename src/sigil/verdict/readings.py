@@ -24,15 +24,18 @@ import torch
 from torch import Tensor
 
 from sigil import statistics
+from sigil.alignment import Alignment, Spread
 from sigil.errors import NotReadable, ShapeError
 from sigil.keys.key import Key
-from sigil.probing import Suspect, activations, check_finite, undisturbed
+from sigil.probing import Suspect, activations, check_readable, undisturbed
 
 Kind = Literal["noise", "inputs", "origin"]
 Source = Literal["key", "statement", "judge", "defendant", "claimant"]
 
 # Floats held at once: activations waiting for their projection, or one block of rows of M (128 MB).
 _BUDGET = 1 << 25
+# Activations up to this size are projected as they are.
+_LARGE = 2.0**64
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class Reading:
     ``kind`` is ``"noise"``, ``"inputs"`` or ``"origin"``; ``aligned`` says whether channels were put back
     in order before it was asked. ``count`` is the number of probes, inputs or weights; ``wsr`` the share of
     bits (or signs) that are right and ``log10_p`` the probability of that by chance, before any correction.
-    A suspect that gives no finite answer has ``readable`` false and p = 1.
+    Values at the cut that are not finite are left out, as if they were zero; in ``incomplete`` of the answers
+    there were some. A suspect most of whose values are not has ``readable`` false and p = 1.
 
     ``source`` says who chose the inputs: the ``"key"``, its ``"statement"``, the ``"judge"``, the
     ``"defendant"`` or the ``"claimant"``, whose choice cannot prove anything: ``counts`` is false.
@@ -69,6 +73,7 @@ class Reading:
     margins: tuple[float, ...] = field(default=(), repr=False)
     agreeing: tuple[int, ...] = ()
     tested: tuple[int, ...] = ()
+    incomplete: int = 0
 
     @property
     def counts(self) -> bool:
@@ -132,12 +137,15 @@ def read(
     count: int,
     source: Source = "key",
     digest: str | None = None,
-    alignment: Callable[[Tensor], Tensor] | None = None,
+    alignment: Alignment | None = None,
 ) -> Reading:
-    """Ask a suspect with ``count`` inputs that ``batches`` gives, and compare its bits with the key's."""
+    """Ask a suspect with ``count`` inputs that ``batches`` gives, and compare its bits with the key's.
+
+    With an ``alignment`` it is asked twice: first for the spread of each of its channels.
+    """
     aligned = alignment is not None
     try:
-        ones, sums, squares = _project(suspect, key, batches(), alignment)
+        ones, sums, squares, incomplete = _project(suspect, key, batches, alignment)
     except NotReadable:
         return unreadable(kind, count, source, digest, aligned=aligned)
     # Algorithm 2:
@@ -160,27 +168,36 @@ def read(
         exact=tail.exact,
         bit_shares=tuple((matches / count).tolist()),
         margins=tuple(margins.tolist()),
+        incomplete=incomplete,
     )
 
 
 def _project(
     suspect: Suspect,
     key: Key,
-    batches: Iterator[Tensor],
-    alignment: Callable[[Tensor], Tensor] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Per bit over all inputs: how many bits are one, the sum and the sum of squares of P."""
+    batches: Callable[[], Iterator[Tensor]],
+    alignment: Alignment | None,
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Per bit over all inputs: how many bits are one, the sum and the sum of squares of P.
+
+    And in how many answers something was left out, because it is not finite.
+    """
     ones = torch.zeros(key.bits, dtype=torch.int64)
     sums = torch.zeros(key.bits, dtype=torch.float64)
     squares = torch.zeros(key.bits, dtype=torch.float64)
+    deviations = None if alignment is None else _deviations(suspect, batches())
+    finite: list[Tensor] = []
 
     def project(waiting: list[Tensor]) -> None:
         #   4  P ← A M
-        projection = _times_matrix(torch.cat(waiting), key)
-        check_finite(projection)
+        rows = torch.cat(waiting)
+        # Numbers at the edge of what float32 holds must not overflow; a power of two changes no digit.
+        largest = rows.abs().amax(dim=1, keepdim=True).double()
+        room = torch.exp2(torch.floor(torch.log2(largest.clamp_min(_LARGE))) - math.log2(_LARGE))
+        projection = _times_matrix(rows / room.float(), key).double() * room
         ones.add_((projection >= 0).sum(dim=0))
-        sums.add_(projection.sum(dim=0, dtype=torch.float64))
-        squares.add_(projection.double().square_().sum(dim=0))
+        sums.add_(projection.sum(dim=0))
+        squares.add_(projection.square_().sum(dim=0))
 
     # Several batches wait for one projection, so that a key too large to be held as a whole is
     # derived once for all of them.
@@ -189,19 +206,32 @@ def _project(
     # Algorithm 2, continued in `read`:
     #   1  for each input X
     with undisturbed(suspect, seed=0):
-        for batch in batches:
+        for batch in batches():
             #   2  A ← f_c(X)
             activation = activations(suspect, batch)
             if alignment is not None:
-                activation = alignment(activation)
+                activation = alignment(activation, deviations)
             #   3  flatten A
-            waiting.append(_flat(activation, key))
+            rows = _flat(activation, key)
+            finite.append(rows.isfinite().double().mean(dim=1))
+            waiting.append(rows.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
             if sum(len(rows) for rows in waiting) >= most:
                 project(waiting)
                 waiting = []
         if waiting:
             project(waiting)
-    return ones, sums, squares
+    shares = torch.cat(finite)
+    check_readable(float(shares.mean()))
+    return ones, sums, squares, int((shares < 1).sum())
+
+
+def _deviations(suspect: Suspect, batches: Iterator[Tensor]) -> Tensor:
+    """The standard deviation of each of the suspect's channels over all inputs."""
+    spread = Spread()
+    with undisturbed(suspect, seed=0):
+        for batch in batches:
+            spread.add(activations(suspect, batch))
+    return spread.deviations
 
 
 def _flat(activation: Tensor, key: Key) -> Tensor:

@@ -398,19 +398,14 @@ class _Examiner:
         if self.key.fields.initialiser is None or len(self.key.shape) < 2:
             return None
         start = start_of(self.key)
-        if isinstance(module, Model):
-            if not all(bool(weight.detach().isfinite().all()) for weight in module.parameters()):
-                return None  # nothing to compare
-            if start is None or module.spec.width == start.spec.width:
-                start = copy.deepcopy(module)
-                self.key.initialise(start)
+        if isinstance(module, Model) and (start is None or module.spec.width == start.spec.width):
+            start = copy.deepcopy(module)
+            self.key.initialise(start)
         if start is None:
             return None
         try:
             return align(self.suspect, start, None, input_shape=self.shape, batch_size=self.batch_size)
         except (AlignmentError, SuspectError, ShapeError):
-            if isinstance(module, Model):
-                raise
             return None  # another architecture, or one that does not show its filters
 
     def align(self, reference: Reference | Model | str | os.PathLike[str]) -> tuple[Alignment, bool]:
