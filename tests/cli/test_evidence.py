@@ -175,7 +175,7 @@ def test_a_commitment_under_another_name_is_refused(examined: Examined, tmp_path
     """ACME's commitment in a statement of Eve's, with Eve's evidence key, was "signed by the owner's key"."""
     eve = Ed25519PrivateKey.generate()
     plain = Key.generate("Eve", examined.key.shape, bits=64, seal="none")
-    fields = dataclasses.replace(plain.fields, probes=512)
+    fields = dataclasses.replace(plain.fields, probes=512, cut="layer1", input_shape=INPUT)
     forged = Statement(fields, examined.key.commitment, eve.public_key().public_bytes_raw().hex())
     facts = _plain(examined.facts, forged)
     record = tmp_path / "eve.json"

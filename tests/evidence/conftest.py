@@ -65,9 +65,15 @@ def _make(
     seed: int | None = None,
     reasons: tuple[str, ...] = (),
     seed_bytes: bytes = SEED,
+    stated: dict[str, Any] | None = None,
 ) -> tuple[Facts, Key]:
     key = Key.generate(
-        owner, shape=(8, 4, 4), bits=bits, seed=seed_bytes, inputs_digest="ab" * 32, probes=max(probes, 256)
+        owner,
+        shape=(8, 4, 4),
+        bits=bits,
+        seed=seed_bytes,
+        probes=max(probes, 256),
+        **{"inputs_digest": "ab" * 32, "cut": "layer3", "input_shape": (3, 32, 32)} | (stated or {}),
     )
     if stamped:
         query = make_query(key.to_be_stamped().statement())

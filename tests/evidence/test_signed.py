@@ -321,6 +321,31 @@ def test_a_stamp_must_be_one_over_the_statement(make: Callable[..., Any]) -> Non
         check(sign(facts.model_copy(update={"key": later}), key.signing_key()))
 
 
+@pytest.mark.parametrize(
+    ("stated", "least"),
+    [
+        ({"input_shape": None, "cut": None}, 64),
+        ({"input_shape": None}, 64),
+        ({"cut": None, "model": "vgg11"}, 12),
+        ({"cut": None, "model": "something-else"}, 64),
+        ({"cut": None}, 9),  # no model of Sigil's has fewer places
+        ({}, 1),
+    ],
+)
+def test_what_the_statement_leaves_open_must_be_counted(
+    make: Callable[..., Any], stated: dict[str, Any], least: int
+) -> None:
+    """A record took one cut for a key that states neither cut nor shape, and held."""
+    for cuts in {1, least - 1, least, 64} - {0}:
+        facts, key = make(stated=stated, cuts=cuts)
+        content = sign(facts, key.signing_key())
+        if cuts >= least:
+            assert check(content).facts.verdict.cuts == cuts
+        else:
+            with pytest.raises(EvidenceError, match=f"leaves at least {least} cuts and input shapes open"):
+                check(content)
+
+
 def test_a_plain_record_cannot_take_the_smaller_allowance_by_losing_its_stamp(
     make: Callable[..., Any],
 ) -> None:

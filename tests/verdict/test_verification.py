@@ -555,6 +555,29 @@ def test_a_normalisation_is_not_to_be_chosen_either() -> None:
         assert check(suspect, key, inputs=inside, inputs_from=giver).experiment == chosen
 
 
+def test_the_normalisation_of_stated_inputs_is_stated_too() -> None:
+    """Images of a stated digest can come with a training part that gives them any mean and deviation."""
+    images = torch.randint(0, 256, (300, *INPUT), generator=torch.Generator().manual_seed(1)).byte()
+    moments = ((0.5,) * 3, (0.25,) * 3)
+    settings: dict[str, Any] = {"bits": 50, "seed": bytes(32), "input_shape": INPUT}
+    open_key = Key.generate("ACME", SHAPE, inputs_digest=Inputs(images).digest, **settings)
+    suspect = Marked(open_key, marked=50, strength=200.0)
+    data_set = Inputs(images, normalisation=moments, is_data_set=True)
+    report = check(suspect, open_key, inputs=data_set)
+    assert report.reasons == ("the key states its inputs and not their normalisation",)
+    assert not report.owned
+    assert check(suspect, open_key, inputs=data_set, inputs_from="judge").owned
+    # Numbers are taken as they are: to normalise them by what is stated for images would be a second choice.
+    numbers = torch.rand(300, *INPUT, generator=torch.Generator().manual_seed(1))
+    stated = Key.generate(
+        "ACME", SHAPE, inputs_digest=Inputs(numbers).digest, normalisation=moments, **settings
+    )
+    suspect = Marked(stated, marked=50, strength=200.0)
+    assert check(suspect, stated, inputs=numbers).owned
+    report = check(suspect, stated, inputs=numbers, normalisation=moments)
+    assert report.reasons == ("the key states inputs that are taken as they are, and they were normalised",)
+
+
 def test_a_key_that_leaves_the_input_shape_open_pays_for_it() -> None:
     stated = Key.generate("ACME", shape=SHAPE, bits=50, seed=bytes(32), input_shape=INPUT)
     assert check(small_half(), make_key()).cuts == 64

@@ -145,6 +145,11 @@ def new(
 
         stated = open_inputs(inputs, shape=taken, data_dir=data_dir)
         inputs_digest, taken, moments = stated.digest, stated.shape, moments or stated.normalisation
+        if stated.is_image and moments is None:
+            raise ConfigError(
+                "The inputs are 8-bit images, and they count later only if the key states how they are "
+                "normalised: give the means and deviations of the training (--normalisation)."
+            )
     secret = read_passphrase(ask=passphrase, file=passphrase_file, confirm=True)
     key = Key.generate(
         owner,

@@ -23,6 +23,7 @@ from sigil.keys.seal import Seal
 from sigil.keys.statement import PROBES
 from sigil.origin import OCTILES, weighted_share
 from sigil.origin import log10_p as origin_log10_p
+from sigil.verdict.choices import MOST_CUTS, least_cuts
 from sigil.verdict.report import ALPHA
 from sigil.weighted_coins import log10_tail
 
@@ -40,6 +41,11 @@ def recompute(facts: Facts) -> Seal | None:
         raise contradiction("it does not hold each kind of reading once, noise among them")
     for reading in facts.verdict.readings:
         _check_reading(reading, facts.verdict.bits, own)
+    least = MOST_CUTS if own.fields is None else least_cuts(own.fields)
+    if facts.verdict.cuts < least:
+        raise contradiction(
+            f"its key leaves at least {least} cuts and input shapes open, and it counts {facts.verdict.cuts}"
+        )
     _check_verdict(facts.verdict, stamped=stamp is not None)
     if not facts.verdict.experiment:
         _check_nothing_chosen(facts, own)

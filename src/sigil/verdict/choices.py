@@ -15,12 +15,13 @@ from typing import Final
 from cryptography.x509 import Certificate
 from torch import nn
 
-from sigil import arguments
-from sigil.data.inputs import Normalisation, parse_normalisation
+from sigil import arguments, models
+from sigil.data.inputs import Inputs, Normalisation, parse_normalisation
 from sigil.errors import ConfigError, shown
 from sigil.keys.key import Key
 from sigil.keys.length import PLAIN_ALLOWANCE_LOG2
 from sigil.keys.seal import Root, read_roots
+from sigil.keys.statement import KeyFields
 from sigil.models import cut_points
 from sigil.probing import Suspect, module_of
 from sigil.verdict.report import ALPHA
@@ -87,20 +88,27 @@ def chosen(
     return tuple(words for true, words in found if true)
 
 
-def chosen_normalisation(given: Normalisation | None, key: Key, *, fixed: bool) -> tuple[str, ...]:
-    """What is wrong with a normalisation that was given, in words; nothing if none was.
+def chosen_normalisation(
+    used: Inputs, given: Normalisation | None, key: Key, *, fixed: bool
+) -> tuple[str, ...]:
+    """What is wrong with the normalisation of the inputs that are `used`, in words.
 
     Inputs are `fixed` if the key's statement names them. Their normalisation must be settled as well, or
-    the claimant could look for one that suits; somebody else who gives inputs says how they are normalised.
+    the claimant could look for one that suits: images have the stated one, numbers are taken as they are.
+    Somebody else who gives inputs says how they are normalised, unless the key does.
     """
-    if given is None:
-        return ()
     stated = parse_normalisation(key.fields.normalisation)
-    if stated is not None and [list(part) for part in given] != [list(part) for part in stated]:
+    if fixed and used.is_image and stated is None:
+        return ("the key states its inputs and not their normalisation",)
+    if fixed and not used.is_image and used.normalisation is not None:
+        return ("the key states inputs that are taken as they are, and they were normalised",)
+    if given is not None and stated is not None and not _equal(given, stated):
         return ("the key states another normalisation than the one that was given",)
-    if stated is None and fixed:
-        return ("the key states its inputs and no normalisation, and one was given",)
     return ()
+
+
+def _equal(one: Normalisation, other: Normalisation) -> bool:
+    return [list(part) for part in one] == [list(part) for part in other]
 
 
 def count_cuts(module: nn.Module | None, key: Key) -> int:
@@ -118,6 +126,17 @@ def count_cuts(module: nn.Module | None, key: Key) -> int:
         leaves = sum(1 for part in module.modules() if not any(part.children()))
         return max(1, min(MOST_CUTS, leaves))
     return MOST_CUTS
+
+
+def least_cuts(stated: KeyFields) -> int:
+    """How many cuts and shapes of input a statement leaves open at least, whatever file was examined."""
+    if stated.input_shape is None:
+        return MOST_CUTS
+    if stated.cut is not None:
+        return 1
+    if stated.model is None:
+        return min(len(cut_points(name)) for name in models.names())
+    return len(cut_points(stated.model)) if stated.model in models.names() else MOST_CUTS
 
 
 def trusted_root(key: Key, roots: Sequence[Certificate] | str | os.PathLike[str] | None) -> Root | None:

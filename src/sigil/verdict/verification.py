@@ -133,10 +133,8 @@ def verify(
     reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
     examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)
     if inputs is not None:
-        examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
-        reasons += choices.chosen_normalisation(
-            examiner.given_normalisation, key, fixed=examiner.source == "statement"
-        )
+        used, given = examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
+        reasons += choices.chosen_normalisation(used, given, key, fixed=examiner.source == "statement")
     elif inputs_from is not None or normalisation is not None:
         raise ConfigError(
             "inputs_from or a normalisation was given, but there are no inputs that it could be about."
@@ -221,7 +219,6 @@ class _Examiner:
         self.suspect, self.key, self.shape = suspect, key, shape
         self.probes, self.seed, self.batch_size = probes, seed, batch_size
         self.inputs: Inputs | None = None
-        self.given_normalisation: Normalisation | None = None
         self.source: Source = "claimant"
 
     def take(
@@ -229,19 +226,20 @@ class _Examiner:
         inputs: Inputs,
         given_by: Literal["judge", "defendant"] | None,
         normalisation: Normalisation | None = None,
-    ) -> None:
-        """Keep the inputs, how somebody wants them normalised, and who answers for their choice."""
+    ) -> tuple[Inputs, Normalisation | None]:
+        """Keep the inputs and who answers for their choice; return them normalised, and by what if given."""
         if given_by not in (None, "judge", "defendant"):
             raise ConfigError(
                 f"inputs_from is {shown(given_by)}, but only the judge or the defendant can be it."
             )
         stated = parse_normalisation(self.key.fields.normalisation)
         given = normalisation or (None if inputs.is_data_set else inputs.normalisation)
-        self.inputs, self.given_normalisation = inputs.normalised(given, otherwise=stated), given
+        self.inputs = inputs.normalised(given, otherwise=stated)
         if given_by is not None:
             self.source = given_by
         elif self.key.fields.inputs_digest == inputs.digest:
             self.source = "statement"
+        return self.inputs, given
 
     def readings(self) -> tuple[Reading, ...]:
         """The mark on noise, and on inputs if there are any.
