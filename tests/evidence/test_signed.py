@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,8 +190,8 @@ def test_a_stamp_that_no_root_vouched_for_is_counted_as_plain(make: Callable[...
         best = priced.best.as_reading()
         verdict = priced.model_copy(
             update={
-                "log10_p": min(0.0, best.log10_p + priced.log10_price),
-                "threshold": best.threshold(10.0 ** (math.log10(priced.alpha) - priced.log10_price)),
+                "log10_p": priced.price.corrected(best.log10_p_before),
+                "threshold": best.threshold(priced.price.level(priced.alpha)),
             }
         )
         content = sign(facts.model_copy(update={"verdict": verdict}), key.signing_key())
@@ -264,7 +263,7 @@ def test_a_number_that_is_slightly_off_is_noticed(make: Callable[..., Any], fiel
 
 
 @pytest.mark.parametrize("kind", ["noise", "inputs", "origin"])
-@pytest.mark.parametrize(("field", "what"), [("wsr", "success rate"), ("log10_p", "p-value")])
+@pytest.mark.parametrize(("field", "what"), [("wsr", "success rate"), ("log10_p_before", "p-value")])
 def test_a_reading_that_is_slightly_off_is_noticed(
     make: Callable[..., Any], kind: str, field: str, what: str
 ) -> None:
@@ -380,7 +379,7 @@ def test_a_register_that_a_judge_counted_replaces_the_allowance(make: Callable[.
 def test_a_bound_stays_valid_when_the_exact_value_is_known(make: Callable[..., Any]) -> None:
     facts, key = make(0.9)
     (noise,) = facts.verdict.readings
-    looser = noise.model_copy(update={"exact": False, "log10_p": noise.log10_p + 1.0})
+    looser = noise.model_copy(update={"exact": False, "log10_p_before": noise.log10_p_before + 1.0})
     bound = facts.verdict.model_copy(update={"readings": (looser,), "log10_p": facts.verdict.log10_p + 1.0})
     checked = check(sign(facts.model_copy(update={"verdict": bound}), key.signing_key()))
     assert checked.facts.verdict.exact is False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import math
 import os
 import warnings
 from pathlib import Path
@@ -319,9 +318,10 @@ def _passphrase_from(file: Path) -> str:
 
 
 def _describe(key: Key, file: Path) -> dict[str, Any]:
-    from sigil.keys.length import needed_rate
+    from sigil.verdict.choices import price_of_key
 
-    rate = needed_rate(key.bits, _allowance(key))
+    price = price_of_key(key)
+    rate = price.needed_rate(key.bits, float(key.fields.alpha))
     stated = dataclasses.asdict(key.fields)
     always = ("owner", "shape", "bits", "version", "seal")
     return {
@@ -336,19 +336,13 @@ def _describe(key: Key, file: Path) -> dict[str, Any]:
         "stamped_at": None if key.stamped_at is None else key.stamped_at.isoformat(),
         "stamped_by": None if key.stamp is None else key.stamp.authority,
         "allowance_log2": key.allowance_log2,
+        "cuts": price.cuts,
         "needed_wsr": rate if rate <= 1 else None,
         "states": {name: value for name, value in stated.items() if name not in always and value is not None},
         "commitment": key.commitment,
         "evidence_key": key.signing_key().public_key().public_bytes_raw().hex(),
         "statement": key.statement(),
     }
-
-
-def _allowance(key: Key) -> int:
-    """The allowance of the kind that the key has, or will have once it is stamped."""
-    from sigil.keys.length import STAMPED_ALLOWANCE_LOG2
-
-    return STAMPED_ALLOWANCE_LOG2 if key.awaits_seal else key.allowance_log2
 
 
 def _kind(key: Key) -> str:
@@ -362,28 +356,28 @@ def _kind(key: Key) -> str:
 
 def warn_if_useless(key: Key) -> None:
     """Say before a training, and not when it is too late, that a key is too short to prove anything."""
-    from sigil.keys.length import needed_rate
+    from sigil.verdict.choices import price_of_key
 
-    if needed_rate(key.bits, _allowance(key)) > 1:
+    if key.bits < price_of_key(key).shortest_bits(float(key.fields.alpha)):
         typer.echo(f"sigil: {what_proves(key)}", err=True)
 
 
 def what_proves(key: Key) -> str:
     """One sentence about the success rate that a proof with this key needs."""
-    from sigil.keys.length import needed_rate, shortest_bits
+    from sigil.verdict import wording
+    from sigil.verdict.choices import price_of_key
 
-    allowance = _allowance(key)
+    price, alpha = price_of_key(key), float(key.fields.alpha)
     kind = "stamped" if key.stamp is not None or key.awaits_seal else "plain"
-    rate = needed_rate(key.bits, allowance)
+    rate = price.needed_rate(key.bits, alpha)
     if rate <= 1:
-        percent = math.ceil(1000 * rate) / 10
-        return f"A {kind} key of {key.bits} bits proves from a success rate (WSR) of {percent:.1f} % on."
-    least = shortest_bits(allowance)
+        return (
+            f"A {kind} key of {key.bits} bits{wording.left_open(price)} proves from a success rate (WSR) of "
+            f"{wording.needed_percent(rate)} on {wording.IF_ALL_AGREE}."
+        )
+    short = wording.too_short(key.bits, kind, price, alpha)
     other = ", or a key --to-be-stamped" if kind == "plain" else ""
-    return (
-        f"A {kind} key of {key.bits} bits proves nothing, however well a model answers: it needs at least "
-        f"{least} bits; take a cut with more activations{other}, or give --bits."
-    )
+    return f"{short[0].upper()}{short[1:]}: take a cut with more activations{other}, or give --bits."
 
 
 def print_json(facts: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ that the maker of the suspect has chosen; sorted, it says no more than the test 
 from __future__ import annotations
 
 import base64
-import math
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -38,8 +37,8 @@ from sigil.evidence.forms import (
     SuspectFacts,
     Tries,
 )
-from sigil.keys.length import TESTS
 from sigil.origin import OCTILES
+from sigil.rules import MOST_CUTS, MOST_STATEMENTS, TESTS, Price
 from sigil.verdict.readings import Kind, Reading, Source
 from sigil.verdict.report import PAPER_THRESHOLD, best_of
 from sigil.version import __version__
@@ -57,15 +56,14 @@ class ReadingFacts(Strict):
 
     `agreements` says for every bit how many of the `count` answers equal the key's, largest first. Of an
     origin there are two numbers per octile, smallest weights first: eight times how many weights kept the
-    sign of their initial value, then eight times how many were tested. A record from before there were
-    octiles has one number, how many of all `count` weights did. What could not be read has none.
+    sign of their initial value, then eight times how many were tested. What could not be read has none.
     """
 
     kind: Kind
     aligned: bool
     count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
     wsr: Share
-    log10_p: Log10
+    log10_p_before: Log10
     exact: bool
     readable: bool
     source: Source
@@ -104,7 +102,7 @@ class ReadingFacts(Strict):
             kind=self.kind,
             count=self.count,
             wsr=self.wsr,
-            log10_p=self.log10_p,
+            log10_p_before=self.log10_p_before,
             exact=self.exact,
             aligned=self.aligned,
             readable=self.readable,
@@ -135,9 +133,9 @@ class Verdict(Strict):
     threshold: Share | None
     tests: Literal[4]
     tries: Tries
-    cuts: Annotated[int, Field(ge=1, le=64)]
+    cuts: Annotated[int, Field(ge=1, le=MOST_CUTS)]
     allowance_log2: Annotated[float, Field(ge=0.0, le=256.0, allow_inf_nan=False)]
-    register_count: Annotated[int, Field(ge=1, le=2**256)] | None
+    register_count: Annotated[int, Field(ge=1, le=MOST_STATEMENTS)] | None
     bits: Bits
     seed: Seed | None
     readings: Annotated[tuple[ReadingFacts, ...], Field(min_length=1, max_length=MAX_READINGS)]
@@ -180,10 +178,14 @@ class Verdict(Strict):
         return self.allowance_log2 if self.register_count is None else None
 
     @property
-    def log10_price(self) -> float:
-        """The decimal logarithm of what p was multiplied by."""
-        allowance = self.allowance_log2 * math.log10(2)
-        return math.log10(self.tests) + math.log10(self.tries) + math.log10(self.cuts) + allowance
+    def log10_p_before(self) -> float:
+        """The best reading's p-value before correction."""
+        return self.best.log10_p_before
+
+    @property
+    def price(self) -> Price:
+        """What p was multiplied by."""
+        return Price(self.allowance_log2, cuts=self.cuts, tries=self.tries)
 
 
 class KeyFacts(Strict):
@@ -296,7 +298,7 @@ def _reading(reading: Reading) -> ReadingFacts:
         aligned=reading.aligned,
         count=reading.count,
         wsr=reading.wsr,
-        log10_p=reading.log10_p,
+        log10_p_before=reading.log10_p_before,
         exact=reading.exact,
         readable=reading.readable,
         source=reading.source,

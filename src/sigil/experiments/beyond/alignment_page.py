@@ -26,7 +26,7 @@ from sigil.experiments.pages.tables import (
     Table,
     Words,
 )
-from sigil.verdict.report import ALPHA
+from sigil.rules import ALPHA
 
 WAYS = ("images", "noise", "initial weights")
 RECORDED = "recorded scales"

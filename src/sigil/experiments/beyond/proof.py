@@ -25,7 +25,7 @@ from sigil.experiments.paper import table5_adaptive as adaptive
 from sigil.experiments.paper.ablations import PROOF_ATTACKS as ATTACKS
 from sigil.experiments.paper.ablations import PRUNING, attacked_lengths
 from sigil.federation.run import Run
-from sigil.verdict.report import ALPHA
+from sigil.rules import ALPHA
 
 LEVEL = math.log10(ALPHA)
 

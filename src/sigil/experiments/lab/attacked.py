@@ -18,7 +18,7 @@ from sigil.experiments.pages.tables import Entry, Place, Power
 from sigil.federation.from_settings import client_parts
 from sigil.federation.precision import choose
 from sigil.federation.settings import Settings
-from sigil.verdict.report import ALPHA
+from sigil.rules import ALPHA
 
 LARGEST = "Where there are several seeds, p is the largest of them."
 
@@ -86,7 +86,7 @@ def marks(halves: Halves, dataset: Dataset, settings: Settings, store: Store) ->
             if not reading.aligned:
                 # The names without a kind are those of noise, the paper's probe.
                 end = "" if reading.kind == "noise" else f"_{reading.kind}"
-                numbers |= {f"wsr{end}": 100 * reading.wsr, f"log10_p{end}": reading.log10_p}
+                numbers |= {f"wsr{end}": 100 * reading.wsr, f"log10_p{end}": reading.log10_p_before}
         numbers["owned"] = numbers["log10_p"] <= math.log10(ALPHA)
     elif settings.behaviour.mark == "backdoor":
         report = Backdoor.from_settings(settings).verify(*halves, dataset, precision=precision)

@@ -28,7 +28,8 @@ from sigil.experiments.pages import figures
 from sigil.experiments.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
 from sigil.federation.run import Run
 from sigil.keys.key import Key
-from sigil.verdict.report import ALPHA, PAPER_THRESHOLD
+from sigil.rules import ALPHA
+from sigil.verdict.report import PAPER_THRESHOLD
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,7 +80,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         report = on_noise(answers, key, shape)
         rates.append(report.wsr)
         needed.append(report.threshold(ALPHA))
-        logs.append(report.log10_p)
+        logs.append(report.log10_p_before)
         law = statistics.null_distribution(report.weights, probes=report.count)
         null += np.bincount(_bins(law[0]), weights=law[1], minlength=BINS)
     rate = np.array(rates)
