@@ -42,7 +42,7 @@ class Inspection:
     length that a key has by default and ``most_bits`` what fits; ``needed_rate`` is the success rate (WSR)
     that proves such a key if all inputs agree, infinite if none does; ``trial_rate`` the rate that the trial
     reached without a task beside the mark, None if it was left out. ``problems`` prevent a proof, ``advice``
-    improves it.
+    improves it. ``key`` says in words with which key.
     """
 
     provable: bool
@@ -56,6 +56,7 @@ class Inspection:
     strength: float
     problems: tuple[str, ...]
     advice: tuple[str, ...]
+    key: str = "a key"
 
     def __str__(self) -> str:
         verdict = "can" if self.provable else "CANNOT"
@@ -65,7 +66,11 @@ class Inspection:
         ]
         if self.trial_rate is not None:
             needed = f"{wording.needed_percent(self.needed_rate)} {wording.IF_ALL_AGREE}"
-            needed = "no rate is proof" if math.isinf(self.needed_rate) else f"proof takes {needed}"
+            needed = (
+                "no rate is proof"
+                if math.isinf(self.needed_rate)
+                else f"proof with {self.key} takes {needed}"
+            )
             lines.append(f"A trial without a task reached {wording.percent(self.trial_rate)}; {needed}.")
         lines += [f"Problem: {problem}" for problem in self.problems]
         lines += [f"Advice: {sentence}" for sentence in self.advice]
@@ -126,6 +131,7 @@ def inspect(
         needed_rate=rate,
         trial_rate=reached,
         strength=0.1,
+        key=f"a {kind} key{wording.left_open(price)}",
         problems=tuple(problems),
         advice=tuple(_advice(server_half, rectified, dimension, length, reached, rate)),
     )

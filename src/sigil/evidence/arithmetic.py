@@ -14,7 +14,6 @@ from sigil import statistics
 from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import EvidenceError, SealError
 from sigil.evidence import statement as statements
-from sigil.evidence.contradictions import contradiction
 from sigil.evidence.facts import Facts, KeyFacts, ReadingFacts, Verdict, moment_text
 from sigil.keys import seal
 from sigil.keys.seal import Seal
@@ -35,12 +34,12 @@ def recompute(facts: Facts) -> Seal | None:
     kinds = [(reading.kind, reading.aligned) for reading in facts.verdict.readings]
     origins = sum(kind == "origin" for kind, _ in kinds)
     if len(set(kinds)) != len(kinds) or origins > 1 or ("noise", False) not in kinds:
-        raise contradiction("it does not hold each kind of reading once, noise among them")
+        raise _contradiction("it does not hold each kind of reading once, noise among them")
     for reading in facts.verdict.readings:
         _check_reading(reading, facts.verdict.bits, own)
     least = least_cuts(own.fields)
     if facts.verdict.cuts < least:
-        raise contradiction(
+        raise _contradiction(
             f"its key leaves at least {least} cuts and input shapes open, and it counts {facts.verdict.cuts}"
         )
     _check_verdict(facts.verdict, stamped=stamp is not None)
@@ -52,17 +51,17 @@ def recompute(facts: Facts) -> Seal | None:
 def _check_key(key: KeyFacts, own: Statement, bits: int) -> Seal | None:
     stated = (own.fields.owner, own.fields.shape, own.fields.bits, own.commitment)
     if stated != (key.owner, key.shape, bits, key.commitment):
-        raise contradiction("its key statement does not describe the key that it reports")
+        raise _contradiction("its key statement does not describe the key that it reports")
     stamp = None if key.token is None else _read_token(key.token, own)
     shown = (None, None) if stamp is None else (moment_text(stamp.time), stamp.authority)
     if (key.stamped_at, key.authority) != shown or (key.kind == "stamped") != (stamp is not None):
-        raise contradiction("its time stamp does not say what is written beside it")
+        raise _contradiction("its time stamp does not say what is written beside it")
     return stamp
 
 
 def _read_token(token: str, own: Statement) -> Seal:
     if own.fields.seal == "none":
-        raise contradiction("it holds a time stamp for a key that states none")
+        raise _contradiction("it holds a time stamp for a key that states none")
     try:
         return seal.read(base64.b64decode(token, validate=True), own.digest)
     except (binascii.Error, SealError) as error:
@@ -76,13 +75,13 @@ def _check_reading(reading: ReadingFacts, bits: int, own: Statement) -> None:
     agreements = reading.agreements
     expected = bits if reading.readable else 0
     if len(agreements) != expected or not all(0 <= count <= reading.count for count in agreements):
-        raise contradiction("its agreements do not fit its numbers of bits and answers")
+        raise _contradiction("its agreements do not fit its numbers of bits and answers")
     if list(agreements) != sorted(agreements, reverse=True):
-        raise contradiction("its agreements are not sorted")
+        raise _contradiction("its agreements are not sorted")
     answers = reading.count * len(agreements)
     wsr = sum(agreements) / answers if answers else 0.5
     if not math.isclose(reading.wsr, wsr, abs_tol=1e-12):
-        raise contradiction("a success rate does not follow from its agreements")
+        raise _contradiction("a success rate does not follow from its agreements")
     _check_source(reading, own)
     if not reading.readable:
         log10_p, exact = 0.0, True
@@ -92,7 +91,7 @@ def _check_reading(reading: ReadingFacts, bits: int, own: Statement) -> None:
     # A bound stays true when a later version computes the exact value below it.
     safe_bound = exact and not reading.exact and reading.log10_p_before >= log10_p
     if not (_close(reading.log10_p_before, log10_p) and exact == reading.exact) and not safe_bound:
-        raise contradiction("a p-value does not follow from its agreements")
+        raise _contradiction("a p-value does not follow from its agreements")
 
 
 def _check_origin(reading: ReadingFacts) -> None:
@@ -103,12 +102,12 @@ def _check_origin(reading: ReadingFacts) -> None:
         or sum(tested) != reading.count
         or not all(0 <= agreed <= count for agreed, count in zip(agreeing, tested, strict=True))
     ):
-        raise contradiction("its agreements do not fit its numbers of weights")
+        raise _contradiction("its agreements do not fit its numbers of weights")
     if not math.isclose(reading.wsr, weighted_share(agreeing, tested), abs_tol=1e-12):
-        raise contradiction("a success rate does not follow from its agreements")
+        raise _contradiction("a success rate does not follow from its agreements")
     found = origin_log10_p(agreeing, tested)
     if not (_close(reading.log10_p_before, found) and reading.exact and reading.readable):
-        raise contradiction("a p-value does not follow from its agreements")
+        raise _contradiction("a p-value does not follow from its agreements")
 
 
 def _check_source(reading: ReadingFacts, own: Statement) -> None:
@@ -120,7 +119,7 @@ def _check_source(reading: ReadingFacts, own: Statement) -> None:
     else:
         fits = reading.source != "key" and reading.digest is not None
     if not fits:
-        raise contradiction("who chose the inputs of a reading does not fit its statement")
+        raise _contradiction("who chose the inputs of a reading does not fit its statement")
 
 
 def _check_verdict(verdict: Verdict, *, stamped: bool) -> None:
@@ -130,26 +129,26 @@ def _check_verdict(verdict: Verdict, *, stamped: bool) -> None:
     if verdict.register_count is not None:
         allowances = (math.log2(verdict.register_count),)
     if not any(_close(verdict.allowance_log2, one) for one in allowances):
-        raise contradiction("its allowance is not that of its kind of key")
+        raise _contradiction("its allowance is not that of its kind of key")
     if verdict.experiment != bool(verdict.reasons):
-        raise contradiction("it is an experiment without a reason, or the other way about")
+        raise _contradiction("it is an experiment without a reason, or the other way about")
     best, origin, price = verdict.best, verdict.origin, verdict.price
     reading, level = best.as_reading(), math.log10(verdict.alpha)
     corrected = price.corrected(best.log10_p_before)
     if not _close(verdict.log10_p, corrected if reading.counts or verdict.experiment else 0.0):
-        raise contradiction("its corrected p-value does not follow from its readings")
+        raise _contradiction("its corrected p-value does not follow from its readings")
     descent = 0.0 if origin is None else price.corrected(origin.log10_p_before)
     if not _close(verdict.log10_p_origin, descent):
-        raise contradiction("its corrected p-value of the origin does not follow from its readings")
+        raise _contradiction("its corrected p-value of the origin does not follow from its readings")
     needed = reading.threshold(price.level(verdict.alpha))
     recorded = math.inf if verdict.threshold is None else verdict.threshold
     if not (math.isclose(recorded, needed, abs_tol=1e-9) or (not best.exact and recorded > needed)):
-        raise contradiction("its threshold does not follow from its agreements")
+        raise _contradiction("its threshold does not follow from its agreements")
     sound = not verdict.experiment and verdict.alpha <= ALPHA
     if verdict.owned != (sound and reading.counts and verdict.log10_p <= level):
-        raise contradiction("its verdict does not follow from its p-value")
+        raise _contradiction("its verdict does not follow from its p-value")
     if verdict.descends != (sound and origin is not None and verdict.log10_p_origin <= level):
-        raise contradiction("its verdict on the origin does not follow from its p-value")
+        raise _contradiction("its verdict on the origin does not follow from its p-value")
 
 
 def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
@@ -187,8 +186,13 @@ def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
         ),
     ):
         if wrong:
-            raise contradiction(f"{words}, so that it is an experiment, and it does not say so")
+            raise _contradiction(f"{words}, so that it is an experiment, and it does not say so")
 
 
 def _close(recorded: float, computed: float) -> bool:
     return math.isclose(recorded, computed, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+
+
+def _contradiction(what: str) -> EvidenceError:
+    """The error to raise for a record of which `what` is wrong, in words."""
+    return EvidenceError(f"The evidence contradicts itself: {what}; do not rely on it.")

@@ -14,29 +14,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from sigil.evidence.forms import (
-    MAX_BITS,
-    MAX_COUNT,
-    AlignmentFacts,
-    Bits,
-    Command,
-    Hash,
-    Level,
-    Line,
-    Log10,
-    Moment,
-    Name,
-    Seed,
-    Shape,
-    Share,
-    Software,
-    Statement,
-    Strict,
-    SuspectFacts,
-    Tries,
-)
 from sigil.origin import OCTILES
 from sigil.rules import MOST_CUTS, MOST_STATEMENTS, TESTS, Price
 from sigil.verdict.readings import Kind, Reading, Source
@@ -49,6 +28,65 @@ if TYPE_CHECKING:
     from sigil.verdict.report import Report
 
 MAX_READINGS = 8
+MAX_BITS = 65_536
+MAX_COUNT = 10**9
+
+Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Line = Annotated[str, StringConstraints(max_length=2_000)]
+Statement = Annotated[str, StringConstraints(max_length=4_000)]
+Command = Annotated[str, StringConstraints(max_length=20_000)]
+Moment = Annotated[
+    str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")
+]
+Name = Annotated[str, StringConstraints(max_length=200)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=1, le=2**31)]
+Shape = Annotated[tuple[Size, ...], Field(min_length=1, max_length=16)]
+Level = Annotated[float, Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
+Log10 = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+Tries = Annotated[int, Field(ge=1, le=10**16)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Bits = Annotated[int, Field(ge=1, le=MAX_BITS)]
+
+
+class Strict(BaseModel):
+    """Refuses unknown names, missing names and values of another type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class AlignmentFacts(Strict):
+    """What the suspect's channels were compared with, and whether they were put in order by it.
+
+    `reference` is the fingerprint of what the owner showed (`sigil.alignment.fingerprint`). Where `used` is
+    false too few channels were recognised, and the suspect was examined as it is.
+    """
+
+    compared: Name
+    reference: Hash
+    sure_channels: Annotated[int, Field(ge=0, le=2**31)]
+    agreement: Annotated[float, Field(allow_inf_nan=False)]
+    used: bool
+
+
+class SuspectFacts(Strict):
+    """Which file was examined, and how."""
+
+    file: Line
+    sha256: Hash
+    kind: Name
+    description: Line
+    input_shape: Shape
+
+
+class Software(Strict):
+    """The versions that computed the outcome."""
+
+    sigil: Name
+    torch: Name
+    numpy: Name
+    python: Name
+    platform: Name
 
 
 class ReadingFacts(Strict):

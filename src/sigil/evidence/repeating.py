@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sigil.errors import EvidenceError
-from sigil.evidence.facts import Facts, ReadingFacts, Verdict, judged, put_in_order
-from sigil.evidence.forms import AlignmentFacts
+from sigil.evidence.facts import AlignmentFacts, Facts, ReadingFacts, Verdict, judged, put_in_order
 from sigil.rules import STAMPED_ALLOWANCE_LOG2
 
 if TYPE_CHECKING:

@@ -130,6 +130,7 @@ def _sentence(readings: Sequence[Reading], reached: Sequence[Reading], key: Key,
     if all(reading.kind != "inputs" for reading in readings):
         advice = "try inputs of the task, on which it is read best"
     return (
-        f"The mark is NOT provable: WSR {found}, and a {key.kind} key of {key.bits} bits needs "
+        f"The mark is NOT provable: WSR {found}, and a {key.kind} key of {key.bits} bits"
+        f"{wording.left_open(price)} needs "
         f"{wording.needed_percent(price.needed_rate(key.bits, alpha))} {wording.IF_ALL_AGREE}; {advice}."
     )
