@@ -38,11 +38,10 @@ from torch.nn.functional import cross_entropy
 from sigil import models, statistics, verify
 from sigil.data import digits
 from sigil.keys.key import Key
-from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS
 from sigil.keys.stamping import make_query
 from sigil.models import Model
+from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
 from sigil.testing.authority import DemonstrationAuthority
-from sigil.verdict.report import ALPHA
 
 Floats = npt.NDArray[np.float32]
 
@@ -75,7 +74,7 @@ def clean_half(path: Path, seed: int, images: Tensor, labels: Tensor) -> Model:
 
 def level(kind: str) -> float:
     """log10 of what a reading's p must reach: the level, divided by tests and allowance."""
-    return math.log10(ALPHA) - math.log10(TESTS) - ALLOWANCE[kind] * math.log10(2)
+    return Price(ALLOWANCE[kind]).log10_level()
 
 
 def fresh_key(kind: str, number: int, shape: tuple[int, ...], authority: DemonstrationAuthority) -> Key:
@@ -110,9 +109,9 @@ def try_fresh_keys(kind: str, halves: list[Model], inputs: Tensor, pairs: int, d
                     "model": i,
                     "owned": report.owned,
                     "descends": report.descends,
-                    "log10_p": round(report.best.log10_p, 3),
+                    "log10_p": round(report.log10_p_before, 3),
                     "log10_p_origin": round(
-                        next(r.log10_p for r in report.readings if r.kind == "origin"), 3
+                        next(r.log10_p_before for r in report.readings if r.kind == "origin"), 3
                     ),
                 }
             )
@@ -227,9 +226,7 @@ def grind(
         "searches": len(rows) // len(noise),
         "proxies": proxies,
         "proven": sum(row["log10_p"] <= level(kind) for row in rows),
-        "would_be_proven_without_allowance": sum(
-            value + math.log10(TESTS) <= math.log10(ALPHA) for value in unseen
-        ),
+        "would_be_proven_without_allowance": sum(Price(0).proves(value) for value in unseen),
         "unseen": len(unseen),
         "median_log10_p_unseen": float(np.median(unseen)),
         "smallest_log10_p_unseen": min(unseen),
@@ -269,9 +266,7 @@ def draw(path: Path, fresh: list[dict[str, Any]], ground: list[dict[str, Any]], 
         ):
             weights = np.full(len(values), 100 / len(values))
             axis.hist(values, bins=edges, weights=weights, alpha=0.75, color=colour, label=label)
-        axis.axvline(
-            math.log10(ALPHA / TESTS), color="#1b2330", linestyle=":", label="proof without allowance"
-        )
+        axis.axvline(Price(0).log10_level(), color="#1b2330", linestyle=":", label="proof without allowance")
         axis.axvline(
             level(drawn["kind"]), color="#1b2330", label=f"proof, 2^{ALLOWANCE[drawn['kind']]} allowed for"
         )

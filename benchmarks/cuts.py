@@ -48,7 +48,11 @@ def measure(depth: int, *, seed: int, strength: float) -> dict[str, Any]:
     parameters = [*client.parameters(), *server.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=5e-4)
     key = sigil.Key.generate(
-        "ACME", shape=SHAPES[depth - 1], bits=BITS, seed=bytes([seed]) * 32, input_shape=(1, 8, 8)
+        "ACME",
+        shape=SHAPES[depth - 1],
+        bits=BITS,
+        seed=bytes([seed]) * 32,
+        input_shape=(1, 8, 8),
     )
     injector = sigil.Injector(key, strength=strength)
     for _ in range(8):
@@ -62,7 +66,7 @@ def measure(depth: int, *, seed: int, strength: float) -> dict[str, Any]:
     client.eval(), server.eval()
     with torch.no_grad():
         right = server(client(images[TRAINED:])).argmax(1) == labels[TRAINED:]
-    found = sigil.check(client, key, images[TRAINED:])
+    found = sigil.check(client, key, images[TRAINED:], inputs_from="judge")
     row: dict[str, Any] = {
         "convolutions": depth,
         "shape": list(key.shape),
@@ -71,7 +75,7 @@ def measure(depth: int, *, seed: int, strength: float) -> dict[str, Any]:
     }
     row["accuracy"] = round(float(right.float().mean()), 4)
     for reading in found.readings:
-        row |= {f"wsr_{reading.kind}": reading.wsr, f"log10_p_{reading.kind}": reading.log10_p}
+        row |= {f"wsr_{reading.kind}": reading.wsr, f"log10_p_before_{reading.kind}": reading.log10_p_before}
     return row | {"provable_by": list(found.by)}
 
 
@@ -93,8 +97,9 @@ def main() -> None:
             rows += found
             print(
                 f"λ = {strength}, {depth} convolutions: accuracy {spread(found, 'accuracy', 100)} %, noise "
-                f"{spread(found, 'wsr_noise', 100)} % (log10 p {spread(found, 'log10_p_noise')}), inputs "
-                f"{spread(found, 'wsr_inputs', 100)} % (log10 p {spread(found, 'log10_p_inputs')}), provable "
+                f"{spread(found, 'wsr_noise', 100)} % (log10 p before correction "
+                f"{spread(found, 'log10_p_before_noise')}), inputs {spread(found, 'wsr_inputs', 100)} % "
+                f"(log10 p before correction {spread(found, 'log10_p_before_inputs')}), provable "
                 f"{sum(bool(row['provable_by']) for row in found)} of {len(found)}",
                 flush=True,
             )

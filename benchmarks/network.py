@@ -474,7 +474,7 @@ def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, floa
     return {
         "accuracy": federation.accuracy(),
         "wsr": report.wsr,
-        "log10_p": report.log10_p,
+        "log10_p_before": report.log10_p_before,
         "megabytes": sum(value or 0.0 for value in moved) / 2**20,
     }
 
@@ -488,14 +488,14 @@ def spread(values: list[float]) -> str:
 
 def print_wires(wires: dict[str, list[dict[str, float]]]) -> None:
     """A row per wire: its figures, and their differences from float32's in the same seed."""
-    print("\n| wire | accuracy, % | less float32 | WSR, % | less float32 | log10 p | MB |")
+    print("\n| wire | accuracy, % | less float32 | WSR, % | less float32 | log10 p before correction | MB |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for wire, trained in wires.items():
         cells = []
         for name in ("accuracy", "wsr"):
             pairs = zip(trained, wires["float32"], strict=True)
             cells += [spread([one[name] for one in trained]), spread([a[name] - b[name] for a, b in pairs])]
-        logs = ", ".join(f"{one['log10_p']:.1f}" for one in trained)
+        logs = ", ".join(f"{one['log10_p_before']:.1f}" for one in trained)
         print(f"| {wire} | {' | '.join(cells)} | {logs} | {trained[0]['megabytes']:.1f} |")
 
 

@@ -42,8 +42,8 @@ from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.origin import WEIGHTS, Origin, compare
+from sigil.rules import ALPHA
 from sigil.verdict.descent import filters_origin, restored_origin
-from sigil.verdict.report import ALPHA
 from sigil.weighted_coins import log10_at_most
 from sigil_reproduction.beyond.disguises import DISGUISES
 

@@ -150,9 +150,9 @@ def row(name: str, halves: Halves, key: Key, dataset: Dataset, **more: Any) -> d
         "training": name,
         "accuracy": accuracy,
         "wsr_noise": noise.wsr,
-        "log10_p_noise": noise.log10_p,
+        "log10_p_before_noise": noise.log10_p_before,
         "wsr_images": images.wsr,
-        "log10_p_images": images.log10_p,
+        "log10_p_before_images": images.log10_p_before,
     } | more
     print(json.dumps(found), flush=True)
     return found

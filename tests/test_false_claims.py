@@ -26,9 +26,9 @@ from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.keys.statement import KeyFields
 from sigil.models import Model
+from sigil.rules import ALPHA, TESTS
 from sigil.suspect import open_suspect
 from sigil.testing.authority import DemonstrationAuthority
-from sigil.verdict.report import ALPHA, TESTS
 
 INPUT = (1, 8, 8)
 
@@ -64,7 +64,7 @@ def test_seeds_ground_before_committing(bits: int, kinds: tuple[str, ...]) -> No
         report = verify(fitting(key), key, roots=roots)
         assert report.wsr == 1.0
         # What the verdict was before keys that could have been drawn were priced.
-        assert TESTS * 10**report.best.log10_p <= ALPHA
+        assert TESTS * 10**report.best.log10_p_before <= ALPHA
         assert report.owned == (key.kind in kinds or "both" in kinds)
 
 
@@ -137,7 +137,7 @@ def test_a_reference_made_to_fit(innocent: tuple[Path, Path, Key], tmp_path: Pat
     forged = report.reading("noise", aligned=True)
     assert forged is not None
     assert forged.wsr > 0.9
-    assert 4 * 10**forged.log10_p <= ALPHA
+    assert 4 * 10**forged.log10_p_before <= ALPHA
     assert (report.owned, report.experiment) == (False, True)
     assert "brought by the claimant" in report.reasons[0]
     facts = gather(report, key, suspect=suspect, input_shape=INPUT, command="sigil verify")
@@ -182,7 +182,7 @@ def test_correlations_made_to_fit() -> None:
     report = verify(half, key, register=1, reference=reference)
     forged = report.reading("noise", aligned=True)
     assert forged is not None
-    assert 2 * TESTS * 10**forged.log10_p <= ALPHA
+    assert 2 * TESTS * 10**forged.log10_p_before <= ALPHA
     assert (report.owned, report.experiment, report.tries) == (False, True, 2)
 
 

@@ -85,7 +85,7 @@ def test_a_report_prints_as_its_sentence(half: nn.Module, key: sigil.Key, images
     ],
 )
 def test_a_key_that_can_prove_nothing_warns(activation: torch.Tensor, stated: dict[str, Any]) -> None:
-    with pytest.warns(UserWarning, match=r"proves nothing with fewer than (104|48): give more bits"):
+    with pytest.warns(UserWarning, match=r"proves nothing with fewer than (110|54): give more bits"):
         sigil.Key.for_activation(activation, "ACME", **stated)
 
 

@@ -30,11 +30,12 @@ from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.pages import figures
+from sigil.rules import ALPHA
 from sigil.suspect import open_suspect
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import wording
 from sigil.verdict.readings import Reading
-from sigil.verdict.report import ALPHA, Report
+from sigil.verdict.report import Report
 from sigil.verdict.verification import verify
 
 Say = Callable[[str], None]

@@ -1,7 +1,7 @@
 """Before a training: can this cut carry a mark that will be provable, and if not, what to change?
 
 Three things decide. The *dimension* d of the activation bounds the bits that fit, and a verdict needs a least
-number of bits (:mod:`sigil.keys.length`). The *layers* in front of the cut must be able to move the
+number of bits (:mod:`sigil.rules`). The *layers* in front of the cut must be able to move the
 activation towards the mark: that is tried out, on a copy of the half that follows the gradient of the mark
 alone. And what lies *at* the cut decides what a thief can undo without a trace.
 """
@@ -9,6 +9,7 @@ alone. And what lies *at* the cut decides what a thief can undo without a trace.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -20,17 +21,11 @@ from sigil import arguments
 from sigil.errors import ConfigError, ShapeError, reason, shown
 from sigil.injector import Injector
 from sigil.keys.key import Key
-from sigil.keys.length import (
-    LEAST_DIMENSIONS_PER_BIT,
-    PLAIN_ALLOWANCE_LOG2,
-    STAMPED_ALLOWANCE_LOG2,
-    default_bits,
-    needed_rate,
-    shortest_bits,
-)
+from sigil.keys.length import LEAST_DIMENSIONS_PER_BIT, default_bits
 from sigil.keys.statement import check_bits
 from sigil.probing import undisturbed
-from sigil.verdict import wording
+from sigil.rules import ALPHA, MOST_CUTS, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
+from sigil.verdict import choices, wording
 
 TRIAL_STEPS: Final = 60
 _TRIAL_BATCH: Final = 32
@@ -45,8 +40,9 @@ class Inspection:
 
     ``shape`` is that of one activation, ``dimension`` its d, ``channels`` its first size; ``bits`` is the
     length that a key has by default and ``most_bits`` what fits; ``needed_rate`` is the success rate (WSR)
-    that proves such a key, infinite if none does; ``trial_rate`` the rate that the trial reached without a
-    task beside the mark, None if it was left out. ``problems`` prevent a proof, ``advice`` improves it.
+    that proves such a key if all inputs agree, infinite if none does; ``trial_rate`` the rate that the trial
+    reached without a task beside the mark, None if it was left out. ``problems`` prevent a proof, ``advice``
+    improves it. ``key`` says in words with which key.
     """
 
     provable: bool
@@ -60,6 +56,7 @@ class Inspection:
     strength: float
     problems: tuple[str, ...]
     advice: tuple[str, ...]
+    key: str = "a key"
 
     def __str__(self) -> str:
         verdict = "can" if self.provable else "CANNOT"
@@ -68,10 +65,13 @@ class Inspection:
             f"channels, {self.bits} bits by default, at most {self.most_bits}, strength {self.strength:g}."
         ]
         if self.trial_rate is not None:
-            needed = "no rate" if math.isinf(self.needed_rate) else wording.percent(self.needed_rate)
-            lines.append(
-                f"A trial without a task reached {wording.percent(self.trial_rate)}; proof takes {needed}."
+            needed = f"{wording.needed_percent(self.needed_rate)} {wording.IF_ALL_AGREE}"
+            needed = (
+                "no rate is proof"
+                if math.isinf(self.needed_rate)
+                else f"proof with {self.key} takes {needed}"
             )
+            lines.append(f"A trial without a task reached {wording.percent(self.trial_rate)}; {needed}.")
         lines += [f"Problem: {problem}" for problem in self.problems]
         lines += [f"Advice: {sentence}" for sentence in self.advice]
         return "\n".join(lines)
@@ -82,16 +82,17 @@ def inspect(
     example_input: Tensor,
     *,
     server_half: nn.Module | None = None,
-    key: Literal["plain", "stamped"] = "plain",
+    key: Key | Literal["plain", "stamped"] = "plain",
     bits: int | None = None,
     steps: int = TRIAL_STEPS,
 ) -> Inspection:
     """Say before training whether a client half, cut where it ends, can carry a provable mark.
 
     ``example_input`` is a batch (n, *input shape); a few real inputs are best. The half and the random states
-    stay as they are. ``server_half`` is looked at for a batch norm behind the cut; ``key`` is the kind of key
-    to be used and ``bits`` its length, by default that of :meth:`sigil.Key.generate`. ``steps`` is the
-    length of the trial; 0 leaves it out.
+    stay as they are. ``server_half`` is looked at for a batch norm behind the cut; ``key`` is the key to be
+    used, or its kind and ``bits`` its length, by default that of :meth:`sigil.Key.generate`. Of a kind alone
+    it is taken that the key will state neither cut nor input shape, which p pays for. ``steps`` is the length
+    of the trial; 0 leaves it out.
     """
     arguments.module("client half", client_half)
     if server_half is not None:
@@ -99,17 +100,27 @@ def inspect(
     batch = arguments.tensor("example input", example_input)
     steps = arguments.whole("The number of steps", steps)
     bits = None if bits is None else check_bits(bits)
-    if key not in ("plain", "stamped"):
-        raise ConfigError(f'key is {shown(key)}, but the kind of key is wanted: "plain" or "stamped".')
     activation = _activation(client_half, batch)
     shape = tuple(activation.shape[1:])
     rectified = bool((activation >= 0).all())
     dimension = math.prod(shape)
-    allowance = PLAIN_ALLOWANCE_LOG2 if key == "plain" else STAMPED_ALLOWANCE_LOG2
-    length = default_bits(shape, "none" if key == "plain" else "rfc3161") if bits is None else bits
-    rate = needed_rate(length, allowance)
+    if isinstance(key, Key):
+        if bits is not None or key.shape != shape:
+            raise ConfigError(
+                f"The key has {key.bits} bits for activations of shape {key.shape}; give it without bits, "
+                f"and with the half that it was made for; this one has the shape {shape}."
+            )
+        kind, length, alpha = key.kind, key.bits, float(key.fields.alpha)
+        price = choices.price(key, cuts=choices.count_cuts(client_half, key))
+    elif key in ("plain", "stamped"):
+        kind, alpha = key, ALPHA
+        length = default_bits(shape, "none" if kind == "plain" else "rfc3161") if bits is None else bits
+        price = Price(PLAIN_ALLOWANCE_LOG2 if kind == "plain" else STAMPED_ALLOWANCE_LOG2, cuts=MOST_CUTS)
+    else:
+        raise ConfigError(f'key is {shown(key)}, but a key or its kind is wanted: "plain" or "stamped".')
+    rate = price.needed_rate(length, alpha)
     reached = _trial(client_half, batch, shape, length, steps) if steps else None
-    problems = [*_length_problems(dimension, length, key, allowance), *_trial_problems(reached, length)]
+    problems = [*_length_problems(dimension, length, kind, price, alpha), *_trial_problems(reached, length)]
     return Inspection(
         provable=not problems,
         shape=shape,
@@ -120,6 +131,7 @@ def inspect(
         needed_rate=rate,
         trial_rate=reached,
         strength=0.1,
+        key=f"a {kind} key{wording.left_open(price)}",
         problems=tuple(problems),
         advice=tuple(_advice(server_half, rectified, dimension, length, reached, rate)),
     )
@@ -149,23 +161,22 @@ def _activation(half: nn.Module, batch: Tensor) -> Tensor:
     return activation
 
 
-def _length_problems(dimension: int, bits: int, kind: str, allowance: int) -> list[str]:
-    least = shortest_bits(allowance)
-    wanted = least * LEAST_DIMENSIONS_PER_BIT
+def _length_problems(dimension: int, bits: int, kind: str, price: Price, alpha: float) -> list[str]:
+    least = price.shortest_bits(alpha)
+    wanted, fits = least * LEAST_DIMENSIONS_PER_BIT, dimension // LEAST_DIMENSIONS_PER_BIT
     if dimension < wanted:
-        fewer = shortest_bits(STAMPED_ALLOWANCE_LOG2)
-        enough = kind == "plain" and dimension >= fewer * LEAST_DIMENSIONS_PER_BIT
+        fewer = dataclasses.replace(price, allowance_log2=STAMPED_ALLOWANCE_LOG2).shortest_bits(alpha)
+        enough = kind == "plain" and fewer <= fits
         other = f", or have the key stamped, which takes {fewer} bits" if enough else ""
         return [
-            f"{dimension} dimensions hold {dimension // LEAST_DIMENSIONS_PER_BIT} bits, and a {kind} key "
-            f"proves nothing with fewer than {least}; cut where there are at least {wanted} dimensions"
-            f"{other}."
+            f"{dimension} dimensions hold {fits} bits, and a {kind} key{wording.left_open(price)} proves "
+            f"nothing with fewer than {least}; cut where there are at least {wanted} dimensions{other}."
         ]
     if bits < least:
-        return [f"A {kind} key of {bits} bits proves nothing; give it at least {least}."]
-    if bits * LEAST_DIMENSIONS_PER_BIT > dimension:
-        most = dimension // LEAST_DIMENSIONS_PER_BIT
-        return [f"{bits} bits do not fit into {dimension} dimensions; give the key at most {most}."]
+        problem = wording.too_short(bits, kind, price, alpha)
+        return [f"{problem[0].upper()}{problem[1:]}."]
+    if bits > fits:
+        return [f"{bits} bits do not fit into {dimension} dimensions; give the key at most {fits}."]
     return []
 
 

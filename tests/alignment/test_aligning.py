@@ -177,10 +177,10 @@ def test_a_disguised_copy_is_proven_once_it_is_aligned() -> None:
         )
         hidden = report.reading("noise" if inputs is None else "inputs")
         assert hidden is not None
-        assert hidden.log10_p > -2
+        assert hidden.log10_p_before > -2
         assert report.aligned
         assert report.wsr > 0.95
-        assert report.best.log10_p < -9
+        assert report.best.log10_p_before < -9
         # Initial weights that the key drew were chosen by nobody; whatever is brought is an experiment.
         assert report.owned == (known is None)
         assert report.experiment == (known is not None)
@@ -216,7 +216,7 @@ def test_alignment_leaves_p_values_of_random_keys_alone() -> None:
     for seed in range(100):
         key = Key.generate("ACME", shape=(32, 4, 4), bits=50, seed=seed.to_bytes(32, "big"))
         reading = read(nn.Identity(), key, lambda: iter([answers]), kind="noise", count=16)
-        values.append(10.0**reading.log10_p)
+        values.append(10.0**reading.log10_p_before)
     # 100 uniform numbers: 5 below 0.05 and 50 below 0.5 expected; these bounds fail once in 10,000 times.
     assert sum(p <= 0.05 for p in values) <= 15
     assert 30 <= sum(p <= 0.5 for p in values) <= 70

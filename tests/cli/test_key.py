@@ -69,6 +69,7 @@ def test_what_the_mark_is_read_on_can_be_stated(tmp_path: Path) -> None:
         fail("new", "b.key", *NEW, "--inputs", "images.npy", "--inputs-digest", "00")
     )
     assert "at least 256" in str(fail("new", "b.key", *NEW, "--inputs", str(few(tmp_path))))
+    assert "how they are normalised" in str(fail("new", "b.key", *NEW, "--inputs", "images.npy"))
     assert "means, a slash" in str(fail("new", "b.key", *NEW, "--normalisation", "0.5"))
     assert not Path("b.key").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -23,10 +24,11 @@ def test_train_then_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     output = capsys.readouterr()
     assert '"owner":"ACME"' in output.out
     assert "accuracy" in output.out
+    assert re.search(r"WSR .* % on noise \(p = 1 after correction; proof asks for 3e-07\)", output.out)
     assert "A plain key of 8 bits proves nothing, however well a model answers" in output.err
     assert "a larger model.width or --set watermark.bits=128." in output.err
     assert (
-        "The mark is NOT provable: a plain key of 8 bits proves nothing, however well it is read"
+        "The mark is NOT provable: a plain key of 8 bits proves nothing, however well a model answers"
         in output.out
     )
     assert '"cut":"layer3"' in output.out

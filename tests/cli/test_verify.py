@@ -275,7 +275,7 @@ def test_a_plain_key_of_fifty_bits_proves_nothing(
     result = json.loads(capsys.readouterr().out)
     noise = result["readings"][0]
     assert noise["kind"] == "noise"
-    assert noise["log10_p"] < -9
+    assert noise["log10_p_before"] < -9
     assert (result["owned"], result["threshold"], result["allowance_log2"]) == (False, None, 80)
 
 

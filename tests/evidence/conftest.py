@@ -18,9 +18,10 @@ from sigil.evidence.facts import Facts, gather
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.origin import OCTILES, Origin
+from sigil.rules import ALPHA
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict.readings import Kind, Reading, Source
-from sigil.verdict.report import ALPHA, TESTS, Report, best_of
+from sigil.verdict.report import Report, best_of
 
 SEED = bytes(range(100, 132))
 AUTHORITIES = {name: DemonstrationAuthority(name) for name in ("Demonstration", "Trusted")}
@@ -65,9 +66,15 @@ def _make(
     seed: int | None = None,
     reasons: tuple[str, ...] = (),
     seed_bytes: bytes = SEED,
+    stated: dict[str, Any] | None = None,
 ) -> tuple[Facts, Key]:
     key = Key.generate(
-        owner, shape=(8, 4, 4), bits=bits, seed=seed_bytes, inputs_digest="ab" * 32, probes=max(probes, 256)
+        owner,
+        shape=(8, 4, 4),
+        bits=bits,
+        seed=seed_bytes,
+        probes=max(probes, 256),
+        **{"inputs_digest": "ab" * 32, "cut": "layer3", "input_shape": (3, 32, 32)} | (stated or {}),
     )
     if stamped:
         query = make_query(key.to_be_stamped().statement())
@@ -90,7 +97,7 @@ def _make(
             kind="origin",
             count=counted.count,
             wsr=counted.share,
-            log10_p=counted.log10_p,
+            log10_p_before=counted.log10_p,
             agreeing=counted.agreeing,
             tested=counted.tested,
         )
@@ -124,7 +131,7 @@ def _reading(
     readable: bool = True,
 ) -> Reading:
     if not readable:
-        return Reading(kind=kind, count=count, wsr=0.5, log10_p=0.0, readable=False)
+        return Reading(kind=kind, count=count, wsr=0.5, log10_p_before=0.0, readable=False)
     target = key.target.numpy().astype(int)
     chances = np.random.default_rng(0).beta(8 * agreement, 8 * (1 - agreement) + 1e-9, key.bits)
     agreed = np.random.default_rng(1).binomial(count, chances)
@@ -133,7 +140,7 @@ def _reading(
         kind=kind,
         count=count,
         wsr=int(agreed.sum()) / (key.bits * count),
-        log10_p=tail.log10_p,
+        log10_p_before=tail.log10_p,
         exact=tail.exact,
         aligned=aligned,
         source=source,
@@ -161,10 +168,10 @@ def _report(
         tries *= 2  # correlations are a further thing that could have been chosen
         reasons = (*reasons, "the reference was brought") if aligned else reasons
     allowance = float(key.allowance_log2) if register is None else math.log2(register)
-    price = math.log10(TESTS) + math.log10(tries) + math.log10(cuts) + allowance * math.log10(2)
+    price = math.log10(4) + math.log10(tries) + math.log10(cuts) + allowance * math.log10(2)
     best = best_of(readings)
-    corrected = min(0.0, best.log10_p + price) if best.counts or reasons else 0.0
-    origin = next((one.log10_p for one in readings if one.kind == "origin"), 0.0)
+    corrected = min(0.0, best.log10_p_before + price) if best.counts or reasons else 0.0
+    origin = next((one.log10_p_before for one in readings if one.kind == "origin"), 0.0)
     descent = min(0.0, origin + price)
     sound = not reasons and alpha <= ALPHA
     kind: Literal["plain", "stamped"] = key.kind

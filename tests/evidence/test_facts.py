@@ -20,7 +20,7 @@ def test_the_test_follows_from_the_recorded_agreements(make: Callable[..., Any])
     assert best.kind == "noise"
     tail = statistics.tail(best.weights, best.statistic)
     price = math.log10(4 * 7 * 3) + 80 * math.log10(2)
-    assert best.log10_p == pytest.approx(tail.log10_p)
+    assert best.log10_p_before == pytest.approx(tail.log10_p)
     assert verdict.log10_p == pytest.approx(min(0.0, tail.log10_p + price))
     assert verdict.wsr == pytest.approx(0.5 + best.statistic / (2 * best.count * verdict.bits))
     assert best.right_bits == sum(agreed > best.count / 2 for agreed in best.agreements)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,8 +190,8 @@ def test_a_stamp_that_no_root_vouched_for_is_counted_as_plain(make: Callable[...
         best = priced.best.as_reading()
         verdict = priced.model_copy(
             update={
-                "log10_p": min(0.0, best.log10_p + priced.log10_price),
-                "threshold": best.threshold(10.0 ** (math.log10(priced.alpha) - priced.log10_price)),
+                "log10_p": priced.price.corrected(best.log10_p_before),
+                "threshold": best.threshold(priced.price.level(priced.alpha)),
             }
         )
         content = sign(facts.model_copy(update={"verdict": verdict}), key.signing_key())
@@ -264,7 +263,7 @@ def test_a_number_that_is_slightly_off_is_noticed(make: Callable[..., Any], fiel
 
 
 @pytest.mark.parametrize("kind", ["noise", "inputs", "origin"])
-@pytest.mark.parametrize(("field", "what"), [("wsr", "success rate"), ("log10_p", "p-value")])
+@pytest.mark.parametrize(("field", "what"), [("wsr", "success rate"), ("log10_p_before", "p-value")])
 def test_a_reading_that_is_slightly_off_is_noticed(
     make: Callable[..., Any], kind: str, field: str, what: str
 ) -> None:
@@ -321,6 +320,31 @@ def test_a_stamp_must_be_one_over_the_statement(make: Callable[..., Any]) -> Non
         check(sign(facts.model_copy(update={"key": later}), key.signing_key()))
 
 
+@pytest.mark.parametrize(
+    ("stated", "least"),
+    [
+        ({"input_shape": None, "cut": None}, 64),
+        ({"input_shape": None}, 64),
+        ({"cut": None, "model": "vgg11"}, 12),
+        ({"cut": None, "model": "something-else"}, 64),
+        ({"cut": None}, 9),  # no model of Sigil's has fewer places
+        ({}, 1),
+    ],
+)
+def test_what_the_statement_leaves_open_must_be_counted(
+    make: Callable[..., Any], stated: dict[str, Any], least: int
+) -> None:
+    """A record took one cut for a key that states neither cut nor shape, and held."""
+    for cuts in {1, least - 1, least, 64} - {0}:
+        facts, key = make(stated=stated, cuts=cuts)
+        content = sign(facts, key.signing_key())
+        if cuts >= least:
+            assert check(content).facts.verdict.cuts == cuts
+        else:
+            with pytest.raises(EvidenceError, match=f"leaves at least {least} cuts and input shapes open"):
+                check(content)
+
+
 def test_a_plain_record_cannot_take_the_smaller_allowance_by_losing_its_stamp(
     make: Callable[..., Any],
 ) -> None:
@@ -355,7 +379,7 @@ def test_a_register_that_a_judge_counted_replaces_the_allowance(make: Callable[.
 def test_a_bound_stays_valid_when_the_exact_value_is_known(make: Callable[..., Any]) -> None:
     facts, key = make(0.9)
     (noise,) = facts.verdict.readings
-    looser = noise.model_copy(update={"exact": False, "log10_p": noise.log10_p + 1.0})
+    looser = noise.model_copy(update={"exact": False, "log10_p_before": noise.log10_p_before + 1.0})
     bound = facts.verdict.model_copy(update={"readings": (looser,), "log10_p": facts.verdict.log10_p + 1.0})
     checked = check(sign(facts.model_copy(update={"verdict": bound}), key.signing_key()))
     assert checked.facts.verdict.exact is False

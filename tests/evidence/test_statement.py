@@ -7,7 +7,6 @@ import pytest
 from sigil.errors import EvidenceError
 from sigil.evidence.statement import References, parse, parse_references
 from sigil.keys.key import Key
-from sigil.keys.statement import KeyFields
 
 
 @pytest.mark.parametrize(
@@ -17,28 +16,30 @@ from sigil.keys.statement import KeyFields
 def test_the_statement_of_a_key_is_read_back(owner: str) -> None:
     key = Key.generate(owner, shape=(256, 8, 8), bits=50, seed=bytes(32))
     found = parse(f"  {key.statement()}\n")
-    assert found.owner == owner
-    assert found.shape == (256, 8, 8)
-    assert found.bits == 50
+    assert found.fields.owner == owner
+    assert found.fields.shape == (256, 8, 8)
+    assert found.fields.bits == 50
     assert found.commitment == key.commitment
     assert found.evidence_key == key.signing_key().public_key().public_bytes_raw().hex()
 
 
 def test_anything_else_is_refused() -> None:
-    line = Key(KeyFields("ACME", (4,), 50, version=1), bytes(32)).statement()
-    assert parse(line).owner == "ACME"
+    line = Key.generate("ACME", (4,), bits=50, seed=bytes(32)).statement()
+    assert parse(line).fields.owner == "ACME"
     for wrong in (
         "",
         "hello",
         line[:-1],
         line + "0",
-        line.replace("bits=50", "bits=fifty"),
-        line.replace("commitment=", "Commitment="),
+        line.replace('"bits":50', '"bits":"fifty"'),
+        line.replace('"commitment":', '"Commitment":'),
         line + " " + line,
         line.replace('"ACME"', '"\\x"'),
         line.replace("ACME", "A" * 5000),
-        line.replace("sigil-commitment v1", "sigil-commitment v2"),
+        line.replace("sigil-statement/2", "sigil-statement/3"),
+        line.replace('"version":2', '"version":1'),
     ):
+        assert wrong != line
         with pytest.raises(EvidenceError, match="not the statement of a key"):
             parse(wrong)
 

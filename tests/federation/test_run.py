@@ -87,7 +87,7 @@ def test_the_run_directory_holds_what_it_should_and_no_secret(finished: Path) ->
             assert not content.startswith(b"\x80"), "no pickle"
     rows = comparable(finished)
     assert [row["round"] for row in rows] == [1, 2, 3]
-    assert {"loss", "accuracy", "wsr", "log10_p", "lr", "injection_cosine"} <= set(rows[-1])
+    assert {"loss", "accuracy", "wsr", "log10_p_before", "log10_p", "lr", "injection_cosine"} <= set(rows[-1])
     half = models.load(finished / "client.safetensors")
     assert half.spec.part == "client"
     assert half.input_shape == (1, 8, 8)
@@ -267,7 +267,7 @@ def test_the_mark_is_read_on_noise_and_on_test_images(by_two: Run) -> None:
     # Another memory layout may round an answer next to zero to the other side.
     for end, reading in (("", noise), ("_inputs", inputs)):
         assert run.final[f"wsr{end}"] == pytest.approx(reading.wsr, abs=0.02)
-        assert run.final[f"log10_p{end}"] == pytest.approx(reading.log10_p, abs=0.3)
+        assert run.final[f"log10_p_before{end}"] == pytest.approx(reading.log10_p_before, abs=0.3)
     assert noise.wsr != inputs.wsr
     found = judge_metrics(run.final, key, "resnet18")
     assert [reading.kind for reading in found.readings] == ["noise", "inputs"]

@@ -131,7 +131,7 @@ def test_a_client_carries_its_share_and_the_average_the_whole_mark(digits: data.
         assert outside(added, secret.matrix[:, mine]) < 1e-6
     noise = federation.read_mark(secret)[0]
     assert noise.kind == "noise"
-    assert noise.log10_p < -7  # proof begins at 3e-7
+    assert noise.log10_p_before < -7  # proof begins at 3e-7
     carried = torch.stack([secret.share_of(client, 4) for client in range(4)])
     shares = torch.tensor(noise.bit_shares)
     assert all(float(shares[mine].mean()) > 0.75 for mine in carried)

@@ -31,7 +31,7 @@ def reading(shares: np.ndarray, *, log10_p: float = -9.0, kind: str = "inputs") 
         kind=kind,  # type: ignore[arg-type]
         count=COUNT,
         wsr=float(counts.mean()),
-        log10_p=log10_p,
+        log10_p_before=log10_p,
         digest="d" * 64 if kind == "inputs" else None,
         bit_shares=tuple(counts.tolist()),
     )

@@ -57,15 +57,17 @@ def test_the_endpoint_serves_what_the_service_counts(net: Any, service: Any) -> 
 def test_a_round_is_shown_as_its_line_in_the_metrics_says() -> None:
     metrics = Metrics()
     shown = MeasuredProgress(Silent(), metrics)
-    row = {"round": 7, "loss": 0.5, "accuracy": 0.9, "wsr": 0.8, "log10_p": -12.5}
+    row = {"round": 7, "loss": 0.5, "accuracy": 0.9, "wsr": 0.8, "log10_p_before": -12.5}
     shown.start("run", first_round=7, rounds=9, images_per_round=10, rows=[row])
     value = metrics.registry.get_sample_value
     assert value("sigil_round") == 7
-    shown.round_end(row | {"round": 8, "wsr_inputs": 0.95, "log10_p_inputs": -20.0})
+    shown.round_end(row | {"round": 8, "wsr_inputs": 0.95, "log10_p_inputs": -20.0, "log10_p": 0.0})
     assert (value("sigil_round"), value("sigil_loss"), value("sigil_accuracy")) == (8, 0.5, 0.9)
     assert value("sigil_wsr", {"inputs": "noise"}) == 0.8
     assert value("sigil_wsr", {"inputs": "inputs"}) == 0.95
-    assert value("sigil_log10_p", {"inputs": "noise"}) == -12.5
+    assert value("sigil_log10_p_before", {"inputs": "noise"}) == -12.5
+    assert value("sigil_log10_p", {"inputs": "noise"}) == 0.0
+    assert value("sigil_log10_p", {"inputs": "inputs"}) == -20.0
     shown.round_end({"round": 9, "loss": 0.4})  # a round that was not evaluated
     assert (value("sigil_round"), value("sigil_accuracy")) == (9, 0.9)
 

@@ -79,7 +79,7 @@ def test_a_marked_suspect_is_owned_with_the_exact_p_value() -> None:
     assert report.owned
     assert report.wsr == 1.0
     assert report.p_value == pytest.approx(price(report) * 2.0**-50, rel=1e-9)
-    assert report.best.log10_p == pytest.approx(-50 * math.log10(2))
+    assert report.best.log10_p_before == pytest.approx(-50 * math.log10(2))
     assert report.exact
     assert report.paper_rule
     assert report.bit_error == 0.0
@@ -116,7 +116,7 @@ def test_bits_shares_and_margins_follow_their_formulas() -> None:
     assert report.margins == pytest.approx(margins.tolist(), abs=1e-5)
     assert report.bit_error == (right.double().mean(0) < 0.5).double().mean().item()
     ones = bits.sum(0).to(torch.int64)
-    assert report.log10_p == pytest.approx(statistics.p_value(ones, key.target, 40).log10_p)
+    assert report.log10_p_before == pytest.approx(statistics.p_value(ones, key.target, 40).log10_p)
     assert report.weights == tuple((2 * ones - 40).abs().tolist())
     # No bit is trivially right or wrong, or else this test would prove little.
     assert 0.5 < report.wsr < 1.0
@@ -342,9 +342,9 @@ def test_a_very_long_key_keeps_its_logarithm() -> None:
     suspect.forward = lambda batch: pull.expand(len(batch), *key.shape)  # type: ignore[method-assign]
     report = verify(suspect, key, input_shape=INPUT)
     assert report.wsr == 1.0
-    assert report.best.log10_p < -320
+    assert report.best.log10_p_before < -320
     assert math.isfinite(report.log10_p)
-    assert report.best.log10_p < -330
+    assert report.best.log10_p_before < -330
     assert report.owned  # a plain key of this length, whatever drawing keys costs
     assert report.allowance_log2 == 80
 
@@ -381,7 +381,7 @@ def test_what_is_not_finite_on_noise_is_an_outcome_and_inputs_are_still_read(val
     suspect = Broken(key, slice(None), value)
     report = check(suspect, key, inputs=images, inputs_from="judge")
     noise, inputs = report.readings[:2]
-    assert (noise.readable, noise.counts, noise.log10_p) == (False, False, 0.0)
+    assert (noise.readable, noise.counts, noise.log10_p_before) == (False, False, 0.0)
     assert inputs.wsr == 1.0
     assert report.owned
     assert not check(suspect, key).owned
@@ -495,7 +495,7 @@ def test_a_model_that_answers_everything_alike_is_owned_by_no_key(value: float) 
 
     found = [check(Constant(), make_key(seed=seed), batch_size=512) for seed in range(40)]
     assert not any(report.owned for report in found)
-    assert min(report.best.log10_p for report in found) > -5
+    assert min(report.best.log10_p_before for report in found) > -5
 
 
 def test_noise_follows_from_the_key_alone() -> None:
@@ -543,7 +543,7 @@ def test_drawing_keys_is_priced_by_the_kind_of_key() -> None:
     key = make_key(bits=100)
     suspect = Marked(key, marked=100, strength=200.0)
     plain = verify(suspect, key, input_shape=INPUT)
-    assert plain.best.log10_p == pytest.approx(-100 * math.log10(2))
+    assert plain.best.log10_p_before == pytest.approx(-100 * math.log10(2))
     assert (plain.kind, plain.allowance_log2, plain.owned) == ("plain", 80, False)
     counted = verify(suspect, key, input_shape=INPUT, register=1000)
     assert counted.owned
@@ -593,6 +593,29 @@ def test_a_normalisation_is_not_to_be_chosen_either() -> None:
         assert check(suspect, key, inputs=inside, inputs_from=giver).experiment == chosen
 
 
+def test_the_normalisation_of_stated_inputs_is_stated_too() -> None:
+    """Images of a stated digest can come with a training part that gives them any mean and deviation."""
+    images = torch.randint(0, 256, (300, *INPUT), generator=torch.Generator().manual_seed(1)).byte()
+    moments = ((0.5,) * 3, (0.25,) * 3)
+    settings: dict[str, Any] = {"bits": 50, "seed": bytes(32), "input_shape": INPUT}
+    open_key = Key.generate("ACME", SHAPE, inputs_digest=Inputs(images).digest, **settings)
+    suspect = Marked(open_key, marked=50, strength=200.0)
+    data_set = Inputs(images, normalisation=moments, is_data_set=True)
+    report = check(suspect, open_key, inputs=data_set)
+    assert report.reasons == ("the key states its inputs and not their normalisation",)
+    assert not report.owned
+    assert check(suspect, open_key, inputs=data_set, inputs_from="judge").owned
+    # Numbers are taken as they are: to normalise them by what is stated for images would be a second choice.
+    numbers = torch.rand(300, *INPUT, generator=torch.Generator().manual_seed(1))
+    stated = Key.generate(
+        "ACME", SHAPE, inputs_digest=Inputs(numbers).digest, normalisation=moments, **settings
+    )
+    suspect = Marked(stated, marked=50, strength=200.0)
+    assert check(suspect, stated, inputs=numbers).owned
+    report = check(suspect, stated, inputs=numbers, normalisation=moments)
+    assert report.reasons == ("the key states inputs that are taken as they are, and they were normalised",)
+
+
 def test_a_key_that_leaves_the_input_shape_open_pays_for_it() -> None:
     stated = Key.generate("ACME", shape=SHAPE, bits=50, seed=bytes(32), input_shape=INPUT)
     assert check(small_half(), make_key()).cuts == 64
@@ -613,9 +636,9 @@ def test_the_best_reading_pays_for_all_four_tests() -> None:
     key = make_key()
     images = torch.rand(300, *INPUT, generator=torch.Generator().manual_seed(1))
     report = check(Marked(key, marked=40, strength=3.0), key, inputs=images, inputs_from="judge")
-    best = min(report.readings[:2], key=lambda reading: reading.log10_p)
+    best = min(report.readings[:2], key=lambda reading: reading.log10_p_before)
     assert report.best == best
-    assert report.log10_p == pytest.approx(best.log10_p + math.log10(4 * report.cuts))
+    assert report.log10_p == pytest.approx(best.log10_p_before + math.log10(4 * report.cuts))
 
 
 def test_a_stamp_counts_under_a_root_that_the_examiner_names(stamped: Stamped) -> None:

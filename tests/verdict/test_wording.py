@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sigil.rules import Price
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import wording
 from sigil.verdict.wording import chance, decimal, percent, scientific, success_rate
@@ -64,7 +65,11 @@ def verdict(**changes: Any) -> Any:
         "cuts": 1,
         "allowance_log2": 24,
     }
-    return SimpleNamespace(**numbers | changes)
+    found = SimpleNamespace(**numbers | changes)
+    best = SimpleNamespace(kind="noise", readable=True, counts=True, source="key", wsr=found.wsr)
+    found.price = Price(found.allowance_log2, cuts=found.cuts, tries=found.tries)
+    more = {"best": best, "readings": (best,), "log10_p_before": found.log10_p - 8} | changes
+    return SimpleNamespace(**vars(found) | more)
 
 
 def test_rate_and_threshold_can_be_told_apart() -> None:
@@ -183,3 +188,57 @@ def test_everything_that_p_was_multiplied_by_is_said() -> None:
     said = wording.corrections(verdict(tries=7, cuts=5, allowance_log2=80))
     factors = "4 tests · 7 tries · 5 cuts and input shapes · 2^80 keys"
     assert said == f"p was multiplied by {factors} that could have been chosen"
+
+
+def test_a_short_key_is_not_said_to_agree_by_chance() -> None:
+    """99.9 % with a short key were "no more than chance gives"."""
+    best = SimpleNamespace(kind="noise", readable=True, counts=True, source="key", wsr=0.999)
+    short = verdict(
+        **{"owned": False, "wsr": 0.999, "bits": 64, "threshold": None, "allowance_log2": 80, "best": best},
+        **{"log10_p": 0.0, "log10_p_before": -19.2, "readings": (best,)},
+    )
+    said = wording.sentence(short, owner="ACME", aligned=False)
+    assert "one in 15.8 quintillion before correction and 1 in 1 after it" in said
+    assert "no rate would be proof, as 64 bits are too few and 104 the least" in said
+    assert "no more than chance" not in said
+    assert "64 bits are too few and 104 the least" in wording.rate_and_proof(short)
+    assert "64 bits are too few and 104 the least" in " ".join(wording.meaning(short))
+
+
+def test_a_model_without_finite_answers_is_not_called_a_short_key() -> None:
+    best = SimpleNamespace(kind="noise", readable=False, counts=False, source="key", wsr=0.5)
+    broken = verdict(owned=False, wsr=0.5, threshold=None, log10_p=0.0, best=best, readings=(best,))
+    texts = [
+        wording.sentence(broken, owner="ACME", aligned=False),
+        wording.rate_and_proof(broken),
+        " ".join(wording.meaning(broken)),
+    ]
+    for text in texts:
+        assert "gives no finite activations" in text
+        assert "too short" not in text
+        assert "too few" not in text
+
+
+def test_bits_that_come_out_at_random_are_not_called_a_short_key() -> None:
+    random = verdict(owned=False, bits=200, threshold=None)
+    assert "too many of the 200 bits at random" in wording.rate_and_proof(random)
+
+
+def test_it_is_the_key_that_is_random() -> None:
+    for owned in (True, False):
+        text = wording.explanation(owned)
+        assert "a key that has nothing to do with this model would agree with it this well" in text
+        assert "after correction" in text
+
+
+def test_every_p_is_said_to_be_corrected_or_not() -> None:
+    assert "(p = 8.9e-16 after correction; proof asks for 3e-07)" in wording.by_chance(verdict())
+    assert "after correction" in wording.sentence(verdict(), owner="ACME", aligned=False)
+    own = SimpleNamespace(
+        **{"kind": "inputs", "readable": True, "counts": False, "source": "claimant", "wsr": 0.99},
+        **{"aligned": False, "count": 256, "log10_p_before": -20.0},
+    )
+    line = wording.reading(own)
+    assert "chosen by the claimant alone, so that they do not count; p = 1e-20 before correction" in line
+    said = wording.sentence(verdict(owned=False, readings=(own,)), owner="ACME", aligned=False)
+    assert "On the inputs 99.0% agree. Inputs that nobody but the key's owner chose do not count" in said

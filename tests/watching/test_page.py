@@ -16,6 +16,7 @@ from sigil.federation.progress import Silent
 from sigil.federation.run import train
 from sigil.federation.settings import make
 from sigil.keys.key import Key
+from sigil.rules import Price
 from sigil.watching import Board, Client, LivePage, board
 from sigil.watching.page import PAGE
 
@@ -42,6 +43,11 @@ def test_the_numbers_on_the_page_are_those_of_the_run(tmp_path: Path) -> None:
         state = get(page, "state.json").json()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert state["rows"] == rows
+    # Corrected as for a key that states neither cut nor input shape: 64 places, 2^80 keys, 4 tests.
+    for row in rows:
+        assert row["log10_p"] == Price(80, cuts=64).corrected(row["log10_p_before"]) == 0.0
+        assert row["alpha"] == 3e-7
+    assert "corrected (proof:" in PAGE.read_text("utf-8")
     assert (state["done"], state["rounds"], state["over"]) == (2, 2, True)
 
 

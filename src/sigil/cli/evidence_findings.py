@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sigil.errors import ConfigError, EvidenceError, SuspectError
+from sigil.errors import EvidenceError, SuspectError
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
     from sigil.evidence.facts import Facts
-    from sigil.evidence.first_version import FirstFacts, FirstVerdict
     from sigil.evidence.repeating import Repeated
     from sigil.evidence.signed import Checked
     from sigil.keys.key import Key
@@ -50,7 +48,7 @@ class Findings:
     claims: list[tuple[str, str]]
     checked: dict[str, str]
     unchecked: list[str]
-    facts: Facts | FirstFacts
+    facts: Facts
     public_key: str
     signed_by: str
     repeated: bool
@@ -117,7 +115,7 @@ def _count(found: Checked, counted: int | None) -> None:
     """What the caller counted must be what the record says, if it says so."""
     if counted is None:
         return
-    recorded = getattr(found.facts.verdict, "register_count", None)
+    recorded = found.facts.verdict.register_count
     if recorded != counted:
         says = "no register" if recorded is None else f"{recorded:,} statements in a closed register"
         raise EvidenceError(f"You counted {counted:,} statements, but the evidence says: {says}.")
@@ -144,9 +142,8 @@ def _check_format(path: Path) -> None:
         raise EvidenceError(f"The given suspect cannot have been examined as a model. {error}") from None
 
 
-def _repeat(facts: Facts | FirstFacts, question: Question) -> Repeated:
+def _repeat(facts: Facts, question: Question) -> Repeated:
     from sigil.evidence import repeating
-    from sigil.evidence.facts import Facts
     from sigil.suspect import open_suspect
 
     key = question.key
@@ -164,8 +161,6 @@ def _repeat(facts: Facts | FirstFacts, question: Question) -> Repeated:
     try:
         if suspect.sha256 != facts.suspect.sha256:
             raise EvidenceError("The given suspect was changed while it was being checked; try again.")
-        if not isinstance(facts, Facts):
-            return repeating.repeat_first(facts, key, suspect)
         return repeating.repeat(
             facts,
             key,
@@ -198,8 +193,6 @@ def _findings(found: Checked, question: Question, root: Root | None, repeated: R
         unchecked.append("The statement in the record was not compared with a published one (--statement).")
     elif question.statement is not None:
         checked["statement"] = "it is the one that you gave, byte for byte"
-    if trouble := _look_alike(facts.key.owner):
-        unchecked.append(trouble)
     if question.key is None:
         unchecked.append(
             "Commitment not opened (--key): that its owner knows the secret behind it is not shown, nor "
@@ -230,6 +223,8 @@ def _findings(found: Checked, question: Question, root: Root | None, repeated: R
 
 
 def _say_date(found: Checked, root: Root | None, checked: dict[str, str], unchecked: list[str]) -> None:
+    from sigil.rules import PLAIN_ALLOWANCE_LOG2
+
     stamp = found.stamp
     if stamp is None:
         unchecked.append(
@@ -240,7 +235,8 @@ def _say_date(found: Checked, root: Root | None, checked: dict[str, str], unchec
     if root is None:
         unchecked.append(
             f"The date: the key is {dated}, and no root was given (--tsa-root). Who controls this authority "
-            "can grind keys and backdate: without a root that you trust, 2^80 keys have to be allowed for."
+            f"can grind keys and backdate: without a root that you trust, 2^{PLAIN_ALLOWANCE_LOG2} keys have "
+            "to be allowed for."
         )
     else:
         checked["date"] = (
@@ -249,24 +245,22 @@ def _say_date(found: Checked, root: Root | None, checked: dict[str, str], unchec
         )
 
 
-def _say_choices(
-    facts: Facts | FirstFacts, question: Question, checked: dict[str, str], unchecked: list[str]
-) -> None:
-    from sigil.evidence.facts import Facts
+def _say_choices(facts: Facts, question: Question, checked: dict[str, str], unchecked: list[str]) -> None:
+    from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
 
-    if isinstance(facts, Facts):
-        for reading in facts.verdict.readings:
-            if reading.source in ("judge", "defendant") and question.inputs_from != reading.source:
-                unchecked.append(f"That the {reading.source} chose the inputs is the claimant's word.")
-                break
-        counted = facts.verdict.register_count
-        if counted is not None and question.statements is None:
-            unchecked.append(
-                f"That a judge counted {counted:,} statements in a closed register is the claimant's word "
-                "(--register): without it, 2^80 keys would be allowed for, or 2^24 if stamped."
-            )
-        elif counted is not None:
-            checked["register"] = f"{counted:,} statements, as many as you counted"
+    for reading in facts.verdict.readings:
+        if reading.source in ("judge", "defendant") and question.inputs_from != reading.source:
+            unchecked.append(f"That the {reading.source} chose the inputs is the claimant's word.")
+            break
+    counted = facts.verdict.register_count
+    if counted is not None and question.statements is None:
+        unchecked.append(
+            f"That a judge counted {counted:,} statements in a closed register is the claimant's word "
+            f"(--register): without it, 2^{PLAIN_ALLOWANCE_LOG2} keys would be allowed for, or "
+            f"2^{STAMPED_ALLOWANCE_LOG2} if stamped."
+        )
+    elif counted is not None:
+        checked["register"] = f"{counted:,} statements, as many as you counted"
     used = facts.alignment
     if used is None or not used.used:
         if question.reference is not None:
@@ -274,7 +268,7 @@ def _say_choices(
     else:
         if question.reference is not None:
             checked["reference"] = "channels were put in order by a published reference, or by the key's own"
-        elif isinstance(facts, Facts) and used.compared == "initial weights":
+        elif used.compared == "initial weights":
             if "examination" not in checked:
                 unchecked.append(
                     "That channels were put in order by initial weights which the key drew is the "
@@ -291,41 +285,20 @@ def _say_choices(
     )
 
 
-def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
+def _claims(facts: Facts) -> list[tuple[str, str]]:
     """What the record says, as its signer's word."""
-    from sigil import statistics
-    from sigil.evidence.facts import Facts
     from sigil.verdict import wording
 
-    suspect = facts.suspect
-    file = ("file", f"{suspect.file}, SHA-256 {suspect.sha256}")
-    made = ("made on", facts.created)
-    if not isinstance(facts, Facts):
-        first = facts.verdict
-        return [
-            ("it claims", f"{_first_outcome(first)}, for the key of {facts.key.owner}"),
-            file,
-            ("by chance", statistics.in_words(first.log10_p)),
-            (
-                "version 1",
-                "it predates allowances: keys that could have been drawn beforehand are not priced, and the "
-                "claimant chose the seed of the noise. As a plain key is priced today, p would be "
-                f"{wording.decimal(first.log10_p_today)}",
-            ),
-            ("commitment", facts.key.commitment),
-            made,
-            *wording.channel_order(facts.alignment),
-        ]
     return [
         ("it claims", f"{wording.outcome(facts.verdict)}, for the key of {facts.key.owner}"),
         *(("experiment", reason) for reason in facts.verdict.reasons),
-        file,
-        *wording.entry(suspect),
+        ("file", f"{facts.suspect.file}, SHA-256 {facts.suspect.sha256}"),
+        *wording.entry(facts.suspect),
         *(
             (
                 "reading",
-                f"{wording.reading_name(one)}: {wording.percent(one.wsr)}, log10 p {one.log10_p:.1f} before "
-                f"correction; counts: {wording.reading_counts(one)}",
+                f"{wording.reading_name(one)}: {wording.percent(one.wsr)}, log10 p "
+                f"{one.log10_p_before:.1f} before correction; counts: {wording.reading_counts(one)}",
             )
             for one in facts.verdict.readings
         ),
@@ -333,27 +306,6 @@ def _claims(facts: Facts | FirstFacts) -> list[tuple[str, str]]:
         ("by chance", wording.by_chance(facts.verdict)),
         ("key", wording.kind_of_key(facts.key, facts.verdict.allowance_of_kind)),
         ("commitment", facts.key.commitment),
-        made,
+        ("made on", facts.created),
         *wording.channel_order(facts.alignment),
     ]
-
-
-def _look_alike(owner: str) -> str | None:
-    """Old statements may hold names that newer ones may not, because they look like another."""
-    from sigil.keys.owner_name import check_owner
-
-    try:
-        check_owner(owner)
-    except ConfigError as error:
-        return f"Whose name it is: it may be taken for another. {error}"
-    return None
-
-
-def _first_outcome(verdict: FirstVerdict) -> str:
-    """What a record of version 1 claims, and whether that is proof today."""
-    from sigil.verdict import wording
-
-    if not verdict.owned:
-        return "not proven"
-    proof = verdict.log10_p_today <= math.log10(wording.LEVEL)
-    return f"owned by the rules of version 1, which is {'proof today as well' if proof else 'NO PROOF today'}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import math
 import os
 import warnings
 from pathlib import Path
@@ -145,6 +144,11 @@ def new(
 
         stated = open_inputs(inputs, shape=taken, data_dir=data_dir)
         inputs_digest, taken, moments = stated.digest, stated.shape, moments or stated.normalisation
+        if stated.is_image and moments is None:
+            raise ConfigError(
+                "The inputs are 8-bit images, and they count later only if the key states how they are "
+                "normalised: give the means and deviations of the training (--normalisation)."
+            )
     secret = read_passphrase(ask=passphrase, file=passphrase_file, confirm=True)
     key = Key.generate(
         owner,
@@ -314,9 +318,10 @@ def _passphrase_from(file: Path) -> str:
 
 
 def _describe(key: Key, file: Path) -> dict[str, Any]:
-    from sigil.keys.length import needed_rate
+    from sigil.verdict.choices import price_of_key
 
-    rate = needed_rate(key.bits, _allowance(key))
+    price = price_of_key(key)
+    rate = price.needed_rate(key.bits, float(key.fields.alpha))
     stated = dataclasses.asdict(key.fields)
     always = ("owner", "shape", "bits", "version", "seal")
     return {
@@ -331,19 +336,13 @@ def _describe(key: Key, file: Path) -> dict[str, Any]:
         "stamped_at": None if key.stamped_at is None else key.stamped_at.isoformat(),
         "stamped_by": None if key.stamp is None else key.stamp.authority,
         "allowance_log2": key.allowance_log2,
+        "cuts": price.cuts,
         "needed_wsr": rate if rate <= 1 else None,
         "states": {name: value for name, value in stated.items() if name not in always and value is not None},
         "commitment": key.commitment,
         "evidence_key": key.signing_key().public_key().public_bytes_raw().hex(),
         "statement": key.statement(),
     }
-
-
-def _allowance(key: Key) -> int:
-    """The allowance of the kind that the key has, or will have once it is stamped."""
-    from sigil.keys.length import STAMPED_ALLOWANCE_LOG2
-
-    return STAMPED_ALLOWANCE_LOG2 if key.awaits_seal else key.allowance_log2
 
 
 def _kind(key: Key) -> str:
@@ -357,9 +356,9 @@ def _kind(key: Key) -> str:
 
 def warn_if_useless(key: Key, remedy: str) -> None:
     """Say before a training, and not when it is too late, that a key is too short to prove anything."""
-    from sigil.keys.length import needed_rate
+    from sigil.verdict.choices import price_of_key
 
-    if needed_rate(key.bits, _allowance(key)) > 1:
+    if key.bits < price_of_key(key).shortest_bits(float(key.fields.alpha)):
         typer.echo(f"sigil: {what_proves(key, remedy)}", err=True)
 
 
@@ -368,21 +367,23 @@ def what_proves(key: Key, remedy: str = "--bits ") -> str:
 
     `remedy` is what the user can give for a longer key, up to the number of its bits.
     """
-    from sigil.keys.length import LEAST_PLAIN_BITS, LEAST_STAMPED_BITS, needed_rate, shortest_bits
+    from sigil.keys.length import LEAST_PLAIN_BITS, LEAST_STAMPED_BITS
+    from sigil.verdict import wording
+    from sigil.verdict.choices import price_of_key
 
-    allowance = _allowance(key)
+    price, alpha = price_of_key(key), float(key.fields.alpha)
     kind = "stamped" if key.stamp is not None or key.awaits_seal else "plain"
-    rate = needed_rate(key.bits, allowance)
+    rate = price.needed_rate(key.bits, alpha)
     if rate <= 1:
-        percent = math.ceil(1000 * rate) / 10
-        return f"A {kind} key of {key.bits} bits proves from a success rate (WSR) of {percent:.1f} % on."
+        return (
+            f"A {kind} key of {key.bits} bits{wording.left_open(price)} proves from a success rate (WSR) of "
+            f"{wording.needed_percent(rate)} on {wording.IF_ALL_AGREE}."
+        )
     other, bits = ("", LEAST_STAMPED_BITS)
     if kind == "plain":
         other, bits = ", or a stamped key (sigil key new --to-be-stamped)", LEAST_PLAIN_BITS
-    return (
-        f"A {kind} key of {key.bits} bits proves nothing, however well a model answers: it needs at least "
-        f"{shortest_bits(allowance)} bits; take a cut with more activations{other}, or give {remedy}{bits}."
-    )
+    short = wording.too_short(key.bits, kind, price, alpha)
+    return f"{short[0].upper()}{short[1:]}: take a cut with more activations{other}, or give {remedy}{bits}."
 
 
 def print_json(facts: dict[str, Any]) -> None:

@@ -106,6 +106,7 @@ def check_run(out: Path, *more: outputs.Folder, inputs: dict[str, Path | None]) 
 
 def print_result(run: Run, key: Key | None, key_file: Path | None, data_dir: Path | None = None) -> None:
     """Say what a finished run came to, whether its mark is provable, and how to verify it."""
+    from sigil.verdict import wording
     from sigil.verdict.provability import judge_metrics
 
     final = run.final
@@ -114,7 +115,8 @@ def print_result(run: Run, key: Key | None, key_file: Path | None, data_dir: Pat
         return
     typer.echo(f"accuracy {100 * final['accuracy']:.1f} %", nl=key is None)
     if key is not None:
-        typer.echo(f", WSR {100 * final['wsr']:.1f} %, p = 10^{final['log10_p']:.1f}")
+        p = f"p = {wording.decimal(final['log10_p'])} after correction; proof asks for {final['alpha']:g}"
+        typer.echo(f", WSR {wording.percent(final['wsr'])} on noise ({p})")
         typer.echo(str(judge_metrics(final, key, run.settings.model.name, run.settings.model.cut)))
         command = (
             f"sigil verify {run.folder / 'client.safetensors'} --key {key_file or key_beside(run.folder)}"

@@ -50,6 +50,7 @@ def _rows(report: Report, facts: Facts) -> list[tuple[str, str]]:
     return [
         *(("experiment", printable(reason)) for reason in report.reasons),
         ("success rate", wording.rate_and_proof(report)),
+        *(("proof from", line) for line in [wording.rate_if_all_agree(report)] if line),
         ("by chance", wording.by_chance(report)),
         ("corrected", wording.corrections(report)),
         *_trusted(report, facts),
@@ -66,12 +67,14 @@ def _rows(report: Report, facts: Facts) -> list[tuple[str, str]]:
 
 def _trusted(report: Report, facts: Facts) -> list[tuple[str, str]]:
     """Whose word the correction rests on: a judge's count, or an authority's stamp."""
+    from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
     from sigil.verdict import wording
 
     rows = []
     if report.register is not None:
         counted = f"{report.register:,} statements in a closed register, if a judge counted them"
-        rows.append(("register", f"{counted}; otherwise 2^80 keys, or 2^24 stamped ones, are allowed for"))
+        others = f"2^{PLAIN_ALLOWANCE_LOG2} keys, or 2^{STAMPED_ALLOWANCE_LOG2} stamped ones"
+        rows.append(("register", f"{counted}; otherwise {others}, are allowed for"))
     elif report.kind == "stamped" and report.authority is None:
         rows.append(
             ("time stamp", "not checked, so the key counts as plain: name a root you trust (--tsa-root)")

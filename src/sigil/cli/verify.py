@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sigil.verdict.report import Report
 
 _MOST_PROBES = 10**9
-_MOST_TRIES = 10**15
 
 _TEST = "What p is multiplied by"
 _RESEARCH = "For research: makes it an experiment, which proves nothing"
@@ -194,8 +193,6 @@ def verify(
     """
     if sign_with is not None and evidence is None:
         raise ConfigError("--sign-with signs an evidence file: give --evidence F.json as well.")
-    if tries > _MOST_TRIES:
-        raise ConfigError(f"--tries may be at most {_MOST_TRIES:,}.")
     shape, moments = options.shape_and_normalisation(input_shape, normalisation)
     page = None if report is None else outputs.page("--report", report, force=force)
     outputs.check(
@@ -213,6 +210,10 @@ def verify(
     )
     data_names.check_inputs(inputs, data_dir)
 
+    from sigil.rules import MOST_TRIES
+
+    if tries > MOST_TRIES:
+        raise ConfigError(f"--tries may be at most {MOST_TRIES:,}.")
     from sigil.data import open_inputs
     from sigil.evidence.facts import gather
     from sigil.suspect import open_suspect

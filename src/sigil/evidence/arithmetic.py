@@ -14,17 +14,14 @@ from sigil import statistics
 from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import EvidenceError, SealError
 from sigil.evidence import statement as statements
-from sigil.evidence.contradictions import contradiction
 from sigil.evidence.facts import Facts, KeyFacts, ReadingFacts, Verdict, moment_text
-from sigil.evidence.statement import Statement
 from sigil.keys import seal
-from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
 from sigil.keys.seal import Seal
-from sigil.keys.statement import PROBES
+from sigil.keys.statement import Statement
 from sigil.origin import OCTILES, weighted_share
 from sigil.origin import log10_p as origin_log10_p
-from sigil.verdict.report import ALPHA
-from sigil.weighted_coins import log10_tail
+from sigil.rules import ALPHA, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
+from sigil.verdict.choices import least_cuts
 
 # Sums of logarithms may differ in their last digits between machines; verdicts may not.
 _TOLERANCE = 1e-6
@@ -37,9 +34,14 @@ def recompute(facts: Facts) -> Seal | None:
     kinds = [(reading.kind, reading.aligned) for reading in facts.verdict.readings]
     origins = sum(kind == "origin" for kind, _ in kinds)
     if len(set(kinds)) != len(kinds) or origins > 1 or ("noise", False) not in kinds:
-        raise contradiction("it does not hold each kind of reading once, noise among them")
+        raise _contradiction("it does not hold each kind of reading once, noise among them")
     for reading in facts.verdict.readings:
         _check_reading(reading, facts.verdict.bits, own)
+    least = least_cuts(own.fields)
+    if facts.verdict.cuts < least:
+        raise _contradiction(
+            f"its key leaves at least {least} cuts and input shapes open, and it counts {facts.verdict.cuts}"
+        )
     _check_verdict(facts.verdict, stamped=stamp is not None)
     if not facts.verdict.experiment:
         _check_nothing_chosen(facts, own)
@@ -47,18 +49,19 @@ def recompute(facts: Facts) -> Seal | None:
 
 
 def _check_key(key: KeyFacts, own: Statement, bits: int) -> Seal | None:
-    if (own.owner, own.shape, own.bits, own.commitment) != (key.owner, key.shape, bits, key.commitment):
-        raise contradiction("its key statement does not describe the key that it reports")
+    stated = (own.fields.owner, own.fields.shape, own.fields.bits, own.commitment)
+    if stated != (key.owner, key.shape, bits, key.commitment):
+        raise _contradiction("its key statement does not describe the key that it reports")
     stamp = None if key.token is None else _read_token(key.token, own)
     shown = (None, None) if stamp is None else (moment_text(stamp.time), stamp.authority)
     if (key.stamped_at, key.authority) != shown or (key.kind == "stamped") != (stamp is not None):
-        raise contradiction("its time stamp does not say what is written beside it")
+        raise _contradiction("its time stamp does not say what is written beside it")
     return stamp
 
 
 def _read_token(token: str, own: Statement) -> Seal:
-    if own.fields is None or own.fields.seal == "none":
-        raise contradiction("it holds a time stamp for a key that states none")
+    if own.fields.seal == "none":
+        raise _contradiction("it holds a time stamp for a key that states none")
     try:
         return seal.read(base64.b64decode(token, validate=True), own.digest)
     except (binascii.Error, SealError) as error:
@@ -72,13 +75,13 @@ def _check_reading(reading: ReadingFacts, bits: int, own: Statement) -> None:
     agreements = reading.agreements
     expected = bits if reading.readable else 0
     if len(agreements) != expected or not all(0 <= count <= reading.count for count in agreements):
-        raise contradiction("its agreements do not fit its numbers of bits and answers")
+        raise _contradiction("its agreements do not fit its numbers of bits and answers")
     if list(agreements) != sorted(agreements, reverse=True):
-        raise contradiction("its agreements are not sorted")
+        raise _contradiction("its agreements are not sorted")
     answers = reading.count * len(agreements)
     wsr = sum(agreements) / answers if answers else 0.5
     if not math.isclose(reading.wsr, wsr, abs_tol=1e-12):
-        raise contradiction("a success rate does not follow from its agreements")
+        raise _contradiction("a success rate does not follow from its agreements")
     _check_source(reading, own)
     if not reading.readable:
         log10_p, exact = 0.0, True
@@ -86,45 +89,37 @@ def _check_reading(reading: ReadingFacts, bits: int, own: Statement) -> None:
         tail = statistics.tail(reading.weights, reading.statistic)
         log10_p, exact = tail.log10_p, tail.exact
     # A bound stays true when a later version computes the exact value below it.
-    safe_bound = exact and not reading.exact and reading.log10_p >= log10_p
-    if not (_close(reading.log10_p, log10_p) and exact == reading.exact) and not safe_bound:
-        raise contradiction("a p-value does not follow from its agreements")
+    safe_bound = exact and not reading.exact and reading.log10_p_before >= log10_p
+    if not (_close(reading.log10_p_before, log10_p) and exact == reading.exact) and not safe_bound:
+        raise _contradiction("a p-value does not follow from its agreements")
 
 
 def _check_origin(reading: ReadingFacts) -> None:
     """The counts per octile, and what follows from them."""
     agreeing, tested = reading.octiles
-    # A record from before there were octiles counts all weights alike, in one order only.
-    plain = len(reading.agreements) == 1
-    numbers = (reading.count,) if plain else tested
     if (
-        len(reading.agreements) not in (1, 2 * OCTILES)
-        or sum(numbers) != reading.count
-        or not all(0 <= agreed <= count for agreed, count in zip(agreeing, numbers, strict=True))
+        len(reading.agreements) != 2 * OCTILES
+        or sum(tested) != reading.count
+        or not all(0 <= agreed <= count for agreed, count in zip(agreeing, tested, strict=True))
     ):
-        raise contradiction("its agreements do not fit its numbers of weights")
-    if plain:
-        share = agreeing[0] / reading.count if reading.count else 0.5
-        expected = log10_tail(agreeing, numbers, (1,))
-    else:
-        share, expected = weighted_share(agreeing, tested), origin_log10_p(agreeing, tested)
-    if not math.isclose(reading.wsr, share, abs_tol=1e-12):
-        raise contradiction("a success rate does not follow from its agreements")
-    if not (_close(reading.log10_p, expected) and reading.exact and reading.readable):
-        raise contradiction("a p-value does not follow from its agreements")
+        raise _contradiction("its agreements do not fit its numbers of weights")
+    if not math.isclose(reading.wsr, weighted_share(agreeing, tested), abs_tol=1e-12):
+        raise _contradiction("a success rate does not follow from its agreements")
+    found = origin_log10_p(agreeing, tested)
+    if not (_close(reading.log10_p_before, found) and reading.exact and reading.readable):
+        raise _contradiction("a p-value does not follow from its agreements")
 
 
 def _check_source(reading: ReadingFacts, own: Statement) -> None:
     """Only inputs are chosen by anybody; noise and weights follow from the key."""
-    stated = None if own.fields is None else own.fields.inputs_digest
     if reading.kind != "inputs":
         fits = reading.source == "key" and reading.digest is None
     elif reading.source == "statement":
-        fits = reading.digest is not None and reading.digest == stated
+        fits = reading.digest is not None and reading.digest == own.fields.inputs_digest
     else:
         fits = reading.source != "key" and reading.digest is not None
     if not fits:
-        raise contradiction("who chose the inputs of a reading does not fit its statement")
+        raise _contradiction("who chose the inputs of a reading does not fit its statement")
 
 
 def _check_verdict(verdict: Verdict, *, stamped: bool) -> None:
@@ -134,39 +129,36 @@ def _check_verdict(verdict: Verdict, *, stamped: bool) -> None:
     if verdict.register_count is not None:
         allowances = (math.log2(verdict.register_count),)
     if not any(_close(verdict.allowance_log2, one) for one in allowances):
-        raise contradiction("its allowance is not that of its kind of key")
+        raise _contradiction("its allowance is not that of its kind of key")
     if verdict.experiment != bool(verdict.reasons):
-        raise contradiction("it is an experiment without a reason, or the other way about")
-    best, origin, level = verdict.best, verdict.origin, math.log10(verdict.alpha)
-    reading = best.as_reading()
-    corrected = min(0.0, best.log10_p + verdict.log10_price)
+        raise _contradiction("it is an experiment without a reason, or the other way about")
+    best, origin, price = verdict.best, verdict.origin, verdict.price
+    reading, level = best.as_reading(), math.log10(verdict.alpha)
+    corrected = price.corrected(best.log10_p_before)
     if not _close(verdict.log10_p, corrected if reading.counts or verdict.experiment else 0.0):
-        raise contradiction("its corrected p-value does not follow from its readings")
-    descent = 0.0 if origin is None else min(0.0, origin.log10_p + verdict.log10_price)
+        raise _contradiction("its corrected p-value does not follow from its readings")
+    descent = 0.0 if origin is None else price.corrected(origin.log10_p_before)
     if not _close(verdict.log10_p_origin, descent):
-        raise contradiction("its corrected p-value of the origin does not follow from its readings")
-    # A float holds no smaller level, and no counts reach one.
-    exponent = level - verdict.log10_price
-    needed = reading.threshold(10.0**exponent) if exponent > -300 else math.inf
+        raise _contradiction("its corrected p-value of the origin does not follow from its readings")
+    needed = reading.threshold(price.level(verdict.alpha))
     recorded = math.inf if verdict.threshold is None else verdict.threshold
     if not (math.isclose(recorded, needed, abs_tol=1e-9) or (not best.exact and recorded > needed)):
-        raise contradiction("its threshold does not follow from its agreements")
+        raise _contradiction("its threshold does not follow from its agreements")
     sound = not verdict.experiment and verdict.alpha <= ALPHA
     if verdict.owned != (sound and reading.counts and verdict.log10_p <= level):
-        raise contradiction("its verdict does not follow from its p-value")
+        raise _contradiction("its verdict does not follow from its p-value")
     if verdict.descends != (sound and origin is not None and verdict.log10_p_origin <= level):
-        raise contradiction("its verdict on the origin does not follow from its p-value")
+        raise _contradiction("its verdict on the origin does not follow from its p-value")
 
 
 def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
     """What the statement settles must have been done so, or it is an experiment and has to say so."""
     verdict, fields = facts.verdict, own.fields
-    asked = PROBES if fields is None else fields.probes
-    shape = None if fields is None else fields.input_shape
+    asked, shape = fields.probes, fields.input_shape
     for wrong, words in (
         (verdict.seed is not None, "the seed of its noise was chosen"),
         (verdict.alpha > ALPHA, f"its level is above {ALPHA:g}"),
-        (fields is not None and verdict.alpha > float(fields.alpha), "its level is above the stated one"),
+        (verdict.alpha > float(fields.alpha), "its level is above the stated one"),
         (
             any(one.kind == "noise" and one.count != asked for one in verdict.readings),
             f"its key asks for {asked} probes",
@@ -177,7 +169,7 @@ def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
         ),
         (shape is not None and shape != facts.suspect.input_shape, "its key states another input shape"),
         (
-            fields is not None and fields.seal != "none" and facts.key.token is None,
+            fields.seal != "none" and facts.key.token is None,
             "its key awaits a time stamp",
         ),
         (
@@ -189,15 +181,18 @@ def _check_nothing_chosen(facts: Facts, own: Statement) -> None:
         (
             facts.alignment is not None
             and facts.alignment.used
-            and (
-                facts.alignment.compared != "initial weights" or fields is None or fields.initialiser is None
-            ),
+            and (facts.alignment.compared != "initial weights" or fields.initialiser is None),
             "its channels were put in order by something that its key did not draw",
         ),
     ):
         if wrong:
-            raise contradiction(f"{words}, so that it is an experiment, and it does not say so")
+            raise _contradiction(f"{words}, so that it is an experiment, and it does not say so")
 
 
 def _close(recorded: float, computed: float) -> bool:
     return math.isclose(recorded, computed, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+
+
+def _contradiction(what: str) -> EvidenceError:
+    """The error to raise for a record of which `what` is wrong, in words."""
+    return EvidenceError(f"The evidence contradicts itself: {what}; do not rely on it.")

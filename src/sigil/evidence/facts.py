@@ -8,39 +8,24 @@ that the maker of the suspect has chosen; sorted, it says no more than the test 
 from __future__ import annotations
 
 import base64
-import math
 import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
-
-from sigil.evidence.forms import (
-    MAX_BITS,
-    MAX_COUNT,
-    AlignmentFacts,
-    Bits,
-    Command,
-    Hash,
-    Level,
-    Line,
-    Log10,
-    Moment,
-    Name,
-    Seed,
-    Shape,
-    Share,
-    Software,
-    Statement,
-    Strict,
-    SuspectFacts,
-    Tries,
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    model_serializer,
 )
-from sigil.keys.length import TESTS
+
 from sigil.origin import OCTILES
+from sigil.rules import MOST_CUTS, MOST_STATEMENTS, TESTS, Price
 from sigil.verdict.readings import Kind, Reading, Source
 from sigil.verdict.report import PAPER_THRESHOLD, best_of
 from sigil.version import __version__
@@ -51,6 +36,80 @@ if TYPE_CHECKING:
     from sigil.verdict.report import Report
 
 MAX_READINGS = 8
+MAX_BITS = 65_536
+MAX_COUNT = 10**9
+
+Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Line = Annotated[str, StringConstraints(max_length=2_000)]
+Statement = Annotated[str, StringConstraints(max_length=4_000)]
+Command = Annotated[str, StringConstraints(max_length=20_000)]
+Moment = Annotated[
+    str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")
+]
+Name = Annotated[str, StringConstraints(max_length=200)]
+Share = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=1, le=2**31)]
+Shape = Annotated[tuple[Size, ...], Field(min_length=1, max_length=16)]
+Level = Annotated[float, Field(gt=0.0, lt=1.0, allow_inf_nan=False)]
+Log10 = Annotated[float, Field(le=0.0, allow_inf_nan=False)]
+Tries = Annotated[int, Field(ge=1, le=10**17)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Bits = Annotated[int, Field(ge=1, le=MAX_BITS)]
+
+
+class Strict(BaseModel):
+    """Refuses unknown names, missing names and values of another type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class AlignmentFacts(Strict):
+    """What the suspect's channels were compared with, and whether they were put in order by it.
+
+    `reference` is the fingerprint of what the owner showed (`sigil.alignment.fingerprint`). Where `used` is
+    false too few channels were recognised, and the suspect was examined as it is.
+    """
+
+    compared: Name
+    reference: Hash
+    sure_channels: Annotated[int, Field(ge=0, le=2**31)]
+    agreement: Annotated[float, Field(allow_inf_nan=False)]
+    used: bool
+
+
+class SuspectFacts(Strict):
+    """Which file was examined, and how.
+
+    `entry` says which of the models in the file the verdict is about, if it does not hold just one. All
+    `entries` that were read or could have been are counted among the tries; of the `unread` nothing was read.
+    """
+
+    file: Line
+    sha256: Hash
+    kind: Name
+    description: Line
+    input_shape: Shape
+    entry: Line | None = None
+    entries: Annotated[int, Field(ge=1, le=16)] = 1
+    unread: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
+
+    @model_serializer(mode="wrap")
+    def _short(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Of a file that holds one model a record says what it always said."""
+        usual = {"entry": None, "entries": 1, "unread": 0}
+        return {
+            name: value for name, value in handler(self).items() if name not in usual or value != usual[name]
+        }
+
+
+class Software(Strict):
+    """The versions that computed the outcome."""
+
+    sigil: Name
+    torch: Name
+    numpy: Name
+    python: Name
+    platform: Name
 
 
 class ReadingFacts(Strict):
@@ -58,15 +117,14 @@ class ReadingFacts(Strict):
 
     `agreements` says for every bit how many of the `count` answers equal the key's, largest first. Of an
     origin there are two numbers per octile, smallest weights first: eight times how many weights kept the
-    sign of their initial value, then eight times how many were tested. A record from before there were
-    octiles has one number, how many of all `count` weights did. What could not be read has none.
+    sign of their initial value, then eight times how many were tested. What could not be read has none.
     """
 
     kind: Kind
     aligned: bool
     count: Annotated[int, Field(ge=0, le=MAX_COUNT)]
     wsr: Share
-    log10_p: Log10
+    log10_p_before: Log10
     exact: bool
     readable: bool
     source: Source
@@ -105,7 +163,7 @@ class ReadingFacts(Strict):
             kind=self.kind,
             count=self.count,
             wsr=self.wsr,
-            log10_p=self.log10_p,
+            log10_p_before=self.log10_p_before,
             exact=self.exact,
             aligned=self.aligned,
             readable=self.readable,
@@ -136,9 +194,9 @@ class Verdict(Strict):
     threshold: Share | None
     tests: Literal[4]
     tries: Tries
-    cuts: Annotated[int, Field(ge=1, le=64)]
+    cuts: Annotated[int, Field(ge=1, le=MOST_CUTS)]
     allowance_log2: Annotated[float, Field(ge=0.0, le=256.0, allow_inf_nan=False)]
-    register_count: Annotated[int, Field(ge=1, le=2**256)] | None
+    register_count: Annotated[int, Field(ge=1, le=MOST_STATEMENTS)] | None
     bits: Bits
     seed: Seed | None
     readings: Annotated[tuple[ReadingFacts, ...], Field(min_length=1, max_length=MAX_READINGS)]
@@ -181,10 +239,14 @@ class Verdict(Strict):
         return self.allowance_log2 if self.register_count is None else None
 
     @property
-    def log10_price(self) -> float:
-        """The decimal logarithm of what p was multiplied by."""
-        allowance = self.allowance_log2 * math.log10(2)
-        return math.log10(self.tests) + math.log10(self.tries) + math.log10(self.cuts) + allowance
+    def log10_p_before(self) -> float:
+        """The best reading's p-value before correction."""
+        return self.best.log10_p_before
+
+    @property
+    def price(self) -> Price:
+        """What p was multiplied by."""
+        return Price(self.allowance_log2, cuts=self.cuts, tries=self.tries)
 
 
 class KeyFacts(Strict):
@@ -303,7 +365,7 @@ def _reading(reading: Reading) -> ReadingFacts:
         aligned=reading.aligned,
         count=reading.count,
         wsr=reading.wsr,
-        log10_p=reading.log10_p,
+        log10_p_before=reading.log10_p_before,
         exact=reading.exact,
         readable=reading.readable,
         source=reading.source,

@@ -32,7 +32,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Null:
-    """What is known of models that have nothing to do with the key.
+    """What is known of keys that have nothing to do with the model.
 
     `grid` and `probability` are the distribution of the WSR; `tail_wsr` and `tail_log10` are the
     logarithm of the chance to reach at least that WSR; `bits` is k.
@@ -56,7 +56,7 @@ def null_figure(
     title: str,
     description: str,
 ) -> Markup:
-    """Draw where unrelated models land (above) and how fast the chance falls (below, logarithmic).
+    """Draw where unrelated keys land (above) and how fast the chance falls (below, logarithmic).
 
     `observed` is the WSR and log10 p of the suspect, `level` the log10 of the level of proof and
     its label, `width` the width in CSS pixels, `name` a prefix for the ids in the drawing.

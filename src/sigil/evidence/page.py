@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from sigil import statistics
 from sigil.evidence.facts import Facts, ReadingFacts, Verdict
 from sigil.evidence.figures import Marker, Null, bits_figure, null_figure
-from sigil.keys.length import STAMPED_ALLOWANCE_LOG2
+from sigil.rules import STAMPED_ALLOWANCE_LOG2
 from sigil.statistics import PAPER_THRESHOLD
 from sigil.verdict import wording
 from sigil.verdict.wording import chance, percent, scientific, success_rate, unbroken
@@ -54,7 +54,7 @@ class _Row:
     name: str
     count: str
     wsr: str
-    log10_p: str
+    log10_p_before: str
     counts: str
     best: bool
 
@@ -89,7 +89,7 @@ def render(facts: Facts, *, record: SignedRecord | None = None) -> str:
         p=unbroken(scientific(decides.log10_p)),
         exact=decides.exact,
         alpha=unbroken(scientific(math.log10(verdict.alpha))),
-        one_try_level=superscripts(statistics.in_words(math.log10(verdict.alpha) - verdict.log10_price)),
+        one_try_level=superscripts(statistics.in_words(verdict.price.log10_level(verdict.alpha))),
         corrections=superscripts_in(
             wording.corrections_at_length(
                 verdict,
@@ -140,7 +140,7 @@ def _row(reading: ReadingFacts, *, best: bool, experiment: bool) -> _Row:
         name=wording.reading_name(reading),
         count=f"{reading.count:,} {unit}",
         wsr=unbroken(percent(reading.wsr)) if reading.readable else "–",
-        log10_p=f"{'' if reading.exact else '≤ '}{_rounded_up(reading.log10_p)}",
+        log10_p_before=f"{'' if reading.exact else '≤ '}{_rounded_up(reading.log10_p_before)}",
         counts="no: this was an experiment" if experiment else wording.reading_counts(reading),
         best=best,
     )
@@ -202,18 +202,19 @@ def _null_pictures(verdict: Verdict, *, wsr: str, needed: str | None) -> list[Ma
     if needed is not None and verdict.threshold is not None and not verdict.experiment:
         markers.append(Marker(verdict.threshold, f"proof begins at {needed}", "needed"))
     markers.append(Marker(PAPER_THRESHOLD, f"the paper’s rule {percent(PAPER_THRESHOLD, 0)}", "rule"))
-    level = math.log10(verdict.alpha) - verdict.log10_price
+    level = verdict.price.log10_level(verdict.alpha)
     description = (
-        "Upper part: how often models that have nothing to do with the key reach each share of "
+        "Upper part: how often keys that have nothing to do with the model reach each share of "
         "agreement, a bell around 50 percent. Lower part: the chance of reaching at least that "
         "share, on a logarithmic scale, before any correction. The model examined agrees in "
-        f"{100 * verdict.wsr:.2f} percent; the chance of that is {statistics.in_words(verdict.best.log10_p)}."
+        f"{100 * verdict.wsr:.2f} percent; the chance of that is "
+        f"{statistics.in_words(verdict.log10_p_before)}."
     )
     return [
         null_figure(
             null,
             markers,
-            observed=(verdict.wsr, verdict.best.log10_p),
+            observed=(verdict.wsr, verdict.log10_p_before),
             level=(level, "level" if verdict.experiment else "level of proof"),
             width=width,
             name=name,

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sigil.errors import EvidenceError
-from sigil.evidence.facts import Facts, ReadingFacts, Verdict, judged, put_in_order
-from sigil.evidence.forms import AlignmentFacts
-from sigil.keys.length import STAMPED_ALLOWANCE_LOG2
+from sigil.evidence.facts import AlignmentFacts, Facts, ReadingFacts, Verdict, judged, put_in_order
+from sigil.rules import STAMPED_ALLOWANCE_LOG2
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
     from sigil.data.inputs import Inputs
-    from sigil.evidence.first_version import FirstFacts
     from sigil.keys.key import Key
     from sigil.keys.seal import Seal
     from sigil.suspect import Suspect
@@ -44,7 +42,7 @@ class Repeated:
         )
 
 
-def open_commitment(facts: Facts | FirstFacts, recorded: Seal | None, key: Key) -> None:
+def open_commitment(facts: Facts, recorded: Seal | None, key: Key) -> None:
     """Raise `EvidenceError` unless `key` is the one of the record: its statement and its time stamp.
 
     `recorded` is the time stamp that the record holds.
@@ -84,8 +82,8 @@ def repeat(
     smaller = facts.key.kind == "stamped" and facts.verdict.allowance_of_kind == STAMPED_ALLOWANCE_LOG2
     if smaller and roots is None:
         raise EvidenceError(
-            "The evidence allows for 2^24 keys because of a time stamp, which holds under a root that you "
-            "trust: give its certificate with --tsa-root."
+            f"The evidence allows for 2^{STAMPED_ALLOWANCE_LOG2} keys because of a time stamp, which holds "
+            "under a root that you trust: give its certificate with --tsa-root."
         )
 
     recorded = facts.verdict
@@ -134,40 +132,6 @@ def repeat(
     return result
 
 
-def repeat_first(facts: FirstFacts, key: Key, suspect: Suspect) -> Repeated:
-    """Examine the suspect once more as a record of version 1 says: one reading, on noise of a chosen seed."""
-    from sigil.verdict.verification import verify
-
-    recorded = facts.verdict
-    if facts.alignment is not None and facts.alignment.used:
-        raise EvidenceError(
-            "The evidence is of version 1 and put channels in order by a reference, which this version does "
-            "not repeat; leave --suspect out to check the rest."
-        )
-    report = verify(
-        suspect,
-        key,
-        input_shape=facts.suspect.input_shape,
-        probes=recorded.probes,
-        seed=recorded.probe_seed,
-        tries=recorded.tries,
-    )
-    before = ReadingFacts(
-        kind="noise",
-        aligned=False,
-        count=recorded.probes,
-        wsr=recorded.wsr,
-        log10_p=0.0,
-        exact=True,
-        readable=True,
-        source="key",
-        digest=None,
-        agreements=recorded.agreements,
-    )
-    found = next(one for one in judged(report).readings if one.kind == "noise")
-    return Repeated(len(before.agreements), _differing(before, found))
-
-
 def compare(recorded: Verdict, found: Verdict) -> Repeated:
     """Raise `EvidenceError` unless two verdicts have the same numbers, up to rounding."""
     kinds = [[(one.kind, one.aligned) for one in verdict.readings] for verdict in (recorded, found)]
@@ -208,11 +172,7 @@ def _differing(recorded: ReadingFacts, found: ReadingFacts) -> int:
                 f"the {name} of the reading on {recorded.kind}, {getattr(found, name)} instead of "
                 f"{getattr(recorded, name)}"
             )
-    if recorded.kind == "origin" and len(recorded.agreements) == 1:
-        # A record from before there were octiles.
-        pairs = [(recorded.agreements[0], sum(found.octiles[0]))]
-    else:
-        pairs = list(zip(recorded.agreements, found.agreements, strict=True))
+    pairs = list(zip(recorded.agreements, found.agreements, strict=True))
     apart = sum(abs(one - other) for one, other in pairs)
     allowed = 0.0 if recorded.kind == "origin" else _ROUNDING * recorded.count * len(pairs)
     if apart > allowed:

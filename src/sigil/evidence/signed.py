@@ -5,9 +5,8 @@ The file is one line of JSON in one canonical form (sorted names, no spaces, ASC
     {"body":{...},"public_key":"64 hex digits","signature":"128 hex digits"}
 
 The signature is Ed25519 over `sigil evidence v2`, a line feed, the 32 bytes of the public key and
-the body's bytes exactly as they stand in the file (`v1` in records of version 1). It is checked before
-anything of the body is parsed. The numbers are then checked against each other
-(:mod:`sigil.evidence.arithmetic`).
+the body's bytes exactly as they stand in the file. It is checked before anything of the body is parsed. The
+numbers are then checked against each other (:mod:`sigil.evidence.arithmetic`).
 """
 
 from __future__ import annotations
@@ -27,19 +26,14 @@ from pydantic import ValidationError
 
 from sigil import files
 from sigil.errors import EvidenceError
-from sigil.evidence import arithmetic, first_version
+from sigil.evidence import arithmetic
 from sigil.evidence import statement as statements
 from sigil.evidence.facts import Facts
-from sigil.evidence.first_version import FirstFacts
 from sigil.keys.seal import Seal
 
 MAX_FILE = 1 << 22
 MAX_PEM = 1 << 16
 
-_FORMS: dict[bytes, type[Facts] | type[FirstFacts]] = {
-    b"sigil evidence v2\n": Facts,
-    b"sigil evidence v1\n": FirstFacts,
-}
 _CONTEXT = b"sigil evidence v2\n"
 _FILE = re.compile(
     rb'\{"body":(?P<body>\{.*\}),"public_key":"(?P<public_key>[0-9a-f]{64})",'
@@ -57,7 +51,7 @@ class Checked:
     stamped key, whose root nobody has looked at here.
     """
 
-    facts: Facts | FirstFacts
+    facts: Facts
     public_key: str
     signed_by: Literal["owner", "other"]
     pinned: bool
@@ -66,6 +60,7 @@ class Checked:
 
 def sign(facts: Facts, private_key: Ed25519PrivateKey) -> bytes:
     """Return the content of an evidence file: the facts, the signer's public key, the signature."""
+    statements.parse(facts.key.statement)  # of a key whose evidence nobody could check
     body = _canonical(facts)
     public = private_key.public_key().public_bytes_raw()
     signature = private_key.sign(_CONTEXT + public + body)
@@ -93,11 +88,7 @@ def check(
     by one of those.
     """
     facts, public_key = _open(content)
-    stamp = None
-    if isinstance(facts, Facts):
-        stamp = arithmetic.recompute(facts)
-    else:
-        first_version.recompute(facts)
+    stamp = arithmetic.recompute(facts)
     own = statements.parse(facts.key.statement)
     if statement is not None and statements.parse(statement) != own:
         raise EvidenceError(
@@ -194,14 +185,14 @@ def read_public_key(text: str) -> str:
     return key.public_bytes_raw().hex()
 
 
-def _canonical(facts: Facts | FirstFacts) -> bytes:
+def _canonical(facts: Facts) -> bytes:
     text = json.dumps(
         facts.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     )
     return text.encode("ascii")
 
 
-def _open(content: bytes) -> tuple[Facts | FirstFacts, str]:
+def _open(content: bytes) -> tuple[Facts, str]:
     """Signature first, then the form: returns the facts and the signer's public key."""
     if len(content) > MAX_FILE:
         raise EvidenceError(
@@ -215,14 +206,16 @@ def _open(content: bytes) -> tuple[Facts | FirstFacts, str]:
             "short; ask for the original, byte for byte."
         )
     body, public_key = found["body"], found["public_key"].decode()
-    form = _signed_form(body, bytes.fromhex(public_key), bytes.fromhex(found["signature"].decode()))
-    if form is None:
+    public, signature = bytes.fromhex(public_key), bytes.fromhex(found["signature"].decode())
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, _CONTEXT + public + body)
+    except (InvalidSignature, ValueError):
         raise EvidenceError(
             "The signature does not fit the evidence: the file was changed after it was signed; "
             "ask for the original, byte for byte."
-        )
+        ) from None
     try:
-        facts = form.model_validate_json(body)
+        facts = Facts.model_validate_json(body)
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole"
         raise EvidenceError(
@@ -237,18 +230,7 @@ def _open(content: bytes) -> tuple[Facts | FirstFacts, str]:
     return facts, public_key
 
 
-def _signed_form(body: bytes, public: bytes, signature: bytes) -> type[Facts] | type[FirstFacts] | None:
-    """The form of the version that the signature is for: each version signs under a name of its own."""
-    for context, form in _FORMS.items():
-        try:
-            Ed25519PublicKey.from_public_bytes(public).verify(signature, context + public + body)
-        except (InvalidSignature, ValueError):
-            continue
-        return form
-    return None
-
-
-def _compare_references(facts: Facts | FirstFacts, published: statements.References) -> None:
+def _compare_references(facts: Facts, published: statements.References) -> None:
     if published.commitment != facts.key.commitment:
         raise EvidenceError(
             "The published references belong to another key than the evidence; give the line that was "
@@ -264,9 +246,9 @@ def _compare_references(facts: Facts | FirstFacts, published: statements.Referen
         )
 
 
-def _drawn_by_the_key(facts: Facts | FirstFacts) -> bool:
+def _drawn_by_the_key(facts: Facts) -> bool:
     """Whether channels were put in order by initial weights of the key's own, which nobody chose."""
     own = statements.parse(facts.key.statement).fields
-    if not isinstance(facts, Facts) or facts.verdict.experiment or own is None or own.initialiser is None:
+    if facts.verdict.experiment or own.initialiser is None:
         return False
     return facts.alignment is not None and facts.alignment.compared == "initial weights"

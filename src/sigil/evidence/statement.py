@@ -10,40 +10,18 @@ Either of the last two may be missing.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
-from sigil.errors import ConfigError, EvidenceError
+from sigil.errors import EvidenceError
 from sigil.keys import statement as statements
+from sigil.keys.statement import Statement
 
-_STATEMENT = re.compile(
-    r'sigil-commitment v1 owner=(?P<owner>"(?:[^"\\]|\\.)*")'
-    r" shape=(?P<shape>[0-9]{1,10}(?:x[0-9]{1,10}){0,15}) bits=(?P<bits>[0-9]{1,10})"
-    r" commitment=(?P<commitment>[0-9a-f]{64}) evidence-key=(?P<evidence_key>[0-9a-f]{64})"
-)
 _REFERENCES = re.compile(
     r"sigil-reference v1 commitment=(?P<commitment>[0-9a-f]{64})"
     r"(?: initial-weights=(?P<initial>[0-9a-f]{64}))?(?: correlations=(?P<correlations>[0-9a-f]{64}))?"
 )
 MAX_STATEMENT = 2_000
-
-
-@dataclass(frozen=True)
-class Statement:
-    """What a published statement pins: the key and the signer of the owner's evidence.
-
-    `fields` is all that a key of version 2 states, None for a key of version 1; `digest` is what a time stamp
-    over it is a stamp of.
-    """
-
-    owner: str
-    shape: tuple[int, ...]
-    bits: int
-    commitment: str
-    evidence_key: str
-    fields: statements.KeyFields | None = None
-    digest: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -66,42 +44,13 @@ class References:
 
 def parse(line: str) -> Statement:
     """Take a statement apart; anything but exactly one well-formed statement is refused."""
-    text = line.strip()
-    if (known := statements.parse(text)) is not None:
-        fields = known.fields
-        return Statement(
-            fields.owner,
-            fields.shape,
-            fields.bits,
-            known.commitment,
-            known.evidence_key,
-            fields,
-            known.digest,
-        )
-    found = _STATEMENT.fullmatch(text) if len(text) <= MAX_STATEMENT else None
-    first = None if found is None else _first(found, text)
-    if first is None:
+    found = statements.parse(line.strip())
+    if found is None:
         raise EvidenceError(
             "This is not the statement of a key: give the one published line, byte for byte as "
             "`sigil key commit` prints it."
         )
-    fields = first.fields
-    return Statement(fields.owner, fields.shape, fields.bits, first.commitment, first.evidence_key)
-
-
-def _first(found: re.Match[str], text: str) -> statements.Statement | None:
-    """A statement of version 1, or None if it is not in its one spelling."""
-    try:
-        fields = statements.KeyFields(
-            owner=json.loads(found["owner"]),
-            shape=tuple(int(size) for size in found["shape"].split("x")),
-            bits=int(found["bits"]),
-            version=1,
-        )
-    except (ValueError, ConfigError):
-        return None
-    known = statements.Statement(fields, found["commitment"], found["evidence_key"])
-    return known if known.text == text else None
+    return found
 
 
 def parse_references(line: str) -> References:

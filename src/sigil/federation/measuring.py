@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from sigil.errors import reason
 from sigil.federation.averaging import State
 from sigil.federation.federation import Federation, RoundResult
 from sigil.keys.key import Key
-from sigil.verdict.report import ALPHA, TESTS
+from sigil.verdict import choices
+from sigil.verdict.readings import Reading
 
 log = logging.getLogger("sigil.federation")
 
@@ -51,15 +54,10 @@ def _evaluate(federation: Federation, key: Key | None, row: dict[str, Any]) -> N
     try:
         found: dict[str, Any] = {"accuracy": federation.accuracy()}
         sound = _finite(federation.client_state) and _finite(federation.server_state)
-        for reading in (
-            () if key is None else federation.read_mark(key, probes=federation.settings.watermark.probes)
-        ):
-            # The names without a kind are those of noise, the paper's probe.
-            end = "" if reading.kind == "noise" else f"_{reading.kind}"
-            found |= {f"wsr{end}": reading.wsr, f"log10_p{end}": reading.log10_p}
-            sound = sound and reading.readable
-            if key is not None and math.isfinite(level := reading.threshold(_level_of_proof(key))):
-                found[f"wsr_level{end}"] = level
+        if key is not None:
+            readings = federation.read_mark(key, probes=federation.settings.watermark.probes)
+            found |= marked(readings, key, federation.halves()[0])
+            sound = sound and all(reading.readable for reading in readings)
     except Exception as error:  # whatever it is, hours of training are worth more than one measurement
         row["evaluation_failed"] = reason(error)
         log.warning("round %d could not be evaluated: %s", row["round"], row["evaluation_failed"])
@@ -71,9 +69,23 @@ def _evaluate(federation: Federation, key: Key | None, row: dict[str, Any]) -> N
     log.warning("round %d is discarded: its weights or what they answer are not finite", row["round"])
 
 
-def _level_of_proof(key: Key) -> float:
-    """The p of one reading that proves ownership, after everything that a verdict corrects for."""
-    return min(ALPHA, float(key.fields.alpha)) / (TESTS * 2.0**key.allowance_log2)
+def marked(readings: Sequence[Reading], key: Key, client_half: nn.Module) -> dict[str, float]:
+    """What a round's readings of the mark come to: p before correction and corrected, and the rate of proof.
+
+    The names without a kind are those of noise, the paper's probe. Inputs that the key does not state have
+    neither a corrected p nor a rate of proof, because they do not count as long as nobody else chose them.
+    """
+    alpha = float(key.fields.alpha)
+    price = choices.price(key, cuts=choices.count_cuts(client_half, key))
+    found: dict[str, float] = {"alpha": alpha}
+    for reading in readings:
+        end = "" if reading.kind == "noise" else f"_{reading.kind}"
+        found |= {f"wsr{end}": reading.wsr, f"log10_p_before{end}": reading.log10_p_before}
+        if reading.source != "claimant":
+            found[f"log10_p{end}"] = price.corrected(reading.log10_p_before)
+            if math.isfinite(rate := reading.threshold(price.level(alpha))):
+                found[f"wsr_level{end}"] = rate
+    return found
 
 
 def _finite(state: State) -> bool:

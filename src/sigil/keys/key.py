@@ -32,9 +32,10 @@ from sigil.errors import ConfigError, KeyFileError, SealError, shown
 from sigil.keys import content as key_content
 from sigil.keys import derivation, initial_weights, keyfile, length, seal, shares, statement
 from sigil.keys.draws import KeyStream, span
-from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, default_bits
+from sigil.keys.length import default_bits
 from sigil.keys.seal import Seal
 from sigil.keys.statement import KeyFields, Scheme, SealKind, Statement, check_shape
+from sigil.rules import ALPHA, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
 
 SEED_BYTES: Final = 32
 MAX_CHOICE: Final = 10**7
@@ -99,7 +100,7 @@ class Key:
         carriers_per_bit: int | None = None,
         inputs_digest: str | None = None,
         probes: int = statement.PROBES,
-        alpha: float | str = statement.ALPHA,
+        alpha: float | str = ALPHA,
         initialiser: str | None = statement.INITIALISER,
         seal: SealKind = "none",
     ) -> Key:
@@ -152,7 +153,7 @@ class Key:
         to prove anything is made with a warning.
         """
         key = cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
-        length.warn_if_too_short(key.bits, key.shape, stamped=key.awaits_seal)
+        length.warn_if_too_short(key.fields)
         return key
 
     @classmethod
@@ -188,7 +189,7 @@ class Key:
         if key is None:
             key = cls.load(path, passphrase=passphrase)
             key._check_states(path, {"owner": owner, "shape": shape} | stated)
-        length.warn_if_too_short(key.bits, key.shape, stamped=key.fields.seal != "none")
+        length.warn_if_too_short(key.fields)
         return key
 
     def _check_states(self, path: str | os.PathLike[str], asked: dict[str, Any]) -> None:

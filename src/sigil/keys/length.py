@@ -1,9 +1,6 @@
-"""How long a key must be, and which success rate proves it: what the price of drawing keys demands.
+"""How long a key is: what its cut holds, and what the price of a proof demands (:mod:`sigil.rules`).
 
-A claimant may have drawn many keys before showing one, so a verdict multiplies p by an allowance: 2⁸⁰
-for a plain key, more than anybody draws, and 2²⁴ for a stamped one, each of which costs a dated request.
-It multiplies p by the number of tests that the rules allow as well. Length pays for both: every bit
-that a model answers rightly halves p.
+Length pays for everything that p is multiplied by: every bit that a model answers rightly halves p.
 """
 
 from __future__ import annotations
@@ -13,15 +10,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Final
 
-from sigil import statistics
-from sigil.errors import ConfigError
-from sigil.keys.statement import SealKind, check_bits, check_shape
-
-PLAIN_ALLOWANCE_LOG2: Final = 80
-STAMPED_ALLOWANCE_LOG2: Final = 24
-# Noise, inputs, aligned, origin: counted whether they are made or not.
-TESTS: Final = 4
-ALPHA: Final = 3e-7
+from sigil.keys.statement import KeyFields, SealKind, check_shape
+from sigil.rules import MOST_CUTS, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
 
 # What an attack leaves of a mark proves the more, the longer the key is. The paper finds 500 bits no burden
 # for 16,384 dimensions.
@@ -50,59 +40,19 @@ def default_bits(shape: Sequence[int], seal: SealKind = "none") -> int:
     return max(SHORTEST_DEFAULT_BITS, held, min(LONGEST_DEFAULT_BITS, dimension // DIMENSIONS_PER_BIT))
 
 
-def needed_rate(bits: int, allowance_log2: float, *, tests: int = TESTS, alpha: float = ALPHA) -> float:
-    """The smallest success rate that proves a key of this length, all probes agreeing at every bit.
-
-    It is the WSR at which p · `tests` · 2^`allowance_log2` ≤ `alpha`; ``math.inf`` if no rate is enough.
-
-    >>> needed_rate(64, 24), needed_rate(64, 80), needed_rate(128, 80)  # 61 of 64 bits, none, 124 of 128
-    (0.953125, inf, 0.96875)
-    """
-    level = math.log2(_level(alpha)) - math.log2(_tests(tests)) - _allowance(allowance_log2)
-    if level < -check_bits(bits):
-        return math.inf
-    if level <= -1000:  # a float holds no smaller level
-        raise ConfigError("The level and the allowance are too extreme to compute with; give milder ones.")
-    return statistics.threshold([1] * bits, probes=1, alpha=2.0**level)
-
-
-def shortest_bits(allowance_log2: float, *, tests: int = TESTS, alpha: float = ALPHA) -> int:
-    """How many bits, all of them right, are the least that prove anything.
-
-    >>> shortest_bits(80), shortest_bits(24)
-    (104, 48)
-    """
-    return math.ceil(_allowance(allowance_log2) + math.log2(_tests(tests)) - math.log2(_level(alpha)))
-
-
-def warn_if_too_short(bits: int, shape: Sequence[int], *, stamped: bool) -> None:
+def warn_if_too_short(stated: KeyFields) -> None:
     """Warn the caller's caller that a key of this length proves nothing, however well a model answers."""
-    allowance = STAMPED_ALLOWANCE_LOG2 if stamped else PLAIN_ALLOWANCE_LOG2
-    if needed_rate(bits, allowance) > 1:
-        warnings.warn(
-            f"This key has {bits} bits for activations of shape {tuple(shape)}, and a "
-            f"{'stamped' if stamped else 'plain'} key proves nothing with fewer than "
-            f"{shortest_bits(allowance)}: give more bits, or cut where activations have more numbers "
-            "(sigil.inspect).",
-            stacklevel=3,
-        )
-
-
-def _allowance(allowance_log2: float) -> float:
-    if not 0 <= allowance_log2 <= 900:
-        raise ConfigError(
-            f"The allowance is 2^{allowance_log2!r} but must lie between 2^0 (no key but this) and 2^900."
-        )
-    return float(allowance_log2)
-
-
-def _tests(tests: int) -> int:
-    if isinstance(tests, bool) or not isinstance(tests, int) or not 1 <= tests <= 2**53:
-        raise ConfigError(f"The number of tests is {tests!r} but must be a whole number from 1 on.")
-    return tests
-
-
-def _level(alpha: float) -> float:
-    if not 0.0 < alpha < 1.0:
-        raise ConfigError(f"The level alpha is {alpha} but must lie between 0 and 1, such as 3e-7.")
-    return alpha
+    stamped = stated.seal != "none"
+    price = Price(
+        STAMPED_ALLOWANCE_LOG2 if stamped else PLAIN_ALLOWANCE_LOG2,
+        cuts=MOST_CUTS if stated.input_shape is None else 1,
+    )
+    if stated.bits >= (least := price.shortest_bits(float(stated.alpha))):
+        return
+    open_shape = " that does not state the shape of its inputs" if stated.input_shape is None else ""
+    warnings.warn(
+        f"This key has {stated.bits} bits for activations of shape {stated.shape}, and a "
+        f"{'stamped' if stamped else 'plain'} key{open_shape} proves nothing with fewer than {least}: give "
+        "more bits, or cut where activations have more numbers (sigil.inspect).",
+        stacklevel=3,
+    )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -114,16 +114,22 @@ class Seal:
         return hashlib.sha256(b"".join(map(length_prefixed, parts))).digest()
 
     def check(self, roots: Sequence[x509.Certificate]) -> Root:
-        """The first of `roots` that the signing certificate's chain leads to, valid at the stamp's time."""
+        """The first of `roots` that the signing certificate's chain leads to, valid at the stamp's time.
+
+        Every certificate of the chain, the root included, must allow time stamps or any use.
+        """
         from rfc3161_client import VerificationError, VerifierBuilder, decode_timestamp_response
 
         if not roots:
             raise SealError("No root certificate was given; name the one of the authority that you trust.")
         imprint = _imprint(der.read(self.info).parts())
-        for root in roots:
+        # The library asks for the purpose of the signing certificate alone. An issuer whose certificates are
+        # for e-mail or servers could make itself an authority, so no chain is built over such a one.
+        response = _with_certificates(self.response, _allows_stamps)
+        for root in filter(_allows_stamps, roots):
             verifier = VerifierBuilder(roots=[root]).build()
             try:
-                verifier.verify(decode_timestamp_response(self.response), imprint)
+                verifier.verify(decode_timestamp_response(response), imprint)
             except (VerificationError, ValueError):
                 continue
             return Root(root.subject.rfc4514_string(), hashlib.sha256(root.public_bytes(_DER)).hexdigest())
@@ -207,7 +213,7 @@ def _read(response: bytes, digest: bytes) -> Seal:
         )
     certificate, signature = _signer(infos[0], info, certificates)
     return Seal(
-        response=_in_order(response),
+        response=_with_certificates(response),
         info=info,
         signature=signature,
         time=_time(fields[4]),
@@ -216,8 +222,21 @@ def _read(response: bytes, digest: bytes) -> Seal:
     )
 
 
-def _in_order(response: bytes) -> bytes:
-    """The same response with its certificates in the order that DER demands and each of them once.
+def _allows_stamps(certificate: x509.Certificate) -> bool:
+    """Whether nothing in a certificate says that it, and what it certifies, is for other uses only."""
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return True
+    except _MALFORMED:
+        return False
+    return bool({ExtendedKeyUsageOID.TIME_STAMPING, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & {*usage})
+
+
+def _with_certificates(
+    response: bytes, wanted: Callable[[x509.Certificate], bool] = lambda certificate: True
+) -> bytes:
+    """The same response with the certificates that are `wanted`, in DER's order and each of them once.
 
     OpenSSL's authorities, and many others, send them in the order of their chain, which the library that
     follows the chain refuses. Nothing of it is signed, and nothing of the seal depends on it.
@@ -225,10 +244,11 @@ def _in_order(response: bytes) -> bytes:
     status, content = der.read(response).parts()
     kind, wrapped = content.parts()
     version, digests, encapsulated, certificates, *rest = wrapped.parts()[0].parts()
-    encodings = sorted({value.encoding for value in certificates.parts()})
+    encodings = {value.encoding for value in certificates.parts()}
+    kept = sorted(one for one in encodings if wanted(x509.load_der_x509_certificate(one)))
     before = (part.encoding for part in (version, digests, encapsulated))
     after = (part.encoding for part in rest)
-    signed = der.write(der.SEQUENCE, *before, der.write(_FIRST, *encodings), *after)
+    signed = der.write(der.SEQUENCE, *before, der.write(_FIRST, *kept), *after)
     token = der.write(der.SEQUENCE, kind.encoding, der.write(_FIRST, signed))
     return der.write(der.SEQUENCE, status.encoding, token)
 

@@ -23,6 +23,7 @@ from typing import Any, Final, Literal
 from sigil import arguments
 from sigil.errors import ConfigError
 from sigil.keys.owner_name import check_owner, check_printable
+from sigil.rules import ALPHA
 
 VERSION: Final = 2
 FORMAT: Final = "sigil-statement/2"
@@ -33,7 +34,6 @@ MAX_DIMENSION: Final = 2**26
 PROBES: Final = 512
 LEAST_PROBES: Final = 256
 MOST_PROBES: Final = 65_536
-ALPHA: Final = "3e-7"
 INITIALISER: Final = "fan-out-normal"
 
 SealKind = Literal["none", "rfc3161"]
@@ -45,6 +45,16 @@ _SHARE_RULE: Final = re.compile(r"balanced(-[1-9][0-9]{0,4})?")
 _LEVEL: Final = re.compile(r"[1-9](\.[0-9]{0,15}[1-9])?e-[1-9][0-9]{0,2}")
 _NUMBER: Final = r"-?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{0,17}[1-9])?"
 _NORMALISATION: Final = re.compile(rf"({_NUMBER}(?:,{_NUMBER})*)/({_NUMBER}(?:,{_NUMBER})*)")
+
+
+def level_text(alpha: float | str) -> str:
+    """A level such as 3e-07 in the one spelling that a statement has: "3e-7"."""
+    try:
+        return f"{Decimal(str(alpha)).normalize():e}"
+    except (ArithmeticError, ValueError):
+        raise ConfigError(
+            f"The level alpha is {_shorten(alpha)} but must be a number, such as 3e-7."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ class KeyFields:
     share_rule: str | None = None
     inputs_digest: str | None = None
     probes: int = PROBES
-    alpha: str = ALPHA
+    alpha: str = level_text(ALPHA)
     initialiser: str | None = INITIALISER
     seal: SealKind = "none"
     version: int = VERSION
@@ -96,10 +106,10 @@ class KeyFields:
         _check_text("normalisation", self.normalisation, _NORMALISATION, "mean,…/deviation,…")
         _check_channels(self.normalisation, self.input_shape)
         spelt = isinstance(self.alpha, str) and _LEVEL.fullmatch(self.alpha)
-        if not spelt or not 1e-300 <= float(self.alpha) <= 3e-7:
+        if not spelt or not 1e-300 <= float(self.alpha) <= ALPHA:
             raise ConfigError(
-                f"The level alpha of a key is {_shorten(self.alpha)}, but proof begins at 3e-7; give a "
-                "number above 0 and at most 3e-7."
+                f"The level alpha of a key is {_shorten(self.alpha)}, but proof begins at "
+                f"{level_text(ALPHA)}; give a number above 0 and at most that."
             )
         _check_choice("scheme", self.scheme, ("paper", "shares"))
         _check_choice("initialiser", self.initialiser, (None, INITIALISER))
@@ -198,16 +208,6 @@ def share_rule(scheme: str, carriers_per_bit: int | None) -> str | None:
     if carriers_per_bit is None:
         return "balanced" if scheme == "shares" else None
     return f"balanced-{_whole('number of carriers per bit', carriers_per_bit, 1, 10**8 - 1)}"
-
-
-def level_text(alpha: float | str) -> str:
-    """A level such as 3e-07 in the one spelling that a statement has: "3e-7"."""
-    try:
-        return f"{Decimal(str(alpha)).normalize():e}"
-    except (ArithmeticError, ValueError):
-        raise ConfigError(
-            f"The level alpha is {_shorten(alpha)} but must be a number, such as 3e-7."
-        ) from None
 
 
 def normalisation_text(moments: tuple[Sequence[float], Sequence[float]] | None) -> str | None:

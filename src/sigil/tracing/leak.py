@@ -197,7 +197,7 @@ def compare(
         ),
         key=lambda each: (-each.statistic, each.client),
     )
-    marked = reading.log10_p <= math.log10(MARKED)
+    marked = reading.log10_p_before <= math.log10(MARKED)
     first = ranking[0]
     return Trace(
         named=first.client if marked and first.p <= level else None,

@@ -93,7 +93,13 @@ class Metrics:
             "sigil_wsr", "Share of the mark's bits that are read rightly", ["inputs"], registry=self.registry
         )
         self._log10_p = Gauge(
-            "sigil_log10_p", "log10 of the p-value of a reading", ["inputs"], registry=self.registry
+            "sigil_log10_p", "log10 of p of a reading, corrected", ["inputs"], registry=self.registry
+        )
+        self._log10_p_before = Gauge(
+            "sigil_log10_p_before",
+            "log10 of p of a reading before correction",
+            ["inputs"],
+            registry=self.registry,
         )
         self._front_refused = Counter(
             "sigil_front_refused", "Refused by the HTTPS front", ["reason"], registry=self.registry
@@ -117,9 +123,13 @@ class Metrics:
         if "accuracy" in row:
             self._accuracy.set(row["accuracy"])
         for kind, end in (("noise", ""), ("inputs", "_inputs")):
-            if f"wsr{end}" in row:
-                self._wsr.labels(kind).set(row[f"wsr{end}"])
-                self._log10_p.labels(kind).set(row[f"log10_p{end}"])
+            for name, gauge in (
+                ("wsr", self._wsr),
+                ("log10_p", self._log10_p),
+                ("log10_p_before", self._log10_p_before),
+            ):
+                if f"{name}{end}" in row:
+                    gauge.labels(kind).set(row[f"{name}{end}"])
 
     def refusals(self) -> dict[str, dict[str, int]]:
         """What was refused so far, by kind and reason."""

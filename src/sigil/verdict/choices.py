@@ -15,20 +15,25 @@ from typing import Final
 from cryptography.x509 import Certificate
 from torch import nn
 
-from sigil import arguments
-from sigil.data.inputs import Normalisation, parse_normalisation
+from sigil import arguments, models
+from sigil.data.inputs import Inputs, Normalisation, parse_normalisation
 from sigil.errors import ConfigError, shown
 from sigil.keys.key import Key
-from sigil.keys.length import PLAIN_ALLOWANCE_LOG2
 from sigil.keys.seal import Root, read_roots
+from sigil.keys.statement import KeyFields
 from sigil.models import cut_points
 from sigil.probing import Suspect, module_of
-from sigil.verdict.report import ALPHA
+from sigil.rules import (
+    ALPHA,
+    MOST_CUTS,
+    MOST_STATEMENTS,
+    MOST_TRIES,
+    PLAIN_ALLOWANCE_LOG2,
+    STAMPED_ALLOWANCE_LOG2,
+    Price,
+)
 
-MOST_CUTS: Final = 64
 MOST_PROBES: Final = 10**9
-MOST_TRIES: Final = 10**15
-MOST_STATEMENTS: Final = 2**256
 
 
 def check_settings(
@@ -87,37 +92,61 @@ def chosen(
     return tuple(words for true, words in found if true)
 
 
-def chosen_normalisation(given: Normalisation | None, key: Key, *, fixed: bool) -> tuple[str, ...]:
-    """What is wrong with a normalisation that was given, in words; nothing if none was.
+def chosen_normalisation(
+    used: Inputs, given: Normalisation | None, key: Key, *, fixed: bool
+) -> tuple[str, ...]:
+    """What is wrong with the normalisation of the inputs that are `used`, in words.
 
     Inputs are `fixed` if the key's statement names them. Their normalisation must be settled as well, or
-    the claimant could look for one that suits; somebody else who gives inputs says how they are normalised.
+    the claimant could look for one that suits: images have the stated one, numbers are taken as they are.
+    Somebody else who gives inputs says how they are normalised, unless the key does.
     """
-    if given is None:
-        return ()
     stated = parse_normalisation(key.fields.normalisation)
-    if stated is not None and [list(part) for part in given] != [list(part) for part in stated]:
+    if fixed and used.is_image and stated is None:
+        return ("the key states its inputs and not their normalisation",)
+    if fixed and not used.is_image and used.normalisation is not None:
+        return ("the key states inputs that are taken as they are, and they were normalised",)
+    if given is not None and stated is not None and not _equal(given, stated):
         return ("the key states another normalisation than the one that was given",)
-    if stated is None and fixed:
-        return ("the key states its inputs and no normalisation, and one was given",)
     return ()
 
 
-def count_cuts(module: nn.Module | None, key: Key) -> int:
+def _equal(one: Normalisation, other: Normalisation) -> bool:
+    return [list(part) for part in one] == [list(part) for part in other]
+
+
+def count_cuts(suspect: Suspect, key: Key) -> int:
     """At how many places and with how many shapes of input a suspect could be read, if the key does not say.
 
     A key that leaves the shape of inputs open counts as the most, 64, since many shapes give the same shape
     of activations.
     """
-    if key.fields.input_shape is None:
-        return MOST_CUTS
+    module = module_of(suspect)
     spec = getattr(module, "spec", None)
     if spec is not None:
-        return 1 if key.fields.cut == spec.cut else min(MOST_CUTS, len(cut_points(spec.name)))
-    if module is not None:
-        leaves = sum(1 for part in module.modules() if not any(part.children()))
-        return max(1, min(MOST_CUTS, leaves))
-    return MOST_CUTS
+        return cuts_of_model(spec.name, spec.cut, key)
+    if module is None or key.fields.input_shape is None:
+        return MOST_CUTS
+    leaves = sum(1 for part in module.modules() if not any(part.children()))
+    return max(1, min(MOST_CUTS, leaves))
+
+
+def cuts_of_model(architecture: str, cut: str | None, key: Key) -> int:
+    """The same of one of Sigil's own models."""
+    if key.fields.input_shape is None:
+        return MOST_CUTS
+    return 1 if cut is not None and key.fields.cut == cut else min(MOST_CUTS, len(cut_points(architecture)))
+
+
+def least_cuts(stated: KeyFields) -> int:
+    """How many cuts and shapes of input a statement leaves open at least, whatever file was examined."""
+    if stated.input_shape is None:
+        return MOST_CUTS
+    if stated.cut is not None:
+        return 1
+    if stated.model is None:
+        return min(len(cut_points(name)) for name in models.names())
+    return len(cut_points(stated.model)) if stated.model in models.names() else MOST_CUTS
 
 
 def trusted_root(key: Key, roots: Sequence[Certificate] | str | os.PathLike[str] | None) -> Root | None:
@@ -133,11 +162,24 @@ def trusted_root(key: Key, roots: Sequence[Certificate] | str | os.PathLike[str]
     return key.stamp.check(roots)
 
 
-def allowance_log2(key: Key, authority: Root | None, register: int | None) -> float:
-    """For how many keys that could have been drawn before this one, as a logarithm to base 2.
+def price(
+    key: Key,
+    *,
+    cuts: int,
+    tries: int = 1,
+    trusted: bool = True,
+    register: int | None = None,
+) -> Price:
+    """What a verdict with this key multiplies p by.
 
-    A stamp counts under a root that the examiner trusts: anybody can run an authority of their own.
+    A stamp counts if it is `trusted`, under a root that the examiner named: anybody can run an authority of
+    their own. `register` is the number of statements that a judge counted.
     """
-    if register is not None:
-        return math.log2(register)
-    return key.allowance_log2 if authority is not None else max(key.allowance_log2, PLAIN_ALLOWANCE_LOG2)
+    allowance: float = key.allowance_log2 if trusted else PLAIN_ALLOWANCE_LOG2
+    return Price(allowance if register is None else math.log2(register), cuts=cuts, tries=tries)
+
+
+def price_of_key(key: Key) -> Price:
+    """What a verdict multiplies p by at least, as far as the key alone says, and its stamp if it waits."""
+    allowance = STAMPED_ALLOWANCE_LOG2 if key.awaits_seal else key.allowance_log2
+    return Price(allowance, cuts=least_cuts(key.fields))

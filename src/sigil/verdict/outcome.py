@@ -5,7 +5,10 @@ A :class:`sigil.Report` has them, and so has what an evidence file holds of one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
+
+from sigil.rules import Price
 
 
 class Verdict(Protocol):
@@ -39,10 +42,18 @@ class Verdict(Protocol):
     def cuts(self) -> int: ...
     @property
     def allowance_log2(self) -> float: ...
+    @property
+    def price(self) -> Price: ...
+    @property
+    def log10_p_before(self) -> float: ...
+    @property
+    def best(self) -> OneReading: ...
+    @property
+    def readings(self) -> Sequence[OneReading]: ...
 
 
 class HasProbability(Protocol):
-    """A p-value, and whether it is exact or a bound."""
+    """A corrected p-value, and whether it is exact or a bound."""
 
     @property
     def log10_p(self) -> float: ...
@@ -101,6 +112,6 @@ class OneReading(Protocol):
     @property
     def wsr(self) -> float: ...
     @property
-    def log10_p(self) -> float: ...
+    def log10_p_before(self) -> float: ...
     @property
     def counts(self) -> bool: ...

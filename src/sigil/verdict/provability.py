@@ -1,30 +1,27 @@
 """After a training: is the mark provable, and by which reading? One sentence for the owner.
 
 A mark can be in the activations of real inputs and not show on noise (shallow cuts), or be too short for the
-kind of key (:mod:`sigil.keys.length`). Better to learn that on the day of the training than in court.
+kind of key (:mod:`sigil.rules`). Better to learn that on the day of the training than in court.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from torch import Tensor
 
 from sigil.data.inputs import Array, Inputs
 from sigil.errors import ConfigError
 from sigil.keys.key import Key
-from sigil.keys.length import needed_rate, shortest_bits
 from sigil.models import default_cut
-from sigil.probing import Suspect, module_of
-from sigil.verdict import wording
-from sigil.verdict.arguments import as_key, check_suspect
-from sigil.verdict.choices import MOST_CUTS, count_cuts
+from sigil.probing import Suspect
+from sigil.rules import Price
+from sigil.verdict import choices, wording
+from sigil.verdict.arguments import as_key, asked_shape, check_suspect
 from sigil.verdict.readings import Kind, Reading
-from sigil.verdict.report import TESTS
 from sigil.verdict.verification import read_mark
 
 # How a training's metrics call what was read; the name without a kind is that of noise, the paper's probe.
@@ -33,7 +30,11 @@ _KINDS: Final[tuple[tuple[Kind, str], ...]] = (("noise", ""), ("inputs", "_input
 
 @dataclass(frozen=True)
 class Provability:
-    """Whether a finished model's mark is provable with its key, by the kinds of reading in ``by``."""
+    """Whether a finished model's mark is provable with its key, by the kinds of reading in ``by``.
+
+    It is where :func:`sigil.verify` finds this very model owned, given the same inputs, and the root of the
+    authority if the key is stamped.
+    """
 
     provable: bool
     by: tuple[str, ...]
@@ -49,70 +50,87 @@ def check(
     key: Key | str | os.PathLike[str],
     inputs: Inputs | Array | Tensor | None = None,
     *,
+    inputs_from: Literal["judge", "defendant"] | None = None,
     input_shape: Sequence[int] | None = None,
 ) -> Provability:
     """Say whether the mark of ``key`` in a model that was just trained is provable, and by which reading.
 
     ``inputs`` are at least 256 inputs of the task, as the model takes them: the mark is trained on such and
-    best read on them. Tests, allowance and level are those of :func:`sigil.verify`, for a suspect that is
-    this very model, cut where the key says.
+    best read on them. They count as in :func:`sigil.verify`: if the key's statement names their digest, or if
+    somebody without the key chose them; ``inputs_from`` supposes that.
     """
     key = as_key(key)
     check_suspect(client_half)
     if isinstance(client_half, str | os.PathLike):
         raise ConfigError("check() takes the model itself, up to the cut; sigil.verify reads a file.")
-    readings = read_mark(client_half, key, inputs, input_shape=input_shape)
-    return judge(readings, key, cuts=count_cuts(module_of(client_half), key))
+    shape = asked_shape(client_half, key, inputs, input_shape)
+    alpha = float(key.fields.alpha)
+    chosen = choices.chosen(client_half, key, shape=shape, probes=None, seed=None, alpha=alpha)
+    readings = read_mark(client_half, key, inputs, inputs_from=inputs_from, input_shape=shape)
+    return judge(readings, key, choices.price(key, cuts=choices.count_cuts(client_half, key)), chosen)
 
 
 def judge_metrics(
     metrics: Mapping[str, Any], key: Key, architecture: str, cut: str | None = None
 ) -> Provability:
-    """The same by the metrics of a training's round, in which both kinds of reading were made."""
+    """The same by the metrics of a training's round; what does not count has no corrected p there."""
     readings = [
-        Reading(kind=kind, count=0, wsr=metrics[f"wsr{end}"], log10_p=metrics[f"log10_p{end}"])
+        Reading(
+            kind=kind,
+            count=0,
+            wsr=metrics[f"wsr{end}"],
+            log10_p_before=metrics[f"log10_p_before{end}"],
+            source="key" if kind == "noise" else "statement" if f"log10_p{end}" in metrics else "claimant",
+        )
         for kind, end in _KINDS
         if f"wsr{end}" in metrics
     ]
-    named = key.fields.input_shape is not None and key.fields.cut == (cut or default_cut(architecture))
-    return judge(readings, key, cuts=1 if named else MOST_CUTS)
+    cuts = choices.cuts_of_model(architecture, cut or default_cut(architecture), key)
+    return judge(readings, key, choices.price(key, cuts=cuts))
 
 
-def judge(readings: Sequence[Reading], key: Key, *, cuts: int = 1) -> Provability:
-    """The same for readings that were made already; `cuts` is the factor for what the key leaves open."""
-    price = math.log10(TESTS) + math.log10(cuts) + key.allowance_log2 * math.log10(2)
-    level = math.log10(float(key.fields.alpha))
-    by = tuple(reading.kind for reading in readings if reading.log10_p + price <= level)
-    return Provability(bool(by), by, tuple(readings), _sentence(readings, by, key, cuts))
+def judge(readings: Sequence[Reading], key: Key, price: Price, chosen: Sequence[str] = ()) -> Provability:
+    """The same for readings that were made already; with anything `chosen` it would be an experiment."""
+    alpha = float(key.fields.alpha)
+    reached = [reading for reading in readings if price.proves(reading.log10_p_before, alpha)]
+    by = () if chosen else tuple(reading.kind for reading in reached if reading.counts)
+    if chosen:
+        sentence = f"The mark is NOT provable so, because it would be an experiment: {'; '.join(chosen)}."
+    else:
+        sentence = _sentence(readings, reached, key, price)
+    return Provability(bool(by), by, tuple(readings), sentence)
 
 
-def _sentence(readings: Sequence[Reading], by: tuple[str, ...], key: Key, cuts: int) -> str:
+def _sentence(readings: Sequence[Reading], reached: Sequence[Reading], key: Key, price: Price) -> str:
     found = ", ".join(
         f"{wording.percent(reading.wsr)} on {reading.kind}"
         if reading.readable
         else f"unreadable on {reading.kind}"
         for reading in readings
     )
-    if by:
-        limits = "" if len(by) == len(readings) else f", and not on {_others(readings, by)}"
-        return f"The mark is provable on {' and on '.join(by)}{limits} (WSR {found}; {key.kind} key)."
-    tests, alpha = TESTS * cuts, float(key.fields.alpha)
-    least = shortest_bits(key.allowance_log2, tests=tests, alpha=alpha)
-    if key.bits < least:
+    kind = "plain key" if key.kind == "plain" else "stamped key, under the root of its authority"
+    uncounted = [reading for reading in readings if reading.readable and not reading.counts]
+    if by := [reading.kind for reading in reached if reading.counts]:
+        others = [reading.kind for reading in readings if reading.kind not in by and reading not in uncounted]
+        limits = f", and not on {' and on '.join(others)}" if others else ""
+        aside = f" {wording.NOT_COUNTED}" if uncounted else ""
+        return f"The mark is provable on {' and on '.join(by)}{limits} (WSR {found}; {kind}).{aside}"
+    if not any(reading.readable for reading in readings):
+        return f"The mark is NOT provable: {wording.NOT_READABLE}."
+    alpha = float(key.fields.alpha)
+    if key.bits < price.shortest_bits(alpha):
         other = ", or a stamped key" if key.kind == "plain" else ""
-        return (
-            f"The mark is NOT provable: a {key.kind} key of {key.bits} bits proves nothing, however well it "
-            f"is read; it takes at least {least} bits{other} (WSR {found})."
+        short = wording.too_short(key.bits, key.kind, price, alpha)
+        return f"The mark is NOT provable: {short}{other} (WSR {found})."
+    if reached:
+        return f"The mark is NOT provable so, though it would be on these inputs (WSR {found}; {kind}). " + (
+            wording.NOT_COUNTED
         )
-    needed = wording.percent(needed_rate(key.bits, key.allowance_log2, tests=tests, alpha=alpha))
     advice = "train longer, raise the strength or cut deeper"
     if all(reading.kind != "inputs" for reading in readings):
         advice = "try inputs of the task, on which it is read best"
     return (
-        f"The mark is NOT provable: WSR {found}, and a {key.kind} key of {key.bits} bits needs about "
-        f"{needed}; {advice}."
+        f"The mark is NOT provable: WSR {found}, and a {key.kind} key of {key.bits} bits"
+        f"{wording.left_open(price)} needs "
+        f"{wording.needed_percent(price.needed_rate(key.bits, alpha))} {wording.IF_ALL_AGREE}; {advice}."
     )
-
-
-def _others(readings: Sequence[Reading], by: tuple[str, ...]) -> str:
-    return " and on ".join(reading.kind for reading in readings if reading.kind not in by)

@@ -44,7 +44,8 @@ class Reading:
 
     ``kind`` is ``"noise"``, ``"inputs"`` or ``"origin"``; ``aligned`` says whether channels were put back
     in order before it was asked. ``count`` is the number of probes, inputs or weights; ``wsr`` the share of
-    bits (or signs) that are right and ``log10_p`` the probability of that by chance, before any correction.
+    bits (or signs) that are right and ``log10_p_before`` the logarithm of the probability of that by chance,
+    before any correction.
     Values at the cut that are not finite are left out, as if they were zero; in ``incomplete`` of the answers
     there were some. A suspect most of whose values are not has ``readable`` false and p = 1.
 
@@ -63,7 +64,7 @@ class Reading:
     kind: Kind
     count: int
     wsr: float
-    log10_p: float
+    log10_p_before: float
     exact: bool = True
     aligned: bool = False
     readable: bool = True
@@ -97,7 +98,7 @@ class Reading:
         return tuple(round(abs(2 * share - 1) * self.count) for share in self.bit_shares)
 
     def threshold(self, alpha: float) -> float:
-        """The smallest WSR at which this very suspect would have reached p <= alpha; infinite if none."""
+        """The smallest WSR at which this suspect would have reached p <= alpha before correction, or inf."""
         if not self.bit_shares:
             return math.inf
         weights = [round((2 * share - 1) * self.count) for share in self.bit_shares]
@@ -120,7 +121,7 @@ def unreadable(
         kind=kind,
         count=count,
         wsr=0.5,
-        log10_p=0.0,
+        log10_p_before=0.0,
         readable=False,
         source=source,
         digest=digest,
@@ -164,7 +165,7 @@ def read(
         digest=digest,
         aligned=aligned,
         wsr=int(matches.sum()) / (count * key.bits),
-        log10_p=tail.log10_p,
+        log10_p_before=tail.log10_p,
         exact=tail.exact,
         bit_shares=tuple((matches / count).tolist()),
         margins=tuple(margins.tolist()),

@@ -11,17 +11,12 @@ from typing import Any, Final, Literal
 from sigil import statistics
 from sigil.alignment import Alignment
 from sigil.keys.seal import Root
+from sigil.rules import TESTS, Price
 from sigil.verdict import wording
 from sigil.verdict.readings import Reading
 
-ALPHA: Final = wording.LEVEL
-"""The paper's five-sigma level: "proven" exists at this p-value or below it, and nowhere else."""
-
 PAPER_THRESHOLD: Final = statistics.PAPER_THRESHOLD
 """The paper's fixed rule, ``WSR > 0.70``: reported beside the verdict, never instead of it."""
-
-TESTS: Final = 4
-"""Noise, inputs, aligned, origin: what the rules allow, counted whether made or not."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,8 @@ class Report:
     ran the test.
 
     ``readings`` holds every reading, before correction. ``wsr``, ``bit_shares``, ``margins`` and
-    ``bit_error`` are those of the best one, ``log10_p`` and ``p_value`` its p-value after correction.
+    ``bit_error`` are those of the best one, ``log10_p`` and ``p_value`` its p-value after correction by the
+    ``price`` (:mod:`sigil.rules`), ``log10_p_before`` the one before.
     ``threshold`` is the smallest WSR at which this suspect would have been found owned by that reading
     (infinite if none would do: the key is too short). ``alignment`` says what channels were compared with,
     if they were. ``entry`` says which model in a file this is about.
@@ -88,6 +84,16 @@ class Report:
     def p_value(self) -> float:
         """The corrected p-value; 0.0 if it is too small for a float, where ``log10_p`` still holds."""
         return float(10.0**self.log10_p)
+
+    @property
+    def price(self) -> Price:
+        """What p was multiplied by."""
+        return Price(self.allowance_log2, cuts=self.cuts, tries=self.tries)
+
+    @property
+    def log10_p_before(self) -> float:
+        """The best reading's p-value before correction."""
+        return self.best.log10_p_before
 
     @property
     def exact(self) -> bool:
@@ -150,6 +156,7 @@ class Report:
             "wsr": self.wsr,
             "p_value": self.p_value,
             "log10_p": self.log10_p,
+            "log10_p_before": self.log10_p_before,
             "log10_p_origin": self.log10_p_origin,
             "exact": self.exact,
             "threshold": self.threshold if math.isfinite(self.threshold) else None,
@@ -192,4 +199,4 @@ class Report:
 def best_of(readings: Sequence[Reading]) -> Reading:
     """The reading of the mark that says most: those that count come first, then the smallest p-value."""
     marks = [reading for reading in readings if reading.kind != "origin"]
-    return min(marks, key=lambda reading: (not reading.counts, reading.log10_p, -reading.wsr))
+    return min(marks, key=lambda reading: (not reading.counts, reading.log10_p_before, -reading.wsr))

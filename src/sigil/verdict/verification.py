@@ -2,17 +2,8 @@
 
 Up to four tests are made (:mod:`sigil.verdict.readings`, :mod:`sigil.origin`): the mark read on noise, on
 real inputs, once more with the channels put back in order, and the origin of the weights. The verdict takes
-the best reading of the mark and multiplies its p-value by everything that could have been chosen:
-
-======================  ====================================================================================
-factor                  for
-======================  ====================================================================================
-4                       the tests that the rules allow, made or not
-``tries``               keys and suspects that were tried, and models in one file
-``cuts``                places where, and shapes of input with which, the suspect could be read, if the key
-                        does not state them (:mod:`sigil.verdict.choices`); at most 64
-2^``allowance_log2``    keys that could have been drawn before this one: 80 for a plain key, 24 stamped
-======================  ====================================================================================
+the best reading of the mark and multiplies its p-value by everything that could have been chosen
+(:mod:`sigil.rules`).
 
 Noise probes and the part of the inputs that is used follow from the key. Choosing them, their number,
 another cut or a level above 3e-7 is left to research: the report is then an experiment and nothing is ever
@@ -23,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -41,11 +31,12 @@ from sigil.errors import AlignmentError, ConfigError, ShapeError, SigilError, Su
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import Suspect, batch_size_for, module_of, noise
+from sigil.rules import ALPHA
 from sigil.verdict import choices
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
 from sigil.verdict.descent import origin_of, start_of
 from sigil.verdict.readings import Reading, Source, read, unreadable
-from sigil.verdict.report import ALPHA, TESTS, Entry, Report, best_of
+from sigil.verdict.report import Entry, Report, best_of
 
 INPUTS_READ: Final = LEAST_INPUTS
 
@@ -68,6 +59,7 @@ def read_mark(
     key: Key,
     inputs: Inputs | Array | Tensor | None = None,
     *,
+    inputs_from: Literal["judge", "defendant"] | None = None,
     input_shape: Sequence[int] | None = None,
     probes: int | None = None,
     batch_size: int = 64,
@@ -80,7 +72,9 @@ def read_mark(
     count = key.fields.probes if probes is None else probes
     examiner = _Examiner(suspect, key, shape, count, None, batch_size_for(shape, batch_size))
     if inputs is not None:
-        examiner.take(open_inputs(inputs, shape=shape), None)
+        used, given = examiner.take(open_inputs(inputs, shape=shape), inputs_from)
+        if choices.chosen_normalisation(used, given, key, fixed=examiner.source == "statement"):
+            examiner.source = "claimant"
     return examiner.readings()
 
 
@@ -179,7 +173,7 @@ def verify(
 
 def _rank(report: Report) -> tuple[bool, bool, float, float]:
     """What says more comes first."""
-    return not report.owned, not report.descends, report.best.log10_p, report.log10_p_origin
+    return not report.owned, not report.descends, report.best.log10_p_before, report.log10_p_origin
 
 
 def _verify_one(
@@ -209,10 +203,8 @@ def _verify_one(
     reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
     examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)
     if inputs is not None:
-        examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
-        reasons += choices.chosen_normalisation(
-            examiner.given_normalisation, key, fixed=examiner.source == "statement"
-        )
+        used, given = examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
+        reasons += choices.chosen_normalisation(used, given, key, fixed=examiner.source == "statement")
     elif inputs_from is not None or normalisation is not None:
         raise ConfigError(
             "inputs_from or a normalisation was given, but there are no inputs that it could be about."
@@ -242,38 +234,41 @@ def _verify_one(
     started = examiner.origin()
     readings += [] if started is None else [started]
 
-    cuts = choices.count_cuts(module_of(suspect), key)
-    level_log10 = math.log10(level)
-    allowance = choices.allowance_log2(key, authority, register)
-    price = math.log10(TESTS) + math.log10(tries) + math.log10(cuts) + allowance * math.log10(2)
+    price = choices.price(
+        key,
+        cuts=choices.count_cuts(suspect, key),
+        tries=tries,
+        trusted=authority is not None,
+        register=register,
+    )
     # The third test is counted in any case, so that leaving it out where nothing is left to prove is no
     # choice.
-    if reference is None and best_of(readings).log10_p + price > level_log10:
+    if reference is None and not price.proves(best_of(readings).log10_p_before, level):
         alignment = examiner.align_by_key()
         aligned = examiner.in_order(alignment)
     readings += [] if aligned is None else [aligned]
-    if unread is not None and aligned is None and (started is None or started.log10_p + price > level_log10):
+    descent = 0.0 if started is None else price.corrected(started.log10_p_before)
+    descends = started is not None and price.proves(started.log10_p_before, level)
+    if unread is not None and aligned is None and not descends:
         raise unread
 
     best = best_of(readings)
-    corrected = min(0.0, best.log10_p + price)
-    descent = 0.0 if started is None else min(0.0, started.log10_p + price)
     sound = not reasons and level <= ALPHA
     return Report(
-        owned=sound and best.counts and corrected <= level_log10,
-        descends=sound and started is not None and descent <= level_log10,
+        owned=sound and best.counts and price.proves(best.log10_p_before, level),
+        descends=sound and descends,
         readings=tuple(readings),
-        log10_p=corrected if best.counts or reasons else 0.0,
+        log10_p=price.corrected(best.log10_p_before) if best.counts or reasons else 0.0,
         log10_p_origin=descent,
         alpha=level,
         tries=tries,
-        cuts=cuts,
-        allowance_log2=allowance,
+        cuts=price.cuts,
+        allowance_log2=price.allowance_log2,
         bits=key.bits,
         commitment=key.commitment,
         owner=key.owner,
         kind=key.kind,
-        threshold=best.threshold(10.0 ** (level_log10 - price)),
+        threshold=best.threshold(price.level(level)),
         register=register,
         authority=authority,
         seed=seed,
@@ -297,7 +292,6 @@ class _Examiner:
         self.suspect, self.key, self.shape = suspect, key, shape
         self.probes, self.seed, self.batch_size = probes, seed, batch_size
         self.inputs: Inputs | None = None
-        self.given_normalisation: Normalisation | None = None
         self.source: Source = "claimant"
 
     def take(
@@ -305,19 +299,20 @@ class _Examiner:
         inputs: Inputs,
         given_by: Literal["judge", "defendant"] | None,
         normalisation: Normalisation | None = None,
-    ) -> None:
-        """Keep the inputs, how somebody wants them normalised, and who answers for their choice."""
+    ) -> tuple[Inputs, Normalisation | None]:
+        """Keep the inputs and who answers for their choice; return them normalised, and by what if given."""
         if given_by not in (None, "judge", "defendant"):
             raise ConfigError(
                 f"inputs_from is {shown(given_by)}, but only the judge or the defendant can be it."
             )
         stated = parse_normalisation(self.key.fields.normalisation)
         given = normalisation or (None if inputs.is_data_set else inputs.normalisation)
-        self.inputs, self.given_normalisation = inputs.normalised(given, otherwise=stated), given
+        self.inputs = inputs.normalised(given, otherwise=stated)
         if given_by is not None:
             self.source = given_by
         elif self.key.fields.inputs_digest == inputs.digest:
             self.source = "statement"
+        return self.inputs, given
 
     def readings(self) -> tuple[Reading, ...]:
         """The mark on noise, and on inputs if there are any.
@@ -377,7 +372,7 @@ class _Examiner:
             kind="origin",
             count=found.count,
             wsr=found.share,
-            log10_p=found.log10_p,
+            log10_p_before=found.log10_p,
             aligned=found.restored,
             agreeing=found.agreeing,
             tested=found.tested,

@@ -10,16 +10,25 @@ import math
 from typing import Literal
 
 from sigil import statistics
+from sigil.rules import ALPHA, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS, Price
 from sigil.statistics import PAPER_THRESHOLD
 from sigil.verdict.outcome import ChannelOrder, Examined, HasProbability, KeyKind, OneReading, Verdict
-
-LEVEL = 3e-7
-"""The level of proof: no larger p-value is ever called proof."""
 
 NOT_DISPROVEN = (
     "Not proven is not disproven: the mark may be absent, or weakened, or it may belong\n"
     "to another key or to another cut."
 )
+
+NOT_COUNTED = (
+    "Inputs that nobody but the key's owner chose do not count: state them in the key before the training "
+    "(inputs_digest, and the normalisation of 8-bit images), or have a judge or the defendant choose some "
+    "(inputs_from)."
+)
+
+NOT_READABLE = "the model gives no finite activations, so that nothing can be read"
+
+IF_ALL_AGREE = "if all inputs agree (less if they do not, as chance then moves the rate less)"
+"""Why the rate of proof of a key alone is not that of a model: beside the first, wherever it is said."""
 
 DESCENT_ONLY = (
     "Descent shows that the weights go back to those that the owner gave to its clients. Every client\n"
@@ -114,30 +123,57 @@ def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
     if verdict.owned:
         return (
             f"The suspect carries the mark: {found}, which chance alone would reach with a "
-            f"probability of {chance(verdict)}."
+            f"probability of {chance(verdict)} after correction."
         )
-    level = f"(p <= {verdict.alpha:.1g})"
-    if needed is None:
-        proof = f"no agreement on its {verdict.bits} bits would be proof {level}"
-    else:
-        proof = f"proof {level} takes {_closed(needed)}"
-    reached = "which is no more than chance gives"
-    if verdict.log10_p < 0.0:
-        reached = f"which chance alone would reach with a probability of {chance(verdict)}"
-    return f"The suspect is not shown to carry the mark: {found}, {reached}, and {proof}."
+    if not verdict.best.readable:
+        return f"The suspect is not shown to carry the mark: {NOT_READABLE}."
+    before = ("" if verdict.exact else "at most ") + statistics.in_words(verdict.log10_p_before)
+    reached = f"which chance alone would reach with a probability of {before} before correction"
+    if verdict.best.counts:
+        reached += f" and {chance(verdict)} after it"
+    proof = out_of_reach(verdict)
+    if needed is not None:
+        proof = f"proof (p <= {verdict.alpha:.1g}) takes {_closed(needed)}"
+    said = f"The suspect is not shown to carry the mark: {found}, {reached}; {proof}."
+    return " ".join([said, *uncounted(verdict)])
+
+
+def uncounted(verdict: Verdict) -> list[str]:
+    """One sentence about inputs that were read and do not count, if there are any."""
+    own = [one for one in verdict.readings if one.source == "claimant" and one.readable]
+    return [f"On the inputs {_closed(percent(one.wsr))} agree. {NOT_COUNTED}" for one in own[:1]]
+
+
+def out_of_reach(verdict: Verdict) -> str:
+    """Why no success rate would be proof, where none would."""
+    if not verdict.best.readable:
+        return NOT_READABLE
+    least = verdict.price.shortest_bits(verdict.alpha)
+    if verdict.bits < least:
+        return f"no rate would be proof, as {verdict.bits} bits are too few and {least} the least"
+    return f"no rate would be proof, as this model answers too many of the {verdict.bits} bits at random"
+
+
+def left_open(price: Price) -> str:
+    """What a key that does not state everything is called by, behind its name."""
+    return " that leaves its cut or input shape open" if price.cuts > 1 else ""
+
+
+def too_short(bits: int, kind: str, price: Price, alpha: float = ALPHA) -> str:
+    """That a key proves nothing, and how many bits it takes."""
+    return (
+        f"a {kind} key of {bits} bits{left_open(price)} proves nothing, however well a model answers; it "
+        f"takes at least {price.shortest_bits(alpha)} bits"
+    )
 
 
 def explanation(owned: bool) -> str:
     """What the probability says, with the places of the ``{chance}`` and the ``{level}`` of proof."""
-    if owned:
-        return (
-            "By chance alone, a model that has nothing to do with this key would agree with it this well "
-            "with a probability of {chance}."
-        )
-    return (
-        "Agreement with the key at least as good as this has a probability of {chance} by chance alone; "
-        "proof here asks for {level} or less."
+    found = (
+        "By chance alone, a key that has nothing to do with this model would agree with it this well with a "
+        "probability of {chance}, after correction for everything that could have been chosen"
     )
+    return f"{found}." if owned else f"{found}; proof here asks for {{level}} or less."
 
 
 _NO_VERDICT_ON_THE_MARK = (
@@ -151,8 +187,8 @@ def meaning(verdict: Verdict) -> list[str]:
     wsr, needed = success_rate(verdict)
     if verdict.owned:
         return [
-            "A model that was never trained with this key answers its secret questions like a tossed coin, "
-            "right about half of the time; this one gave the owner’s answer in "
+            "A key that has nothing to do with a model agrees with its answers like tossed coins, about half "
+            "of the time; this model gave the answer that the owner’s key asks for in "
             f"{unbroken(wsr)} of {verdict.bits * verdict.probes:,} answers. Provided that the key was fixed "
             "before the model existed, coincidence is not a reasonable explanation: the mark was put there "
             "in training, with this key, into this model or into one that it was made from."
@@ -171,12 +207,13 @@ def meaning(verdict: Verdict) -> list[str]:
         "a mark can be absent, but it can also have been weakened or removed, belong to another key, or lie "
         "at another place in the network than the one examined."
     ]
+    if not verdict.best.readable:
+        return [
+            f"This test gives no verdict: {NOT_READABLE}. It does not show that the model is independent."
+        ]
+    paragraphs += uncounted(verdict)
     if needed is None:
-        paragraphs.append(
-            "With this key and this model no agreement, however good, could have reached the level: "
-            f"{verdict.bits} bits are too few, or the model answers too many of them at random. A longer key "
-            "is needed for proof at this level."
-        )
+        paragraphs.append(f"With this key and this model {out_of_reach(verdict)}.")
     elif verdict.paper_rule:
         paragraphs.append(
             f"The fixed rule of the original paper, more than {unbroken(percent(PAPER_THRESHOLD, 0))} "
@@ -188,8 +225,21 @@ def meaning(verdict: Verdict) -> list[str]:
 def rate_and_proof(verdict: Verdict) -> str:
     """The success rate, and the one at which proof begins."""
     wsr, needed = success_rate(verdict)
-    proof = f"proof begins at {needed}" if needed else "no rate is proof here, the key is too short"
-    return f"{wsr} ({proof})"
+    if not verdict.best.readable:
+        return NOT_READABLE
+    return f"{wsr} ({f'proof begins at {needed}' if needed else out_of_reach(verdict)})"
+
+
+def rate_if_all_agree(verdict: Verdict) -> str | None:
+    """Why proof begins elsewhere than the key alone says; None if it does not."""
+    needed = success_rate(verdict)[1]
+    rate = verdict.price.needed_rate(verdict.bits, verdict.alpha)
+    if needed is None or rate > 1 or math.isclose(rate, verdict.threshold or math.inf):
+        return None
+    return (
+        f"{needed} by this model's answers, {needed_percent(rate)} if all inputs agreed: where they do not, "
+        "chance moves the rate less"
+    )
 
 
 def p_value(verdict: HasProbability) -> str:
@@ -199,15 +249,13 @@ def p_value(verdict: HasProbability) -> str:
 
 def by_chance(verdict: Verdict) -> str:
     """The p-value in words and as a number, and what proof asks for."""
-    asked = (
-        f"proof asks for {verdict.alpha:g}" if verdict.alpha <= LEVEL else f"compared with {verdict.alpha:g}"
-    )
-    return f"{chance(verdict)} ({p_value(verdict)}; {asked})"
+    asked = "proof asks for" if verdict.alpha <= ALPHA else "compared with"
+    return f"{chance(verdict)} ({p_value(verdict)} after correction; {asked} {verdict.alpha:g})"
 
 
 def corrections(verdict: Verdict) -> str:
     """What the p-value was multiplied by."""
-    parts = ["4 tests"]
+    parts = [f"{TESTS} tests"]
     if verdict.tries > 1:
         parts.append(f"{verdict.tries:,} tries")
     if verdict.cuts > 1:
@@ -236,10 +284,10 @@ def reading(found: OneReading) -> str:
     order = ", channels put back in order" if found.aligned else ""
     choice = "" if found.kind != "inputs" else f", chosen by the {found.source}"
     if not found.counts:
-        choice += ", which proves nothing"
+        choice += " alone, so that they do not count"
     return (
         f"{percent(found.wsr)} {what} ({found.count:,}{order}{choice}; "
-        f"p = {decimal(found.log10_p)} before correction)"
+        f"p = {decimal(found.log10_p_before)} before correction)"
     )
 
 
@@ -253,12 +301,12 @@ def ending(verdict: Verdict) -> str:
         case "experiment":
             return ""
         case _:
-            return NOT_DISPROVEN
+            return "\n".join([NOT_DISPROVEN, *uncounted(verdict)])
 
 
 def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) -> str:
     """What the p-value was multiplied by, as one sentence on a page."""
-    parts = ["4 for the tests that the rules allow, made or not"]
+    parts = [f"{TESTS} for the tests that the rules allow, made or not"]
     if verdict.tries > 1:
         parts.append(f"{verdict.tries:,} for the tries, declared or made in one file")
     if verdict.cuts > 1:
@@ -274,11 +322,14 @@ def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) 
 def kind_of_key(key: KeyKind, allowance_log2: float | None = None) -> str:
     """The kind of a key: plain, or when and by whom it was stamped, and what it is counted as."""
     if key.kind == "plain":
-        return "plain, without a date: 2^80 keys that could have been drawn beforehand are allowed for"
+        return (
+            f"plain, without a date: 2^{PLAIN_ALLOWANCE_LOG2} keys that could have been drawn beforehand are "
+            "allowed for"
+        )
     of_demonstration = f" ({DEMONSTRATION})" if is_demonstration(key) else ""
     moment = (key.stamped_at or "").replace("T", " ").replace("Z", " UTC")
-    counted = "2^24 keys are allowed for"
-    if allowance_log2 is not None and allowance_log2 > 24:
+    counted = f"2^{STAMPED_ALLOWANCE_LOG2} keys are allowed for"
+    if allowance_log2 is not None and allowance_log2 > STAMPED_ALLOWANCE_LOG2:
         counted = (
             f"no trusted root was named, so that 2^{allowance_log2:g} are allowed for as for a plain key"
         )
@@ -370,6 +421,11 @@ def percent(share: float, digits: int = 1) -> str:
     if float(text) >= 100.0:
         return f"more than {100 - 10.0**-digits:.{digits}f} %"
     return f"{text} %"
+
+
+def needed_percent(rate: float) -> str:
+    """A rate that proof takes as a percentage, which is never smaller than the true one."""
+    return f"{math.ceil(1000 * rate - 1e-9) / 10:.1f} %"
 
 
 def decimal(log10: float) -> str:

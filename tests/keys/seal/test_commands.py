@@ -37,7 +37,7 @@ def test_from_new_to_sealed_over_http(
     authority: Any, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = succeed(capsys, *NEW, "--to-be-stamped")
-    assert "A stamped key of 64 bits proves from a success rate (WSR) of 95.4 % on." in output
+    assert "A stamped key of 64 bits that leaves its cut or input shape open proves from" in output
     assert "sigil key stamp owner.key --tsa URL" in output
     assert "of no use before" in succeed(capsys, "key", "show", "owner.key")
     url = serve(lambda query: (200, authority.answer(query)))
@@ -122,14 +122,27 @@ def test_bad_use(capsys: pytest.CaptureFixture[str], make_authority: Callable[..
     assert not Path("owner.key.tsr").exists()
 
 
+CUT = ["--cut", "layer3", "--input-shape", "3,32,32"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--shape", "256,8,8"], "A plain key of 512 bits proves from a success rate (WSR) of 75.4 % on."),
-        (["--shape", "32,2,2"], "A plain key of 64 bits proves nothing"),
-        (["--shape", "32,2,2", "--to-be-stamped", "--bits", "47"], "at least 48 bits"),
-        (["--shape", "32,2,2", "--bits", "103"], "at least 104 bits"),
-        (["--shape", "32,2,2", "--bits", "104"], "from a success rate (WSR) of 100.0 % on"),
+        (
+            ["--shape", "256,8,8", *CUT],
+            "A plain key of 512 bits proves from a success rate (WSR) of 75.4 % on if all inputs agree",
+        ),
+        (["--shape", "32,2,2", *CUT], "A plain key of 64 bits proves nothing"),
+        (["--shape", "32,2,2", *CUT, "--to-be-stamped", "--bits", "47"], "at least 48 bits"),
+        (["--shape", "32,2,2", *CUT, "--bits", "103"], "at least 104 bits"),
+        (["--shape", "32,2,2", *CUT, "--bits", "104"], "from a success rate (WSR) of 100.0 % on"),
+        # What a key leaves open is counted, and was not counted here.
+        (
+            ["--shape", "256,8,8"],
+            "A plain key of 512 bits that leaves its cut or input shape open proves from a success rate "
+            "(WSR) of 76.2 % on",
+        ),
+        (["--shape", "32,2,2", "--bits", "109"], "at least 110 bits"),
     ],
 )
 def test_a_new_key_says_what_it_can_prove(

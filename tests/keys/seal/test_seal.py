@@ -269,6 +269,81 @@ def test_a_certificate_of_a_client_of_the_same_root_stamps_nothing(waiting: Key)
         stamp.check([trusted.root])
 
 
+EMAIL, SERVER = ExtendedKeyUsageOID.EMAIL_PROTECTION, ExtendedKeyUsageOID.SERVER_AUTH
+ANY = ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE
+
+
+def restricted(
+    name: str, key: Any, *, issuer: str, by: Any, uses: list[x509.ObjectIdentifier] | None, critical: bool
+) -> x509.Certificate:
+    """The certificate of an issuer whose certificates may be used for `uses`, or anything if None."""
+    plain = _certify(name, key, issuer=issuer, by=by, stamping=False)
+    builder = x509.CertificateBuilder(
+        issuer_name=plain.issuer,
+        subject_name=plain.subject,
+        public_key=plain.public_key(),  # type: ignore[arg-type]
+        serial_number=plain.serial_number,
+        not_valid_before=plain.not_valid_before_utc,
+        not_valid_after=plain.not_valid_after_utc,
+        extensions=list(plain.extensions),
+    )
+    if uses is not None:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=critical)
+    return builder.sign(by, hashes.SHA256())
+
+
+@pytest.mark.parametrize("restricts", ["intermediate", "upper", "root"])
+@pytest.mark.parametrize(
+    ("uses", "critical", "allowed"),
+    [
+        (None, False, True),
+        ([STAMPS], True, True),
+        ([SERVER, STAMPS], False, True),
+        ([ANY], False, True),
+        ([EMAIL], False, False),
+        ([SERVER], True, False),
+        ([EMAIL, SERVER, CODE], False, False),
+    ],
+)
+def test_every_certificate_of_the_chain_must_allow_time_stamps(
+    waiting: Key, restricts: str, uses: list[x509.ObjectIdentifier] | None, critical: bool, allowed: bool
+) -> None:
+    """An issuer of certificates for e-mail could otherwise make itself an authority under the same root."""
+    trusted, middle, own = DemonstrationAuthority(), DemonstrationAuthority(), DemonstrationAuthority()
+    limits = {name: (uses if name == restricts else None) for name in ("intermediate", "upper", "root")}
+    root = restricted(
+        "top",
+        trusted._root_key,
+        issuer="top",
+        by=trusted._root_key,
+        uses=limits["root"],
+        critical=critical,
+    )
+    upper = restricted(
+        "upper", trusted._key, issuer="top", by=trusted._root_key, uses=limits["upper"], critical=critical
+    )
+    lower = restricted(
+        "lower", middle._key, issuer="upper", by=trusted._key, uses=limits["intermediate"], critical=critical
+    )
+    own.certificate = _certify("stamps", own._key, issuer="lower", by=middle._key, stamping=True)
+    parts = Parts(own.answer(make_query(waiting.statement())))
+    chain = [one.public_bytes(serialization.Encoding.DER) for one in (upper, lower)]
+    stamp = waiting.seal(parts.whole(certificates=sorted([*parts.certificates, *chain]))).stamp
+    assert stamp is not None
+    if allowed:
+        assert stamp.check([root]).name == "CN=top"
+        return
+    with pytest.raises(SealError, match="no given root"):
+        stamp.check([root])
+    # The same issuer with and without the restriction: the chain that allows it is enough.
+    free = restricted("lower", middle._key, issuer="upper", by=trusted._key, uses=None, critical=False)
+    if restricts == "intermediate":
+        chain.append(free.public_bytes(serialization.Encoding.DER))
+        stamp = waiting.seal(parts.whole(certificates=sorted([*parts.certificates, *chain]))).stamp
+        assert stamp is not None
+        assert stamp.check([root]).name == "CN=top"
+
+
 def test_a_certificate_that_was_not_valid_at_the_time_is_refused(waiting: Key) -> None:
     authority = DemonstrationAuthority()
     query = make_query(waiting.statement())

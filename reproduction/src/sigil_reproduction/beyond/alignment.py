@@ -29,7 +29,7 @@ from sigil.federation.settings import Settings
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import noise
-from sigil.verdict.report import ALPHA
+from sigil.rules import ALPHA
 from sigil_reproduction.beyond import alignment_null as null
 from sigil_reproduction.beyond.alignment_page import show, verdict
 from sigil_reproduction.beyond.disguises import DISGUISES, Disguised, permuted
@@ -254,8 +254,8 @@ def _verdict(
         return numbers | {"error": str(error)}
     return numbers | {
         "wsr": 100 * report.wsr,
-        "log10_p": report.log10_p,
-        "owned": report.log10_p <= math.log10(ALPHA),
+        "log10_p": report.log10_p_before,
+        "owned": report.log10_p_before <= math.log10(ALPHA),
     }
 
 

@@ -23,7 +23,7 @@ from sigil.pages.tables import (
     Table,
     Words,
 )
-from sigil.verdict.report import ALPHA
+from sigil.rules import ALPHA
 from sigil_reproduction.beyond.alignment_null import Floats
 from sigil_reproduction.runner.experiment import Finding, Measured, check_claim
 from sigil_reproduction.runner.store import Cell

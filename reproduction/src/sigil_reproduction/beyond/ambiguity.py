@@ -67,7 +67,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         halves = attacks.permute(halves, seed=seed, permutation=attack == "permute")
     numbers = marks(halves, run, store)
     if second is not None:
-        numbers |= {"second_wsr": 100 * second.wsr, "second_log10_p": second.best.log10_p}
+        numbers |= {"second_wsr": 100 * second.wsr, "second_log10_p": second.best.log10_p_before}
     return numbers
 
 
@@ -81,15 +81,15 @@ def _forge(run: Run, store: Store) -> dict[str, Any]:
     tries = scales.get(store.scale).keys_per_model
     drawn = (_other(key, number) for number in range(1, tries + 1))
     reports = (on_noise(client, other, shape, probes=64) for other in drawn)
-    best = min(reports, key=lambda report: report.log10_p)
+    best = min(reports, key=lambda report: report.log10_p_before)
     return {
         "wsr": 100 * plain.wsr,
-        "log10_p": plain.log10_p,
+        "log10_p": plain.log10_p_before,
         "chosen_wsr": 100 * chosen,
         "tries": tries,
         "best_wsr": 100 * best.wsr,
-        "best_log10_p": best.log10_p,
-        "best_log10_p_corrected": statistics.correct(best.log10_p, tries),
+        "best_log10_p": best.log10_p_before,
+        "best_log10_p_corrected": statistics.correct(best.log10_p_before, tries),
     }
 
 

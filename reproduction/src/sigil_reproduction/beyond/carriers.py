@@ -8,7 +8,6 @@ test images over the accuracy that the attack costs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,10 +20,10 @@ from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings, make
-from sigil.keys.length import ALPHA, STAMPED_ALLOWANCE_LOG2, TESTS
 from sigil.models.spec import default_cut
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Place, Row, Table
+from sigil.rules import STAMPED_ALLOWANCE_LOG2, Price
 from sigil_reproduction.beyond.carriers_attacks import AIMED, ATTACKS, Thief
 from sigil_reproduction.beyond.carriers_mark import Kind, Mark, trainer
 from sigil_reproduction.beyond.curves import GENTLE_RATE
@@ -78,7 +77,7 @@ WIDE: PerScale[Mapping[str, Mapping[str, Any]]] = PerScale(
     smoke={"digits": {}},
 )
 # What a reading of a stamped key must reach before its allowances to be proof at 3e-7.
-PROOF = math.log10(ALPHA) - math.log10(TESTS) - STAMPED_ALLOWANCE_LOG2 * math.log10(2)
+PROOF = Price(STAMPED_ALLOWANCE_LOG2).log10_level()
 AFFORDABLE = 2.0
 
 WORDS = {

@@ -79,7 +79,11 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         "limit": limit,
         "above_limit": _mean([100.0 * (value > limit) for value in found.all]),
         "persistence": _mean(found.persistence),
-        "final": {name: run.final[name] for name in ("accuracy", "wsr", "log10_p") if name in run.final},
+        "final": {
+            name: run.final.get(f"{name}_before", run.final[name])
+            for name in ("accuracy", "wsr", "log10_p")
+            if name in run.final
+        },
         "curves": {
             "round": rounds,
             "common": [float(np.mean(found.by_round[number])) for number in rounds],

@@ -15,7 +15,7 @@ from typing import Any
 from sigil import attacks
 from sigil.federation.run import Run
 from sigil.pages.tables import NOT_RUN, Number, Page, Row, Table
-from sigil.verdict.report import ALPHA
+from sigil.rules import ALPHA
 from sigil_reproduction.paper import figure6_splitout as splitout
 from sigil_reproduction.paper import table5_adaptive as adaptive
 from sigil_reproduction.paper.ablations import PROOF_ATTACKS as ATTACKS

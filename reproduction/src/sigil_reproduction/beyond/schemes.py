@@ -10,7 +10,6 @@ have been drawn.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from typing import Any
 from sigil import attacks
 from sigil.attacks.halves import Halves
 from sigil.federation.run import Run
-from sigil.keys.length import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS
 from sigil.pages.tables import NOT_RUN, Answer, Entry, Number, Page, Table, Words
-from sigil.verdict.report import ALPHA
+from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
 from sigil_reproduction.beyond.thief import Thief
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
 from sigil_reproduction.runner.lengths import NEW_KEY, shares
@@ -106,7 +104,7 @@ KEYS = {"plain": PLAIN_ALLOWANCE_LOG2, "stamped": STAMPED_ALLOWANCE_LOG2}
 
 def limit(allowance_log2: int) -> float:
     """The largest log10 p that is proof after the allowance for tests and drawn keys."""
-    return math.log10(ALPHA / TESTS) - allowance_log2 * math.log10(2)
+    return Price(allowance_log2).log10_level()
 
 
 def proven(log10_p: float, allowance_log2: int) -> bool:

@@ -23,7 +23,8 @@ from sigil.federation.run import Run
 from sigil.keys.key import Key
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
-from sigil.verdict.report import ALPHA, PAPER_THRESHOLD
+from sigil.rules import ALPHA
+from sigil.verdict.report import PAPER_THRESHOLD
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
 from sigil_reproduction.runner.keys import OWNER
@@ -80,7 +81,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         report = on_noise(answers, key, shape)
         rates.append(report.wsr)
         needed.append(report.threshold(ALPHA))
-        logs.append(report.log10_p)
+        logs.append(report.log10_p_before)
         law = statistics.null_distribution(report.weights, probes=report.count)
         null += np.bincount(_bins(law[0]), weights=law[1], minlength=BINS)
     rate = np.array(rates)

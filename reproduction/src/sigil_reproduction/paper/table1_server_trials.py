@@ -32,7 +32,7 @@ from sigil.federation.seeds import generator
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings, make
 from sigil.models import Model
-from sigil.verdict.report import ALPHA
+from sigil.rules import ALPHA
 from sigil_reproduction.runner import keys
 from sigil_reproduction.runner.scales import PAPER_BITS
 
@@ -241,9 +241,9 @@ class Trial:
             training.run_round()
         report, *_ = training.read_mark(key)
         return (
-            YES if report.log10_p <= math.log10(ALPHA) else NO,
-            f"embedded by the server alone: WSR {100 * report.wsr:.0f} %, p = 10^{report.log10_p:.1f}, "
-            f"accuracy {100 * training.accuracy():.0f} %",
+            YES if report.log10_p_before <= math.log10(ALPHA) else NO,
+            f"embedded by the server alone: WSR {100 * report.wsr:.0f} %, p = "
+            f"10^{report.log10_p_before:.1f}, accuracy {100 * training.accuracy():.0f} %",
         )
 
     def _train(self, observers: list[ServerObserver], *, rounds: int = 1, **options: Any) -> Federation:

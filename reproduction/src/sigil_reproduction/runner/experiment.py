@@ -209,7 +209,7 @@ def final_numbers(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     if "wsr" in final:
         cosines = [row["injection_cosine"] for row in run.metrics if "injection_cosine" in row]
         numbers["wsr"] = 100 * final["wsr"]
-        numbers["log10_p"] = final["log10_p"]
+        numbers["log10_p"] = final.get("log10_p_before", final["log10_p"])
         numbers["cosine"] = sum(cosines) / len(cosines) if cosines else None
         key, dataset = store.key(run), store.dataset(run.settings)
         report = attacks.measure(run.halves()[0], data=dataset, key=key).report
