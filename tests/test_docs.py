@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import random
 import re
 import shlex
 from itertools import pairwise
@@ -97,6 +98,23 @@ def test_two_pages_never_train_differently_in_one_folder() -> None:
             trained.setdefault(words[1], set()).add(" ".join(settings))
     assert {folder: ways for folder, ways in trained.items() if len(ways) > 1} == {}
     assert {"runs/first", "runs/digits"} <= set(trained)
+
+
+def test_a_detector_says_the_same_when_its_page_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    detector, *_, live = programs("own-detector.md")[:3]
+    small = live.replace('"federation": {', '"data": {"train_limit": 400}, "federation": {')
+    assert small != live
+    printed = []
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for _ in range(2):
+        monkeypatch.setattr("secrets.token_bytes", random.Random("own-detector.md").randbytes)
+        run(detector + small)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "marked     alarms in 0%" not in printed[0]
 
 
 def test_an_own_loop_refuses_a_client_that_scales_its_gradients(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,8 +53,9 @@ _FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 # This many activations without one gradient are a loop that attaches too late, and no pipeline.
 _SUSPICIOUS = 32
 # ‖G_main‖ over the norm of G_wm while all bits are undecided. A mean cross-entropy that nobody scaled begins
-# between 0.03 and 7 at every cut of the four architectures and stays below 64 unless the training diverges;
-# a scale of 2^16 brings it to thousands. Below the second number times a scale nothing was scaled by it.
+# between 0.03 and 7 at every cut of the four architectures; a scale of 2^16 brings it to thousands. Later
+# single batches, and trainings that diverge, go above 64: harmless, unless a scaler of another loss is there.
+# Below the second number times a scale nothing was scaled by it.
 _SCALED = 64.0
 _VANISHED = 2.0**-14
 # This many gradients in a row that starve the mark are no accident of a batch.

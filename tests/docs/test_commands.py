@@ -184,6 +184,7 @@ def test_every_block_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "110")
     # Keys that a page makes are the same each time: no outcome of this test depends on luck.
     monkeypatch.setattr("secrets.token_bytes", random.Random(page.name).randbytes)
