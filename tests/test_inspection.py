@@ -77,6 +77,9 @@ def test_a_narrow_cut_is_too_short_for_a_proof(kind: str, least: int, stamp: boo
 def test_bits_that_do_not_prove_or_do_not_fit(bits: int, sentence: str) -> None:
     found = sigil.inspect(nn.Sequential(nn.Linear(8, 256), nn.ReLU()), torch.randn(8, 8), bits=bits, steps=0)
     assert sentence in found.problems[0]
+    tried = sigil.inspect(nn.Sequential(nn.Linear(8, 256), nn.ReLU()), torch.randn(8, 8), bits=bits, steps=1)
+    said = "no rate is proof with a plain key that leaves its cut or input shape open"
+    assert (said in str(tried)) == (bits == 50)
 
 
 def test_what_lies_at_the_cut_is_advised_on() -> None:

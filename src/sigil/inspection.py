@@ -65,13 +65,11 @@ class Inspection:
             f"channels, {self.bits} bits by default, at most {self.most_bits}, strength {self.strength:g}."
         ]
         if self.trial_rate is not None:
-            needed = f"{wording.needed_percent(self.needed_rate)} {wording.IF_ALL_AGREE}"
-            needed = (
-                "no rate is proof"
-                if math.isinf(self.needed_rate)
-                else f"proof with {self.key} takes {needed}"
-            )
-            lines.append(f"A trial without a task reached {wording.percent(self.trial_rate)}; {needed}.")
+            proof = f"no rate is proof with {self.key}"
+            if math.isfinite(self.needed_rate):
+                needed = wording.needed_percent(self.needed_rate)
+                proof = f"proof with {self.key} takes {needed} {wording.IF_ALL_AGREE}"
+            lines.append(f"A trial without a task reached {wording.percent(self.trial_rate)}; {proof}.")
         lines += [f"Problem: {problem}" for problem in self.problems]
         lines += [f"Advice: {sentence}" for sentence in self.advice]
         return "\n".join(lines)

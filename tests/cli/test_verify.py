@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
 )
+from safetensors.torch import save_file
 
 from sigil import models
 from sigil.cli.main import main
@@ -113,6 +115,90 @@ def test_a_state_dict_needs_its_input_shape_and_tells_the_rest(
     assert "--input-shape" in capsys.readouterr().err
     for options in ("--cut layer1", "--architecture resnet18 --cut layer1 --width 8 --classes 4"):
         assert verify(case, weights, *options.split(), "--input-shape", "3,8,8") == 0
+
+
+# A thief who says something else of a file, or puts something else beside what he stole.
+
+
+@pytest.mark.parametrize("said", [{"part": "server", "cut": "layer1"}, {"width": 64}, {"name": "vgg11"}, {}])
+def test_false_metadata_of_a_copy_change_nothing_but_what_is_shown(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: dict[str, Any]
+) -> None:
+    marked = models.load(case.marked)
+    spec = dataclasses.asdict(marked.spec) | said
+    text = json.dumps({"format": 1, "spec": spec, "input_shape": None, "extra": {}}) if said else "{"
+    copy = tmp_path / "copy.safetensors"
+    save_file(marked.state_dict(), copy, metadata={"sigil": text})
+    for options in ("", "--architecture resnet18 --cut layer1 --width 8 --classes 4"):
+        assert verify(case, copy, "--input-shape", "3,8,8", *options.split()) == 0
+        assert "; the file says: " in capsys.readouterr().out
+
+
+def hidden(case: Any, path: Path, decoys: int) -> Path:
+    """The marked model behind decoys, under a name that nobody asked for."""
+    clean, marked = (models.load(file).state_dict() for file in (case.clean, case.marked))
+    content: dict[str, Any] = {"state_dict": clean, "epoch": 7}
+    for decoy in range(decoys):
+        content[f"decoy{decoy}"] = {name: tensor + decoy for name, tensor in clean.items()}
+    torch.save(content | {"ema": {"net": marked}}, path)
+    return path
+
+
+def test_weights_beside_a_stranger_are_found_named_and_counted_everywhere(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suspect = hidden(case, tmp_path / "hidden.pt", decoys=2)
+    page, evidence = tmp_path / "page.html", tmp_path / "case.json"
+    options = ["--input-shape", "3,8,8"]
+    assert verify(case, suspect, *options, "--entry", "ema", "--json") == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert (alone["entry"], alone["entries"], alone["tries"]) == ("ema.net", ["ema.net"], 1)
+    assert verify(case, suspect, *options, "--tries", "3", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["entry"], found["tries"], found["unread"]) == ("ema.net", 12, 0)
+    assert found["entries"] == ["state_dict", "decoy0", "decoy1", "ema.net"]
+    assert found["suspect"]["entry"] == "ema.net"
+    assert found["log10_p"] == pytest.approx(alone["log10_p"] + math.log10(12))
+
+    written = ["--report", str(page), "--evidence", str(evidence)]
+    assert verify(case, suspect, *options, *written) == 0
+    out = capsys.readouterr().out
+    assert "“ema.net”, one of 4 in the file, each of which counts as a try" in out
+    assert "4 tests · 4 tries" in out
+    assert "“ema.net”, one of 4 in the file" in page.read_text()
+    assert "1, each with 4 models in the file: 4 in all" in page.read_text()
+    facts = check(evidence.read_bytes()).facts
+    assert (facts.suspect.entry, facts.suspect.entries, facts.verdict.tries) == ("ema.net", 4, 4)
+    repeat = ["--key", str(case.key_file), "--suspect", str(suspect), "--register", "1"]
+    assert main(["evidence", "check", str(evidence), *repeat]) == 0
+    out = capsys.readouterr().out
+    assert "every number is the same" in out
+    assert "“ema.net”, one of 4 in the file" in out
+
+    chosen = tmp_path / "chosen.json"
+    assert verify(case, suspect, *options, "--entry", "ema", "--evidence", str(chosen)) == 0
+    assert main(["evidence", "check", str(chosen), *repeat]) == 0
+    assert "every number is the same" in capsys.readouterr().out
+
+
+def test_models_beyond_those_that_are_read_are_counted_in_the_verdict(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suspect = hidden(case, tmp_path / "hidden.pt", decoys=20)
+    assert verify(case, suspect, "--input-shape", "3,8,8") == 1
+    out = capsys.readouterr().out
+    assert "one of 16 in the file" in out
+    assert "6 further models or tensors in the file (--entry)" in out
+    assert verify(case, suspect, "--input-shape", "3,8,8", "--entry", "ema.net", "--tries", "22") == 0
+
+
+def test_a_suspect_that_is_no_model_is_called_what_it_is(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pointer = tmp_path / "model.safetensors"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    assert verify(case, pointer) == 2
+    assert "is a Git LFS pointer" in capsys.readouterr().err
 
 
 def test_page_and_evidence_are_written_and_agree(

@@ -69,6 +69,89 @@ def test_an_unknown_content_names_what_can_be_opened(tmp_path: Path) -> None:
         SuspectFile(path)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n",
+            r"Git LFS pointer.*git lfs pull",
+        ),
+        (b"<!DOCTYPE html>\n<html><body>Log in</body></html>", r"web page \(HTML\).*download the model"),
+        (b"\n  <html>", r"web page \(HTML\)"),
+        (b"\x1f\x8b\x08\x00" + bytes(40), "compressed with gzip: unpack it first"),
+        (b"\x28\xb5\x2f\xfd" + bytes(40), "compressed with zstd"),
+        (bytes(257) + b"ustar" + bytes(300), "a tar archive: unpack it"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5 file, as Keras"),
+        (b"GGUF" + bytes(40), "GGUF"),
+        (b"\x93NUMPY" + bytes(40), "single array of NumPy"),
+        (b"\x1c\0\0\0TFL3" + bytes(40), "TensorFlow Lite"),
+        (b"\x1c\0\0\0ORTM" + bytes(40), "onnxruntime's own"),
+        (b"%PDF-1.7" + bytes(40), "PDF"),
+        (
+            (900).to_bytes(8, "little") + b'{"a": ' + bytes(86),
+            "truncated: 808 bytes missing of its safetensors",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a.onnx", "a"])
+def test_what_is_no_model_is_called_what_it_is(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(SuspectError, match=words) as caught:
+        SuspectFile(path)
+    assert str(caught.value).startswith(f"{path} is ")
+
+
+# Fields of ONNX in another order, and unknown ones that look like the beginning of something else.
+GRAPH = b"\x3a\x00"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        GRAPH + b"\x08\x07",
+        b"\x12\x01a" + GRAPH,
+        b"\x42\x02\x10\x11" + GRAPH,
+        b"\x80\x02\x01" + GRAPH,
+        b"\x79" + bytes(7) + b"{" + GRAPH + b"\x12\x7d" + bytes(125),
+        b"\x7b\x7b\x7c\x7c" + GRAPH,
+    ],
+    ids=["last", "name", "opset", "like a pickle", "like safetensors", "groups"],
+)
+def test_the_fields_of_onnx_may_come_in_any_order(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.onnx"
+    path.write_bytes(content)
+    assert SuspectFile(path).format == "onnx"
+
+
+def test_a_file_of_two_formats_is_read_as_its_name_says_or_not_at_all(tmp_path: Path) -> None:
+    content = b"\x79" + bytes(7) + b"{" + GRAPH + b"\x12\x7d" + bytes(125)
+    for name in ("a.onnx", "a.safetensors"):
+        (tmp_path / name).write_bytes(content)
+        assert SuspectFile(tmp_path / name).format == name.partition(".")[2]
+    (tmp_path / "a.bin").write_bytes(content)
+    with pytest.raises(SuspectError, match="can be read as safetensors and as an ONNX graph"):
+        SuspectFile(tmp_path / "a.bin")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\x12\x01", b"\x3a\x05ab", b"\x3a\x00\x00", b"\x3a\x00\x0c", b"\xff" * 30, b"\x7b" * 300 + GRAPH],
+)
+def test_what_is_no_protobuf_with_a_graph_is_no_onnx(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    with pytest.raises(SuspectError, match="no format"):
+        SuspectFile(path)
+
+
+def test_fields_without_end_keep_their_time_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.onnx"
+    path.write_bytes(b"\x28\x01" * 20_000)
+    with pytest.raises(SuspectError, match="not even read within the time limit"):
+        SuspectFile(path, time_limit=0.0)
+
+
 def test_a_key_in_the_suspects_place_is_named(tmp_path: Path) -> None:
     path = tmp_path / "owner.key"
     Key.generate("Ada", shape=(4, 2, 2), bits=32, seed=bytes(32)).save(path)

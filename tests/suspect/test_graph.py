@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
 from sigil import models
 from sigil.errors import NotReadable, ShapeError, SuspectError
+from sigil.keys.key import Key
 from sigil.probing import check_finite
 from sigil.suspect import graph as suspect_graph
 from sigil.suspect import open_suspect
@@ -59,6 +62,55 @@ def test_without_a_name_the_tensors_of_the_keys_shape_are_listed(graph: Path) ->
     assert "pool3" not in str(info.value)
     with pytest.raises(SuspectError, match="the last are"):
         open_suspect(graph, activation_shape=(77, 1, 1))
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whole network of each architecture as ONNX."""
+    folder = tmp_path_factory.mktemp("networks")
+    for name in models.names():
+        model = models.build(name, width=8, seed=0).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(model, (torch.zeros(1, 3, 32, 32),), str(folder / f"{name}.onnx"), dynamo=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "right"),
+    [
+        ("resnet18", "layer3", "/layer3/layer3.1/Relu_output_0"),
+        ("resnet18", "bn1", "/bn1/Relu_output_0"),
+        ("vgg11", "pool4", "/pool4/MaxPool_output_0"),
+        ("mobilenetv2", "group6", "/group6/group6.2/Add_output_0"),
+        ("densenet121", "trans3", "/trans3/pool/AveragePool_output_0"),
+        ("densenet121", "block1", "/block1/block1.5/Concat_output_0"),
+    ],
+)
+def test_the_likeliest_tensor_comes_first_and_each_try_counts(
+    networks: Path, name: str, cut: str, right: str
+) -> None:
+    half, _ = models.split(models.build(name, width=8), cut)
+    shape = models.activation_shape(half, (3, 32, 32))
+    key = Key.generate(
+        "ACME",
+        shape=shape,
+        bits=8,
+        seed=bytes(32),
+        model=name,
+        width=8,
+        cut=cut,
+        input_shape=(3, 32, 32),
+    )
+    with pytest.raises(SuspectError) as caught:
+        open_suspect(networks / f"{name}.onnx", key=key)
+    assert f"of the key's shape {shape} are, the likeliest first, '{right}'" in str(caught.value)
+    assert str(caught.value).endswith("each that you read counts as a try (--tries).")
+
+
+def test_an_entry_means_nothing_for_onnx(graph: Path) -> None:
+    with pytest.raises(SuspectError, match="has no entries"):
+        open_suspect(graph, at=TENSOR, entry="model")
 
 
 def test_arguments_that_mean_nothing_for_onnx_are_refused(graph: Path) -> None:
@@ -151,12 +203,85 @@ def test_operators_of_other_domains_are_refused(tmp_path: Path, domain: str) -> 
         open_suspect(stored(made([node], domains=["", domain]), tmp_path))
 
 
+def test_what_onnxruntime_saves_of_a_graph_is_read(
+    graph: Path, half: models.Model, images: torch.Tensor, tmp_path: Path
+) -> None:
+    """Whoever lets onnxruntime save what it has optimised gets operators of its own."""
+    options, path = onnxruntime.SessionOptions(), tmp_path / "optimised.onnx"
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path)
+    onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    assert {node.op_type for node in onnx.load(path).graph.node} >= {"FusedConv", "MaxPool"}
+    key = Key.generate(
+        "ACME",
+        shape=ACTIVATION,
+        bits=8,
+        seed=bytes(32),
+        model="vgg11",
+        width=4,
+        cut="pool2",
+        input_shape=(3, 16, 16),
+    )
+    with pytest.raises(SuspectError, match=rf"it may be '{TENSOR}'"):
+        open_suspect(path, key=key)
+    with torch.no_grad():
+        assert torch.allclose(open_suspect(path, at=TENSOR)(images), half(images), atol=1e-5)
+
+
+def test_the_last_of_several_constants_counts_as_for_onnxruntime(tmp_path: Path) -> None:
+    constants = [helper.make_node("Constant", [], ["w"], value_float=value) for value in (7.0, 2.0)]
+    path = stored(made([*constants, helper.make_node("Mul", ["x", "w"], ["y"])]), tmp_path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    images = np.ones((1, 3, 4, 4), np.float32)
+    assert session.run(None, {"x": images})[0].max() == 2.0
+    assert open_suspect(path)(torch.from_numpy(images)).max() == 2.0
+
+
 def test_what_comes_after_the_cut_does_not_matter(tmp_path: Path) -> None:
     after = helper.make_node("Anything", ["a"], ["y"], domain="evil.ops")
     path = stored(made([relu(target="a"), after], domains=["", "evil.ops"]), tmp_path)
     assert open_suspect(path, at="a")(torch.ones(2, 3, 4, 4)).shape == (2, 3, 4, 4)
     with pytest.raises(SuspectError, match="evil"):
         open_suspect(path)
+
+
+def calling(depth: int, times: int) -> ModelProto:
+    """A function that calls another so many times, which calls another and so on; the last one negates."""
+    model = made([helper.make_node(f"f{depth}", ["x"], ["y"], domain="local")], domains=["", "local"])
+    for level in range(depth + 1):
+        names = [f"t{step}" for step in range(times)] + ["b"]
+        calls = [helper.make_node("Neg", ["a"], ["b"])]
+        if level:
+            called = zip(["a", *names[1:-1]], names[1:], strict=True)
+            calls = [
+                helper.make_node(f"f{level - 1}", [source], [target], domain="local")
+                for source, target in called
+            ]
+        model.functions.append(
+            helper.make_function("local", f"f{level}", ["a"], ["b"], calls, model.opset_import)
+        )
+    return model
+
+
+def test_functions_of_the_file_are_put_in_their_place(tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    for depth, times, sign in ((0, 1, -1), (1, 2, 1), (3, 3, -1)):
+        suspect = open_suspect(stored(calling(depth, times), tmp_path))
+        assert torch.equal(suspect(images), sign * images)
+    unused = calling(40, 2)
+    del unused.graph.node[:]
+    unused.graph.node.append(relu())
+    assert torch.equal(open_suspect(stored(unused, tmp_path))(images), images.relu())
+
+
+def test_functions_that_grow_or_call_themselves_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SuspectError, match="nodes with those of the functions"):
+        open_suspect(stored(calling(40, 2), tmp_path))
+    endless = calling(0, 1)
+    endless.functions[0].node[0].op_type, endless.functions[0].node[0].domain = "f0", "local"
+    with pytest.raises(SuspectError, match="more than 100 deep"):
+        open_suspect(stored(endless, tmp_path))
 
 
 def test_functions_that_the_file_defines_are_refused(tmp_path: Path) -> None:
@@ -237,6 +362,79 @@ def test_a_constant_that_is_not_finite_keeps_no_graph_from_being_read(tmp_path: 
     images[1, 0, 0, 0] = 1e7
     with pytest.raises(NotReadable):
         check_finite(suspect(images))
+
+
+def last_first(model: ModelProto) -> bytes:
+    """The fields of a model in the opposite order: the version of its format comes last."""
+    parts = []
+    for field, _ in model.ListFields():
+        part = ModelProto()
+        getattr(part, field.name)
+        part.MergeFrom(model)
+        for other, _ in model.ListFields():
+            if other.name != field.name:
+                part.ClearField(other.name)
+        parts.append(part.SerializeToString())
+    return b"".join(reversed(parts))
+
+
+@pytest.mark.parametrize("before", [b"", b"\x80\x02\x01", b"\x79" + bytes(7) + b"{", b"\x7b\x7c"])
+def test_the_order_of_fields_means_nothing(
+    graph: Path, half: models.Model, images: torch.Tensor, tmp_path: Path, before: bytes
+) -> None:
+    content = before + last_first(onnx.load(graph))
+    assert before or content[:1] != b"\x08"
+    path = tmp_path / "suspect.onnx"
+    path.write_bytes(content)
+    onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        assert torch.allclose(open_suspect(path, at=TENSOR)(images), half(images), atol=1e-5)
+
+
+def sparse(weights: TensorProto, *, by_axis: bool) -> SparseTensorProto:
+    dense = numpy_helper.to_array(weights)
+    places = np.argwhere(dense != 0) if by_axis else np.flatnonzero(dense)
+    values = numpy_helper.from_array(dense[dense != 0], weights.name)
+    return helper.make_sparse_tensor(
+        values, numpy_helper.from_array(places.astype(np.int64), f"{weights.name}_indices"), dense.shape
+    )
+
+
+@pytest.mark.parametrize("by_axis", [False, True])
+def test_sparse_weights_are_read(
+    graph: Path, half: models.Model, images: torch.Tensor, tmp_path: Path, by_axis: bool
+) -> None:
+    model = onnx.load(graph)
+    # Of two of one name onnxruntime takes the sparse one, and so the zeros count for nothing.
+    for weights in model.graph.initializer:
+        model.graph.sparse_initializer.append(sparse(weights, by_axis=by_axis))
+        zeros = np.zeros_like(numpy_helper.to_array(weights))
+        weights.CopyFrom(numpy_helper.from_array(zeros, weights.name))
+    with torch.no_grad():
+        expected = half(images)
+    assert torch.allclose(open_suspect(stored(model, tmp_path), at=TENSOR)(images), expected, atol=1e-5)
+    del model.graph.initializer[:]
+    path = stored(model, tmp_path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].name
+    assert torch.allclose(open_suspect(path, at=TENSOR)(images), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["places", "shape", "negative", "elsewhere"])
+def test_sparse_weights_that_do_not_fit_are_refused(tmp_path: Path, change: str) -> None:
+    weights = sparse(numpy_helper.from_array(np.ones((1, 3, 1, 1), np.float32), "w"), by_axis=False)
+    if change == "places":
+        weights.indices.CopyFrom(numpy_helper.from_array(np.array([0, 1, 7]), "i"))
+    elif change == "negative":
+        weights.indices.CopyFrom(numpy_helper.from_array(np.array([0, 1, -1]), "i"))
+    elif change == "shape":
+        weights.dims[0] = 2**40
+    else:
+        weights.values.CopyFrom(external("w", "/etc/passwd"))
+    model = made([helper.make_node("Mul", ["x", "w"], ["y"])])
+    model.graph.sparse_initializer.append(weights)
+    with pytest.raises(SuspectError, match=r"do not fit its shape|more than there can be|in another file"):
+        open_suspect(stored(model, tmp_path))
 
 
 def test_weights_with_fewer_values_than_their_shape_are_refused(tmp_path: Path) -> None:

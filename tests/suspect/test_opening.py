@@ -125,6 +125,36 @@ def test_the_server_half_is_refused(model: models.Model, tmp_path: Path) -> None
         open_suspect(path)
 
 
+def test_a_safetensors_file_that_was_cut_says_how_much_is_missing(client: Path) -> None:
+    content = client.read_bytes()
+    client.write_bytes(content[: len(content) // 2])
+    missing = len(content) - len(content) // 2
+    with pytest.raises(SuspectError, match=f"truncated: {missing:,} bytes missing of {len(content):,}"):
+        open_suspect(client)
+
+
+@pytest.mark.parametrize(
+    "named", [{"width": 64}, {"architecture": "vgg11"}, {"architecture": "vgg11", "cut": "pool3"}]
+)
+@pytest.mark.parametrize("by_key", [False, True])
+def test_weights_of_another_model_than_named_are_called_what_they_are(
+    named: dict[str, Any], by_key: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.pt"
+    torch.save(models.build("resnet18", width=16, seed=0).state_dict(), path)
+    options: dict[str, Any] = dict(named)
+    if by_key:
+        stated = {"model": named.get("architecture"), "width": named.get("width"), "cut": named.get("cut")}
+        options = {"key": Key.generate("ACME", shape=(64, 8, 8), bits=8, seed=bytes(32), **stated)}
+    with pytest.raises(SuspectError, match="these weights are a resnet18 of width 16 "):
+        open_suspect(path, **options)
+
+
+def test_weights_for_other_images_than_named_are_called_what_they_are(client: Path) -> None:
+    with pytest.raises(SuspectError, match=r"vgg11 of width 4 for inputs of 3 channels, and not .* of 1 "):
+        open_suspect(client, input_shape=(1, 16, 16))
+
+
 def without(name: str) -> Callable[[dict[str, Tensor]], None]:
     return lambda state: state.__delitem__(name)
 

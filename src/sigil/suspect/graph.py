@@ -41,9 +41,20 @@ _MAX_DEPTH = 100
 
 # Kinds of operators whose number tells how far into a network a tensor is, by what layers are called here.
 _NORMALISATION = "BatchNormalization"
-_ALIKE = {"MaxPool": "Pool", "AveragePool": "Pool", "GlobalAveragePool": "Pool", "Clip": "Relu"}
+_ALIKE = {
+    **{"MaxPool": "Pool", "AveragePool": "Pool", "GlobalAveragePool": "Pool"},
+    **{"Clip": "Relu", "FusedConv": "Conv"},
+}
 
 _STANDARD = ("", "ai.onnx", "ai.onnx.ml")
+# Operators of onnxruntime's own that it puts in the place of standard ones when it saves what it optimised.
+_OPTIMISED = {
+    *("FusedConv", "FusedMatMul", "FusedGemm", "Gelu", "FastGelu", "QuickGelu", "BiasGelu"),
+    *("SkipLayerNormalization", "QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearLeakyRelu"),
+    *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearSigmoid", "QLinearSoftmax", "QGemm"),
+    *("MatMulIntegerToFloat", "DynamicQuantizeMatMul"),
+}
+_OPTIMISER = "com.microsoft"
 _RANDOM = {
     *("Bernoulli", "Multinomial"),
     *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
@@ -220,6 +231,9 @@ def _wanted_tensor(
         if fitting:
             order = "the likeliest first, " if operators else "the last first, "
             choice = f"of the key's shape {wanted} are, {order}{_listed(fitting)}"
+        elif operators and any(name not in shapes for name in made):
+            unknown = [name for name in likely if name not in shapes]
+            choice = f"by its place in the network it may be {_listed(unknown)}"
         else:
             choice = f"the last are {_listed(made[::-1])}"
         raise SuspectError(
@@ -249,8 +263,10 @@ def _by_position(model: ModelProto, operators: Mapping[str, int]) -> list[str]:
     ranked: list[tuple[int, bool, int, str]] = []
     for place, node in enumerate(model.graph.node):
         kind = _ALIKE.get(node.op_type, node.op_type)
-        if kind in counted:
-            counted[kind] += 1
+        kinds = [kind, "Relu"] if node.op_type == "FusedConv" else [kind]
+        for each in kinds:
+            if each in counted:
+                counted[each] += 1
         # Normalisations are often made part of convolutions, and so their number says nothing.
         apart = sum(abs(counted[each] - operators[each]) for each in counted if each != _NORMALISATION)
         ranked += [(apart, kind != last, -place, name) for name in node.output if name]
@@ -274,10 +290,12 @@ def _shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
 
 def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
     """A new model with one input, the nodes that ``tensor`` depends on, and that one output."""
-    producers = {}
+    producers: dict[str, int] = {}
     for index, node in enumerate(model.graph.node):
         for name in filter(None, node.output):
-            if name in producers:
+            # Of several constants of one name, onnxruntime takes the last.
+            twice = [model.graph.node[each].op_type for each in (producers.get(name, index), index)]
+            if name in producers and twice != ["Constant", "Constant"]:
                 raise SuspectError(f"{source} computes the tensor {shown(name)} twice.")
             producers[name] = index
     # Of several of one name, onnxruntime takes the last; those that are sparse come after the others.
@@ -320,14 +338,14 @@ def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
         [ValueInfoProto(name=tensor)],
         list(weights.values()),
     )
-    opsets = [opset for opset in model.opset_import if opset.domain in _STANDARD]
+    opsets = [opset for opset in model.opset_import if opset.domain in (*_STANDARD, _OPTIMISER)]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
 
 
 def _check_node(node: NodeProto, source: Path) -> None:
     """Raise unless ``node`` is a standard operator that only computes."""
     what = f"{source} uses the operator {shown(node.op_type)}"
-    if node.domain not in _STANDARD:
+    if node.domain not in _STANDARD and not (node.domain == _OPTIMISER and node.op_type in _OPTIMISED):
         raise SuspectError(
             f"{what} of the domain {shown(node.domain)}, which is not of the ONNX standard: export "
             "the model with standard operators only."
