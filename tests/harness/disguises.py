@@ -127,6 +127,7 @@ def shrunk(case: Case, whole: Model, random: torch.Generator) -> Model:
         if link.after is None:
             continue
         weight, norm = weight_of(whole, link.layer), whole.get_submodule(link.after)
+        bias = whole.get_submodule(link.layer).bias
         small = torch.rand(len(weight), generator=random) < 0.8
         factor = torch.where(small, 2.0**-110, 1.0).double()
         assert isinstance(norm, nn.BatchNorm2d)
@@ -135,6 +136,8 @@ def shrunk(case: Case, whole: Model, random: torch.Generator) -> Model:
         variance = norm.running_var.double()
         weight.copy_(weight.double() * factor.view(-1, 1, 1, 1))
         norm.running_mean.mul_(factor)
+        if isinstance(bias, Tensor):
+            bias.mul_(factor)
         norm.running_var.copy_(variance * factor.square())
         epsilon = ((variance * factor.square() + norm.eps) / (variance + norm.eps)).sqrt() / factor
         norm.weight.copy_(norm.weight.double() * epsilon)
@@ -152,8 +155,9 @@ def turned(case: Case, whole: Model, random: torch.Generator) -> Model:
         negated = torch.rand(len(weight), generator=random) < 0.5
         assert isinstance(norm, nn.BatchNorm2d)
         assert norm.running_mean is not None
-        for values in (weight, norm.weight, norm.running_mean):
-            values[negated] *= -1
+        for values in (weight, whole.get_submodule(link.layer).bias, norm.weight, norm.running_mean):
+            if isinstance(values, Tensor):
+                values[negated] *= -1
     return whole
 
 
