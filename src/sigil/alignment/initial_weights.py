@@ -313,11 +313,16 @@ class Restored(Mapping[str, Tensor]):
 def _filters(model: Model, link: Link) -> Filters:
     """A layer's filters, with the signs of the batch norms around it."""
     found = Filters.of(weight_of(model, link.layer))
-    for norm, turned in ((link.after, found.rows), (link.before, found.columns)):
-        if norm is not None:
-            gamma = weight_of(model, norm).detach().cpu().double().numpy()
-            found = turned(np.arange(len(gamma)), np.where(gamma < 0, -1.0, 1.0))
+    if link.after is not None:
+        found = found.rows(np.arange(found.shape[0]), _signs(model, link.after))
+    if link.before is not None:
+        found = found.columns(np.arange(found.shape[1]), _signs(model, link.before))
     return found
+
+
+def _signs(model: Model, norm: str) -> Floats:
+    gamma = weight_of(model, norm).detach().cpu().double().numpy()
+    return np.where(gamma < 0, -1.0, 1.0)
 
 
 def _fitting(half: Model, initial: Model) -> Model:
