@@ -10,10 +10,18 @@ The tests and ``benchmarks/disguises.py`` compose them at random and ask whether
 from __future__ import annotations
 
 import copy
+import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import onnx
 import torch
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate
 
@@ -27,6 +35,7 @@ from sigil.models.topology import LOGITS, weight_of
 INPUT = (3, 16, 16)
 CUTS = {"resnet18": "layer3", "vgg11": "stage4", "mobilenetv2": "group4", "densenet121": "block2"}
 
+Array = npt.NDArray[Any]
 Disguise = Callable[["Case", Model, torch.Generator], Model]
 
 
@@ -127,6 +136,7 @@ def shrunk(case: Case, whole: Model, random: torch.Generator) -> Model:
         if link.after is None:
             continue
         weight, norm = weight_of(whole, link.layer), whole.get_submodule(link.after)
+        bias = whole.get_submodule(link.layer).bias
         small = torch.rand(len(weight), generator=random) < 0.8
         factor = torch.where(small, 2.0**-110, 1.0).double()
         assert isinstance(norm, nn.BatchNorm2d)
@@ -135,6 +145,8 @@ def shrunk(case: Case, whole: Model, random: torch.Generator) -> Model:
         variance = norm.running_var.double()
         weight.copy_(weight.double() * factor.view(-1, 1, 1, 1))
         norm.running_mean.mul_(factor)
+        if isinstance(bias, Tensor):
+            bias.mul_(factor)
         norm.running_var.copy_(variance * factor.square())
         epsilon = ((variance * factor.square() + norm.eps) / (variance + norm.eps)).sqrt() / factor
         norm.weight.copy_(norm.weight.double() * epsilon)
@@ -152,8 +164,9 @@ def turned(case: Case, whole: Model, random: torch.Generator) -> Model:
         negated = torch.rand(len(weight), generator=random) < 0.5
         assert isinstance(norm, nn.BatchNorm2d)
         assert norm.running_mean is not None
-        for values in (weight, norm.weight, norm.running_mean):
-            values[negated] *= -1
+        for values in (weight, whole.get_submodule(link.layer).bias, norm.weight, norm.running_mean):
+            if isinstance(values, Tensor):
+                values[negated] *= -1
     return whole
 
 
@@ -193,4 +206,171 @@ DISGUISES: dict[str, Disguise] = {
     "turned": turned,
     "silenced": silenced,
     "overflowing": overflowing,
+}
+
+
+# The same function written as another graph.
+
+Rewrite = Callable[[ModelProto], ModelProto]
+
+
+def exported(half: Model, path: Path) -> ModelProto:
+    """A client half as a graph of ONNX."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(half, (torch.zeros(2, *INPUT),), str(path), dynamo=False)
+    return onnx.load(str(path))
+
+
+def _rewritten(
+    model: ModelProto, change: Callable[[NodeProto, Array, _Graph], list[NodeProto] | None]
+) -> ModelProto:
+    """Each convolution replaced by the nodes that `change` makes of it and its weight, if it makes any."""
+    model = copy.deepcopy(model)
+    graph = _Graph(model)
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        known = node.op_type == "Conv" and node.input[1] in graph.weights
+        made = change(node, graph.weights[node.input[1]], graph) if known else None
+        nodes += [node] if made is None else made
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+class _Graph:
+    """The weights of a graph, and how to add to them."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self.model = model
+        self.weights = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
+
+    def add(self, values: Array, name: str) -> str:
+        self.model.graph.initializer.append(numpy_helper.from_array(values, name))
+        return name
+
+
+def _attributes(node: NodeProto) -> dict[str, Any]:
+    return {one.name: helper.get_attribute_value(one) for one in node.attribute}
+
+
+def padded(model: ModelProto) -> ModelProto:
+    """Kernels with a ring of zeros."""
+
+    def change(node: NodeProto, weight: Array, graph: _Graph) -> list[NodeProto]:
+        values = np.pad(weight, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        attributes = _attributes(node)
+        attributes["pads"] = [pad + 1 for pad in attributes["pads"]]
+        attributes["kernel_shape"] = list(values.shape[2:])
+        inputs = [node.input[0], graph.add(values, f"{node.output[0]} padded"), *node.input[2:]]
+        return [helper.make_node("Conv", inputs, node.output, **attributes)]
+
+    return _rewritten(model, change)
+
+
+def computed(model: ModelProto) -> ModelProto:
+    """Weights that depend on the input: W + 0·mean(x)."""
+
+    def change(node: NodeProto, weight: Array, graph: _Graph) -> list[NodeProto]:
+        name = node.output[0]
+        zero = graph.add(np.zeros((), np.float32), f"{name} zero")
+        return [
+            helper.make_node("ReduceMean", [node.input[0]], [f"{name} mean"], keepdims=0),
+            helper.make_node("Mul", [f"{name} mean", zero], [f"{name} nothing"]),
+            helper.make_node("Add", [node.input[1], f"{name} nothing"], [f"{name} weight"]),
+            helper.make_node(
+                "Conv", [node.input[0], f"{name} weight", *node.input[2:]], node.output, **_attributes(node)
+            ),
+        ]
+
+    return _rewritten(model, change)
+
+
+def halved(model: ModelProto) -> ModelProto:
+    """Every convolution as two over half of the channels."""
+
+    def change(node: NodeProto, weight: Array, graph: _Graph) -> list[NodeProto] | None:
+        name, inputs, attributes = node.output[0], weight.shape[1], _attributes(node)
+        if inputs < 2 or attributes.get("group", 1) != 1:
+            return None
+        axis = graph.add(np.array([1], np.int64), f"{name} axis")
+        nodes = []
+        for number, (start, stop) in enumerate(((0, inputs // 2), (inputs // 2, inputs))):
+            edges = [
+                graph.add(np.array([edge], np.int64), f"{name} {number} {word}")
+                for edge, word in ((start, "from"), (stop, "to"))
+            ]
+            part = graph.add(np.ascontiguousarray(weight[:, start:stop]), f"{name} {number} weight")
+            read, made = f"{name} {number} read", f"{name} {number} made"
+            bias = list(node.input[2:]) if number else []
+            nodes += [
+                helper.make_node("Slice", [node.input[0], *edges, axis], [read]),
+                helper.make_node("Conv", [read, part, *bias], [made], **attributes),
+            ]
+        return [*nodes, helper.make_node("Add", [f"{name} 0 made", f"{name} 1 made"], [name])]
+
+    return _rewritten(model, change)
+
+
+def transposed(model: ModelProto) -> ModelProto:
+    """Convolutions without a stride as transposed ones with flipped kernels."""
+
+    def change(node: NodeProto, weight: Array, graph: _Graph) -> list[NodeProto] | None:
+        attributes = _attributes(node)
+        if attributes.get("group", 1) != 1 or set(attributes["strides"]) != {1}:
+            return None
+        values = np.ascontiguousarray(weight.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1])
+        attributes["pads"] = [values.shape[2] - 1 - pad for pad in attributes["pads"]]
+        inputs = [node.input[0], graph.add(values, f"{node.output[0]} flipped"), *node.input[2:]]
+        return [helper.make_node("ConvTranspose", inputs, node.output, **attributes)]
+
+    return _rewritten(model, change)
+
+
+def idle(model: ModelProto, count: int = 257) -> ModelProto:
+    """Convolutions in front that do nothing."""
+    model = copy.deepcopy(model)
+    graph, entry = _Graph(model), model.graph.input[0].name
+    weight = graph.add(np.eye(INPUT[0], dtype=np.float32)[:, :, None, None], "idle weight")
+    names = [entry, *(f"idle {number}" for number in range(count))]
+    for node in model.graph.node:
+        node.input[:] = [names[-1] if name == entry else name for name in node.input]
+    nodes = [helper.make_node("Conv", [a, weight], [b]) for a, b in itertools.pairwise(names)]
+    rest = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes + rest)
+    return model
+
+
+def rectified(model: ModelProto) -> ModelProto:
+    """Rectifiers as maxima, choices and products in turns."""
+    model = copy.deepcopy(model)
+    zero = _Graph(model).add(np.zeros((), np.float32), "the zero")
+    nodes: list[NodeProto] = []
+    for number, node in enumerate(model.graph.node):
+        if node.op_type != "Relu":
+            nodes.append(node)
+            continue
+        read, made = node.input[0], node.output[0]
+        positive = helper.make_node("Greater", [read, zero], [f"{made} positive"])
+        if number % 3 == 0:
+            nodes.append(helper.make_node("Max", [read, zero], [made]))
+        elif number % 3 == 1:
+            nodes += [positive, helper.make_node("Where", [f"{made} positive", read, zero], [made])]
+        else:
+            cast = helper.make_node("Cast", [f"{made} positive"], [f"{made} one"], to=TensorProto.FLOAT)
+            nodes += [positive, cast, helper.make_node("Mul", [read, f"{made} one"], [made])]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+REWRITES: dict[str, Rewrite] = {
+    "exported": copy.deepcopy,
+    "padded": padded,
+    "computed": computed,
+    "halved": halved,
+    "transposed": transposed,
+    "idle": idle,
+    "rectified": rectified,
 }

@@ -8,13 +8,13 @@ has a model that computes the same and whose mark cannot be read. Both can be un
   (:mod:`sigil.alignment.initial_weights`);
 - the **scale** is found by the columns of a layer that reads the channels, whose initial norms are known, if
   there is one in front of the cut; otherwise each channel is divided by its own standard deviation over the
-  inputs that it is read on. Recorded scales would carry the mark and move the null hypothesis
-  (docs/alignment.md).
+  inputs that it is read on, in front of the last rectifier where that is known. Recorded scales would carry
+  the mark and move the null hypothesis (docs/alignment.md).
 """
 
 from __future__ import annotations
 
-from sigil.alignment.aligning import Alignment, Probes, Spread, align
+from sigil.alignment.aligning import Alignment, Probes, align
 from sigil.alignment.initial_weights import restored_filters
 from sigil.alignment.references import (
     Reference,
@@ -33,7 +33,6 @@ __all__ = [
     "Probes",
     "Reference",
     "ReferenceKind",
-    "Spread",
     "align",
     "began_with_key",
     "check_channels",

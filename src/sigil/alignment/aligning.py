@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sigil import models
 from sigil.alignment.correlations import (
@@ -83,7 +83,8 @@ class Alignment:
 
     Channel i of the owner's model is channel ``order[i]`` of the suspect, times ``signs[i]`` and divided by
     ``scales[i]``, of which there are none where nothing is known; an ``order`` of −1 means that the suspect
-    has no such channel. ``agreement``, ``sure`` and ``believed`` are those of
+    has no such channel. ``gauge`` is a layer and a batch norm of the suspect between which channels vary as
+    much as in training, but for their scale. ``agreement``, ``sure`` and ``believed`` are those of
     :class:`sigil.alignment.correlations.Match`; ``source`` and ``fingerprint`` say what was compared.
     """
 
@@ -95,6 +96,7 @@ class Alignment:
     source: str
     fingerprint: str
     scales: tuple[float, ...] | None = None
+    gauge: tuple[str, str] | None = None
 
     def __call__(self, activation: Tensor, deviations: Tensor | None = None) -> Tensor:
         """Activations (n, C′, …) of the suspect, in the owner's order and at unit scale, (n, C, …).
@@ -111,6 +113,32 @@ class Alignment:
         divisors = self._divisors(sizes) * torch.tensor(self.signs)
         shape = (-1, *[1] * (activation.ndim - 2))
         return (activation[:, order].double() / divisors.view(shape)).to(activation.dtype)
+
+    @torch.no_grad()
+    def deviations(self, suspect: Suspect, batches: Iterable[Tensor]) -> Tensor:
+        """The standard deviation of each of the suspect's channels over all inputs, (C′,).
+
+        It is taken in front of the last rectifier if that is known, where a batch norm sets it: behind, it
+        also depends on how often a channel responds.
+        """
+        spread, module = Spread(), module_of(suspect)
+        hook, factor = None, torch.ones(())
+        if self.gauge is not None and module is not None:
+            layer, norm = (module.get_submodule(name) for name in self.gauge)
+            assert isinstance(norm, nn.BatchNorm2d)
+            assert norm.running_var is not None
+            factor = norm.weight.abs().double().cpu() / (norm.running_var.double().cpu() + norm.eps).sqrt()
+            hook = layer.register_forward_hook(lambda *seen: spread.add(seen[2].detach().cpu()))
+        try:
+            with undisturbed(suspect, seed=0):
+                for batch in batches:
+                    activation = activations(suspect, batch)
+                    if hook is None:
+                        spread.add(activation)
+        finally:
+            if hook is not None:
+                hook.remove()
+        return spread.deviations * factor
 
     def _divisors(self, sizes: Tensor) -> Tensor:
         """What to divide each channel by, given their deviations in the owner's order; infinite for zero."""
@@ -170,6 +198,7 @@ def align(
         source=source,
         fingerprint=fingerprint(reference),
         scales=None if found.scales is None else tuple(map(float, found.scales)),
+        gauge=found.gauge if isinstance(module_of(suspect), Model) else None,
     )
 
 

@@ -61,7 +61,8 @@ class Match:
     counts the channels whose partner is the best of all for them, and they for it; ``believed`` says whether
     those are enough. ``signs`` are −1 where the suspect's channel is the other's negative, if signs were
     looked for. ``scales`` are those of the suspect's channels up to a common factor, if they were found;
-    not a number for a channel without one.
+    not a number for a channel without one. ``gauge`` names the layer and the batch norm in front of the last
+    rectifier, if nothing else shows scales.
     """
 
     order: Order
@@ -70,6 +71,7 @@ class Match:
     believed: bool
     signs: Order | None = None
     scales: Floats | None = None
+    gauge: tuple[str, str] | None = None
 
 
 def match_by_correlations(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:

@@ -8,8 +8,10 @@ The initial weights were drawn without the key. An order that follows from them 
 therefore as independent of the key as the suspect itself, and the test that follows is exact.
 
 Channels that share an order form a *space*, and a *link* is a layer that reads some spaces and writes one
-(:mod:`sigil.models.topology`). Going through the spaces from the images to the cut and round again, each is
-matched by all of its links whose other side is already in order.
+(:mod:`sigil.models.topology`). Going through the spaces from the images to the cut and back, each is matched
+by all of its links whose other side is already in order. The first layers have few numbers and move most, so
+that their order may be found last: a link counts as much as its other side can be trusted, by how much better
+the channels there fit than any others would.
 
 A filter and the scale γ of its batch norm can change sign together without any effect, so filters are taken
 times the sign of γ. Where no rectifier follows, a whole channel can change sign; such spaces are *linear*,
@@ -37,7 +39,8 @@ from sigil.models import Model
 from sigil.models.spec import channel_topology
 from sigil.models.topology import IMAGE, HalfTopology, Link, weight_of
 
-PASSES = 20
+PASSES, LEAST_PASSES = 20, 4
+GAIN = 1.02  # how much more alike a pass must make the filters for another one to follow
 CLEAR = 2.0  # how many times more similar than to any other
 SURE = 0.75  # the share of channels with a partner that must be sure; between unrelated models none is
 
@@ -87,8 +90,9 @@ class Search:
 
     ``ours`` are the initial weights of all layers, ``theirs`` the suspect's of those that are known, which
     may have more or fewer channels: channel i of ours is channel ``orders[space][i]`` of theirs, or none if
-    that is -1. ``channels`` is the number of the images' channels. With ``lean`` nothing is known of batch
-    norms, so that each of their filters is taken with the sign with which it leans to ours.
+    that is -1. ``trust`` is the share of the likeness in a space that no other partner has. ``channels`` is
+    the number of the images' channels. With ``lean`` nothing is known of batch norms, so that each of their
+    filters is taken with the sign with which it leans to ours.
     """
 
     def __init__(
@@ -104,6 +108,7 @@ class Search:
         self.sizes = {link.writes: len(ours[link.layer]) for link in topology.links} | {IMAGE: channels}
         self.orders: dict[str, Order] = {IMAGE: np.arange(channels)}
         self.signs: dict[str, Order] = {IMAGE: np.ones(channels, np.int64)}
+        self.trust = {IMAGE: 1.0}
 
     @property
     def widths(self) -> dict[str, int]:
@@ -112,25 +117,31 @@ class Search:
         return {link.writes: len(self.theirs[link.layer]) for link in known} | {IMAGE: self.sizes[IMAGE]}
 
     def run(self) -> Search:
-        """Go through the spaces, from the images to the cut and back, until nothing changes any more."""
+        """Go through the spaces, from the images to the cut and back, as long as it helps."""
         spaces = list(dict.fromkeys(link.writes for link in self.topology.links))
+        alike: list[float] = []
         for turn in range(PASSES):
-            before = {name: order.tolist() for name, order in self.orders.items()}
-            for space in spaces if turn % 2 == 0 else reversed(spaces):
-                self.match(space)
-            if before == {name: order.tolist() for name, order in self.orders.items()}:
+            found = [self.match(space) for space in (spaces if turn % 2 == 0 else reversed(spaces))]
+            alike.append(sum(found) / len(found))
+            if turn >= LEAST_PASSES and alike[-1] < GAIN * max(alike[-3:-1]):
                 break
         return self
 
-    def match(self, space: str) -> None:
-        """Find the order of a space by all of its links whose other side is in order."""
+    def match(self, space: str) -> float:
+        """Find the order of a space by all of its links whose other side is in order; returns how alike."""
         likeness = self.likeness(space)
         if likeness is None:
-            return
-        rows, columns = scipy.optimize.linear_sum_assignment(np.abs(likeness), maximize=True)
+            return 0.0
+        sizes = np.abs(likeness)
+        rows, columns = scipy.optimize.linear_sum_assignment(sizes, maximize=True)
         order, signs = (np.full(self.sizes[space], value, np.int64) for value in (-1, 1))
         order[rows], signs[rows] = columns, np.where(likeness[rows, columns] < 0, -1, 1)
         self.orders[space], self.signs[space] = order, signs
+        own = sizes[rows, columns].copy()
+        sizes[rows, columns] = 0.0
+        clear = np.clip(own - sizes[rows].max(1), 0.0, None)
+        self.trust[space] = float(clear.sum() / own.sum()) if own.any() else 0.0
+        return float(own.mean())
 
     def likeness(self, space: str) -> Floats | None:
         """Cosines of all filters of a space with all, each link weighted by its numbers per filter.
@@ -139,16 +150,16 @@ class Search:
         rectifier a sign is that of a γ alone, which may have crossed zero in training, and does not count.
         None where nothing of it is in order.
         """
-        total, numbers = np.zeros((self.sizes[space], self.widths.get(space, 0))), 0
+        total, numbers = np.zeros((self.sizes[space], self.widths.get(space, 0))), 0.0
         for link in self.topology.links:
-            for ours, theirs, signed in self._sides(link, space):
-                count = ours.numbers
+            for ours, theirs, signed, trust in self._sides(link, space):
+                count = ours.numbers * trust
                 likeness = cosines(ours, theirs)
                 total += count * (likeness if signed else np.abs(likeness))
                 numbers += count
         return total / numbers if numbers else None
 
-    def _sides(self, link: Link, space: str) -> list[tuple[Filters, Filters, bool]]:
+    def _sides(self, link: Link, space: str) -> list[tuple[Filters, Filters, bool, float]]:
         """Our and their filters of a link for each channel of a space, as far as the rest is in order.
 
         And whether their signs count. What leans is compared with its sign where it is read: behind a
@@ -160,10 +171,11 @@ class Search:
         linear = space in self.topology.linear
         found = []
         if link.writes == space and all(name in self.orders for name in link.reads):
-            found.append((ours, self.read(theirs, link.reads), linear))
+            trust = min((self.trust[name] for name in link.reads), default=1.0)
+            found.append((ours, self.read(theirs, link.reads), linear, trust))
         if space in link.reads and link.writes in self.orders and link.writes != space:
             written = theirs.rows(self.orders[link.writes], self._written_signs(link))
-            found.append((*self._read_by(link, space, written), linear or self.lean))
+            found.append((*self._read_by(link, space, written), linear or self.lean, self.trust[link.writes]))
         return found
 
     def _read_by(self, link: Link, space: str, theirs: Filters) -> tuple[Filters, Filters]:
@@ -247,6 +259,7 @@ class Search:
             believed=bool(known.sum() >= FEWEST * len(known) and sure >= SURE * known.sum()),
             signs=np.ones_like(signs) if self.topology.rectified else signs,
             scales=self._scales(),
+            gauge=self._gauge(),
         )
 
     def _scales(self) -> Floats | None:
@@ -265,6 +278,13 @@ class Search:
             return None
         scales = np.abs(self.in_order(readers[-1])[0].column_factors)
         return np.where(scales > 0, scales, np.nan)
+
+    def _gauge(self) -> tuple[str, str] | None:
+        """The only layer that writes what the cut shows, and its batch norm, if a rectifier lies between."""
+        writers = [link for link in self.topology.links if (link.writes,) == self.topology.at_cut]
+        if len(writers) != 1 or writers[0].writes in self.topology.linear or writers[0].after is None:
+            return None
+        return writers[0].layer, writers[0].after
 
 
 class Restored(Mapping[str, Tensor]):
@@ -293,11 +313,16 @@ class Restored(Mapping[str, Tensor]):
 def _filters(model: Model, link: Link) -> Filters:
     """A layer's filters, with the signs of the batch norms around it."""
     found = Filters.of(weight_of(model, link.layer))
-    for norm, turned in ((link.after, found.rows), (link.before, found.columns)):
-        if norm is not None:
-            gamma = weight_of(model, norm).detach().cpu().double().numpy()
-            found = turned(np.arange(len(gamma)), np.where(gamma < 0, -1.0, 1.0))
+    if link.after is not None:
+        found = found.rows(np.arange(found.shape[0]), _signs(model, link.after))
+    if link.before is not None:
+        found = found.columns(np.arange(found.shape[1]), _signs(model, link.before))
     return found
+
+
+def _signs(model: Model, norm: str) -> Floats:
+    gamma = weight_of(model, norm).detach().cpu().double().numpy()
+    return np.where(gamma < 0, -1.0, 1.0)
 
 
 def _fitting(half: Model, initial: Model) -> Model:

@@ -26,7 +26,7 @@ from sigil.alignment.initial_weights import Restored, Search, topology_of
 from sigil.models import Model
 from sigil.models.topology import HalfTopology, Link, weight_of
 
-MOST_FILTERS: Final = 256
+MOST_FILTERS: Final = 512
 """Layers of a suspect that are looked at: the four architectures have at most 120."""
 MOST_TIMES_WIDER: Final = 8
 """How many times as many channels as ours a layer may have."""

@@ -73,6 +73,7 @@ class Examination:
         self._memory = MEMORY_BYTES + _COPIES.get(file.format, 1) * file.size
         self._lock = threading.Lock()
         self._failure: str | None = None
+        self._filters: tuple[Tensor, ...] | None = None
         descriptor = file.descriptor()
         try:
             self._process = _start(descriptor, file.path)
@@ -141,9 +142,21 @@ class Examination:
         return _tensor(data, torch.float32, shape)
 
     def filters(self) -> tuple[Tensor, ...]:
-        """The weights of a graph's convolutions, in the order of computing."""
+        """The filters of a graph, in the order of computing: found once, when they are first asked for."""
+        if self._filters is None:
+            self._filters = self._found_filters()
+        return self._filters
+
+    def _found_filters(self) -> tuple[Tensor, ...]:
+        shapes: Any = self._ask({"do": "filters"})[0].get("filters")
+        if (
+            not isinstance(shapes, list)
+            or not all(_is_shape(one) and len(one) == 4 for one in shapes)
+            or 4 * sum(map(math.prod, shapes)) > MAX_ANSWER_BYTES
+        ):
+            raise self._broken()
         found = []
-        for place, shape in enumerate(self.opened["filters"]):
+        for place, shape in enumerate(shapes):
             size = 4 * math.prod(shape)
             _, data = self._ask({"do": "filter", "place": place}, most=size)
             if len(data) != size:
@@ -364,14 +377,8 @@ def _is_shape(value: object) -> bool:
 
 def _is_graph(value: dict[str, Any]) -> bool:
     """Whether this is what the process may say of a graph."""
-    shape, filters = value.get("input_shape"), value.get("filters")
-    return (
-        isinstance(value.get("tensor"), str)
-        and (shape is None or (_is_shape(shape) and 0 not in shape))
-        and isinstance(filters, list)
-        and all(_is_shape(one) and len(one) == 4 for one in filters)
-        and 4 * sum(map(math.prod, filters)) <= MAX_ANSWER_BYTES
-    )
+    shape = value.get("input_shape")
+    return isinstance(value.get("tensor"), str) and (shape is None or (_is_shape(shape) and 0 not in shape))
 
 
 def _is_index(value: dict[str, Any]) -> bool:

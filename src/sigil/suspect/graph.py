@@ -13,6 +13,7 @@ import difflib
 import functools
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,16 @@ import onnxruntime
 from onnx import AttributeProto, ModelProto, NodeProto, SparseTensorProto, TensorProto, ValueInfoProto
 
 from sigil.errors import SuspectError, reason, shown
-from sigil.suspect.graph_filters import convolution_filters
+from sigil.suspect.graph_filters import convolution_filters, responses
 
 MAX_NODES = 100_000
 MAX_INPUT_ELEMENTS = 1 << 24
 """Numbers of one input that a graph may ask for: five images of 1024 by 1024 pixels in colour."""
 MAX_BATCH_ELEMENTS = 1 << 26
 """Numbers of one batch, if the graph was exported for batches of a fixed size."""
+
+# Impulses that are shown at once where the graph does not say how many inputs it takes.
+_IMPULSES = 16
 
 Numbers = npt.NDArray[np.floating[Any]]
 
@@ -77,13 +81,13 @@ _FLOATS: dict[int, type[np.floating[Any]]] = {
 class Graph:
     """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations.
 
-    ``filters`` are the weights of its convolutions, in the order of computing.
+    ``filters`` finds its filters, in the order of computing, in about so many seconds.
     """
 
     run: Callable[[Numbers], npt.NDArray[np.float32]]
     input_shape: tuple[int, ...] | None
     tensor: str
-    filters: Sequence[npt.NDArray[np.float32]] = ()
+    filters: Callable[[float], list[npt.NDArray[np.float32]]]
 
 
 def open_graph(
@@ -132,18 +136,21 @@ def open_graph(
     session = _session(content, source, threads=threads, memory=memory)
     del content
 
-    def evaluate(constants: bytes) -> Sequence[Any]:
-        try:
-            return _session(constants, source, threads=threads, memory=memory).run(None, {})
-        except Exception as error:
-            _check_memory(error)
-            raise SuspectError(f"{source} computes its weights in a way that fails.") from error
-
-    filters = convolution_filters(part, evaluate)
-    del part, entry, kind
+    shapes: list[tuple[int, ...]] = [tuple(rest)] if len(rest) == len(sizes) - 1 and rest else []
 
     def run(batch: Numbers) -> npt.NDArray[np.float32]:
+        shapes[1:] = [batch.shape[1:]]
         return _run(session, batch, name, dtype, sizes, source)
+
+    def filters(seconds: float) -> list[npt.NDArray[np.float32]]:
+        def opened(content: bytes) -> Any:
+            return _session(content, source, threads=threads, memory=memory)
+
+        found = convolution_filters(part, opened)
+        if shapes:  # an input's shape is in the graph or was given with one
+            count = sizes[0] or max(1, min(_IMPULSES, MAX_INPUT_ELEMENTS // (64 * math.prod(shapes[-1]))))
+            found += responses(part, opened, (count, *shapes[-1]), time.monotonic() + seconds)
+        return found
 
     known = len(rest) == len(sizes) - 1 and bool(rest)
     return Graph(run, tuple(rest) if known else None, tensor, filters)

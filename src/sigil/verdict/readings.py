@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sigil import statistics
-from sigil.alignment import Alignment, Spread
+from sigil.alignment import Alignment
 from sigil.errors import NotReadable, ShapeError
 from sigil.keys.key import Key
 from sigil.probing import Suspect, activations, check_readable, undisturbed
@@ -186,7 +186,7 @@ def _project(
     ones = torch.zeros(key.bits, dtype=torch.int64)
     sums = torch.zeros(key.bits, dtype=torch.float64)
     squares = torch.zeros(key.bits, dtype=torch.float64)
-    deviations = None if alignment is None else _deviations(suspect, batches())
+    deviations = None if alignment is None else alignment.deviations(suspect, batches())
     finite: list[Tensor] = []
 
     def project(waiting: list[Tensor]) -> None:
@@ -224,15 +224,6 @@ def _project(
     shares = torch.cat(finite)
     check_readable(float(shares.mean()))
     return ones, sums, squares, int((shares < 1).sum())
-
-
-def _deviations(suspect: Suspect, batches: Iterator[Tensor]) -> Tensor:
-    """The standard deviation of each of the suspect's channels over all inputs."""
-    spread = Spread()
-    with undisturbed(suspect, seed=0):
-        for batch in batches:
-            spread.add(activations(suspect, batch))
-    return spread.deviations
 
 
 def _flat(activation: Tensor, key: Key) -> Tensor:
