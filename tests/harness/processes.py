@@ -12,6 +12,7 @@ The tests of faults and ``benchmarks/faults.py`` kill, stop and restart what thi
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -145,12 +146,16 @@ class TrainingProcesses:
 
     def _start(self, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
         log.parent.mkdir(parents=True, exist_ok=True)
+        # Where clients keep what they need while they run, and leave it if they are killed.
+        temporary = self.out.with_name(self.out.name + ".tmp")
+        temporary.mkdir(exist_ok=True)
         with log.open("ab") as file:
             process = subprocess.Popen(
                 [sys.executable, "-m", "sigil.cli.main", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                env=os.environ | {"TMPDIR": str(temporary.resolve())},
             )
         self._processes[process] = log
         return process

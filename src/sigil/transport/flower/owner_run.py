@@ -13,7 +13,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from sigil.errors import NetworkError
+from sigil.errors import NetworkError, shown
 from sigil.federation.progress import Silent
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings
@@ -153,4 +153,5 @@ def make_app(owner_run: Callable[[Grid], OwnerRun]) -> ServerApp:
 
 
 def _reason(reply: Message) -> str:
-    return reply.error.reason if reply.has_error() and reply.error.reason else "its answer cannot be read"
+    reason = reply.error.reason if reply.has_error() else ""
+    return shown(reason) if reason else "its answer cannot be read"
