@@ -152,7 +152,6 @@ class Deployment:
 
         `ready` is called as soon as clients can join. The ports are closed in the end.
         """
-        owner_run = replace(owner_run, network=replace(owner_run.network, held=ports.split))
         ca, certificate, key = (self.network / name for name in ("ca.pem", "server.pem", "server.key"))
         if self.metrics_port is not None:
             owner_run.network.metrics.serve(self.metrics_port)
@@ -168,14 +167,16 @@ class Deployment:
                 known=owner_run.network.clients.values(),
                 limits=self.limits,
                 metrics=owner_run.network.metrics,
-            ),
+            ) as front,
         ):
+            network = replace(owner_run.network, held=ports.split, front=front)
+            run = replace(owner_run, network=network)
             bundles = [bundle_folder(self.network, client) for client in range(self.clients)]
             link.register(bundle / "node.pub" for bundle in bundles)
             for client in range(self.clients):
                 self._invite(client)
             ready()
-            link.run(make_app(lambda grid: owner_run))
+            link.run(make_app(lambda grid: run))
 
     def simulate(self, owner_run: OwnerRun, *, cores: int) -> None:
         """Train with virtual clients on Flower's Ray backend, `cores` of them at a time."""
