@@ -12,6 +12,7 @@ The tests of faults and ``benchmarks/faults.py`` kill, stop and restart what thi
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
@@ -28,6 +29,7 @@ from sigil.errors import NetworkError
 from sigil.transport.certificates import bundle_folder
 from sigil.transport.flower.processes import free_port
 
+_TESTS = Path(__file__).parents[1]
 _SAMPLE = re.compile(r'^(sigil_\w+)(?:\{reason="(\w+)"\})? (\S+)$', re.MULTILINE)
 
 
@@ -59,12 +61,15 @@ class TrainingProcesses:
         self._heard = {client: len(self._spoken(client)) for client in self._heard}
         return self._owner
 
-    def join(self, client: int, *options: str) -> subprocess.Popen[bytes]:
-        """Start a client."""
+    def join(self, client: int, *options: str, hostile: str | None = None) -> subprocess.Popen[bytes]:
+        """Start a client; `hostile` is a kind of :mod:`harness.hostile_clients`."""
         bundle = bundle_folder(self.network, client)
         self._heard[client] = len(self._spoken(client))
         log = bundle / "join.log"
-        return self._start("join", str(bundle), "--part", str(client), *options, log=log)
+        arguments = (str(bundle), "--part", str(client), *options)
+        if hostile is not None:
+            return self._start(hostile, *arguments, log=log, module="harness.hostile_clients")
+        return self._start("join", *arguments, log=log)
 
     def said(self, words: str) -> int:
         """How often the owner has printed these words."""
@@ -143,14 +148,18 @@ class TrainingProcesses:
     ) -> None:
         self.close()
 
-    def _start(self, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
+    def _start(self, *arguments: str, log: Path, module: str = "sigil.cli.main") -> subprocess.Popen[bytes]:
         log.parent.mkdir(parents=True, exist_ok=True)
+        # Where clients keep what they need while they run, and leave it if they are killed.
+        temporary = self.out.with_name(self.out.name + ".tmp")
+        temporary.mkdir(exist_ok=True)
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sigil.cli.main", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                env=os.environ | {"TMPDIR": str(temporary.resolve()), "PYTHONPATH": str(_TESTS)},
             )
         self._processes[process] = log
         return process

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from sigil.federation.averaging import State
 from sigil.federation.run import train
 from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, owner
 from sigil.transport.listening import listen_on
-from sigil.transport.owner import NetworkSettings, RemoteTrainer
+from sigil.transport.owner import Excess, NetworkSettings, RemoteTrainer
 
 
 class Killed(Exception):
@@ -31,7 +32,7 @@ class Killed(Exception):
 
 
 class Threads:
-    """A messenger whose clients are threads; `fate` may make one fail, die, or answer something else."""
+    """A messenger whose clients are threads; `fate` may make one fail, die, be silent or answer otherwise."""
 
     def __init__(self, net: Any, fate: Callable[[int, RoundTask, int], Any] | None = None) -> None:
         self.net = net
@@ -39,6 +40,8 @@ class Threads:
         self.processes = dict.fromkeys(net.fingerprints, "first")
         self.asked: list[tuple[int, int]] = []
         self.died = threading.Event()
+        self.mute = threading.Event()
+        self.delivered = 0
         self.answers: queue.SimpleQueue[tuple[int, RoundUpdate | None]] = queue.SimpleQueue()
 
     def present(self) -> dict[int, str]:
@@ -65,7 +68,11 @@ class Threads:
             self.died.set()
         elif fate != "deaf":
             update = self.net.train(task, client)
+            if fate == "mute":
+                self.mute.set()
+                return
             self.answers.put((client, fate(update) if callable(fate) else update))
+            self.delivered += 1
 
 
 def _die(images: int) -> None:
@@ -126,6 +133,72 @@ def test_the_port_of_the_service_is_kept_until_it_listens_there(net: Any, remote
     federation.run_round()
     assert held.fileno() == -1
     assert federation._trainer.service.address == address
+
+
+class Gate:
+    """A front that counts nothing and is told who went too far."""
+
+    def __init__(self) -> None:
+        self.allowances: list[int] = []
+        self.over: set[str] = set()
+
+    def begin_round(self, allowance: int) -> None:
+        self.allowances.append(allowance)
+
+    def over_allowance(self) -> set[str]:
+        return self.over
+
+
+def test_a_client_whose_answer_is_too_large_is_named_and_out(
+    net: Any, remote: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    messenger = Threads(
+        net, lambda client, task, attempt: (lambda update: Excess(70)) if client == 1 else None
+    )
+    federation = remote(messenger, minimum=1)
+    federation.run_round()
+    assert "client 1 answered with more than the 70 bytes of its half, and is out" in caplog.text
+    federation.run_round()
+    assert (2, 1) not in messenger.asked
+    assert same(federation.client_state, alone(net, [[0, 2], [0, 2]])[0])
+
+
+def test_a_client_that_sends_too_much_to_the_front_is_named_and_out(
+    net: Any, remote: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+
+    def greedy(client: int, task: RoundTask, attempt: int) -> str | None:
+        if client != 1:
+            return None
+        gate.over.add(net.fingerprints[1])
+        return "deaf"
+
+    federation = remote(Threads(net, greedy), minimum=1, front=gate)
+    federation.run_round()
+    federation.run_round()
+    assert caplog.text.count("client 1 sent more bytes in one round than it may, and is out") == 1
+    half = sum(value.nbytes for value in federation.client_state.values())
+    assert gate.allowances == [8 * half + 2**24] * 2
+    assert same(federation.client_state, alone(net, [[0, 2], [0, 2]])[0])
+
+
+def test_a_round_ends_in_time_whatever_becomes_of_a_clients_half(
+    net: Any, remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that had done all its steps and never delivered its half was waited for, for hours."""
+    messenger = Threads(net, lambda client, task, attempt: "mute" if client == 1 else None)
+    federation = remote(messenger, minimum=1, limits=Limits(round_seconds=5000))
+
+    def now() -> float:
+        # The others have delivered long ago; only now the clock comes to the end of the round.
+        waiting = messenger.mute.is_set() and messenger.delivered >= 2 and messenger.answers.empty()
+        return time.monotonic() + (10_000 if waiting else 0)
+
+    monkeypatch.setattr(owner, "time", SimpleNamespace(monotonic=now, sleep=time.sleep))
+    result = federation.run_round()
+    assert result.missing == (1,)
+    assert same(federation.client_state, alone(net, [[0, 2]])[0])
 
 
 def test_a_run_across_the_network_is_the_run_in_one_process(net: Any, tmp_path: Path) -> None:

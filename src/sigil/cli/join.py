@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -60,25 +59,23 @@ def join(
     """
     extras.need("network")
     outputs.check_there({"FOLDER": bundle})
-    from sigil.transport.flower import processes
+    from sigil.transport.flower.bundle import Invitation, unpacked
     from sigil.transport.flower.only_process import only_process
+    from sigil.transport.listening import split_address
 
     bundle = bundle.resolve()
-    invitation = _read(bundle / "join.json")
-    clients = invitation["clients"]
+    invitation = Invitation.read(bundle)
+    clients = invitation.clients
     if part is not None and clients is not None and part >= clients:
         raise NetworkError(
             f"There is no part {part}: this training has {clients} clients, so --part is 0 to {clients - 1}, "
-            f"and {invitation['client']} is the one that goes with this folder."
+            f"and {invitation.client} is the one that goes with this folder."
         )
+    if server is not None:
+        split_address(server)
     if data is not None and data.startswith("folder:"):
         _check_pictures(Path(data.removeprefix("folder:")))
-    processes.quiet(bundle / "flower")
-    from sigil.transport.flower import client_app
-    from sigil.transport.flower.supernode import SuperNode
-    from sigil.transport.flower.tunnel import Tunnel
-
-    config: dict[str, str | int] = {"bundle": str(bundle), "device": device}
+    config: dict[str, str | int] = {"device": device}
     if data_dir is not None:
         config["data-dir"] = str(data_dir.resolve())
     if data is not None:
@@ -86,31 +83,42 @@ def join(
     if part is not None:
         config["part"] = part
     if server is not None:
-        client_app.split_address(server)
         config["server"] = server
     show_log(quiet)
-    address = server or invitation["server"]
     try:
-        with only_process(bundle, take_over=take_over), Tunnel(bundle, address) as tunnel:
-            if not quiet:
-                typer.echo(
-                    f"Joining {printable(address)} as client {invitation['client']}; waiting for the owner "
-                    "to begin a round."
-                )
-            with SuperNode(
-                bundle,
-                address=tunnel.address,
-                ca=tunnel.ca,
-                private_key=bundle / "node.key",
-                config=config,
-            ) as node:
-                node.work(client_app.app, finished=client_app.finished.is_set)
+        with only_process(bundle, take_over=take_over), unpacked(bundle) as own:
+            _take_part(own, server or invitation.server, invitation.client, config, quiet=quiet)
     except KeyboardInterrupt:
         raise Interrupted(
             "Stopped. The same command goes on; a round that was under way is trained again."
         ) from None
     if not quiet:
         typer.echo("The training is over.")
+
+
+def _take_part(own: Path, server: str, client: int, config: dict[str, str | int], *, quiet: bool) -> None:
+    """Do the owner's tasks until the training is over, with the copies of the bundle in `own`."""
+    from sigil.transport.flower import processes
+
+    # Before Flower is imported, which reads its environment then.
+    processes.quiet(own / "flower")
+    from sigil.transport.flower import client_app
+    from sigil.transport.flower.supernode import SuperNode
+    from sigil.transport.flower.tunnel import Tunnel
+
+    with Tunnel(own, server) as tunnel:
+        if not quiet:
+            typer.echo(
+                f"Joining {printable(server)} as client {client}; waiting for the owner to begin a round."
+            )
+        with SuperNode(
+            own,
+            address=tunnel.address,
+            ca=tunnel.ca,
+            private_key=own / "node.key",
+            config={"bundle": str(own), **config},
+        ) as node:
+            node.work(client_app.app, finished=client_app.finished.is_set)
 
 
 def _check_pictures(folder: Path) -> None:
@@ -121,17 +129,3 @@ def _check_pictures(folder: Path) -> None:
         raise DataError(f"{folder} cannot be read: {error.strerror}; give a folder of pictures.") from None
     if empty:
         raise DataError(f"{folder} is empty; give a folder of pictures, with one folder for each class.")
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(file.read_text())
-        return {
-            "client": int(found["client"]),
-            "clients": int(found["clients"]) if "clients" in found else None,
-            "server": str(found["server"]),
-        }
-    except (OSError, ValueError, KeyError, TypeError):
-        raise NetworkError(
-            f"{file.parent} is not a client's folder; give the one that the owner's `sigil serve` made."
-        ) from None

@@ -15,7 +15,10 @@ client's certificate cannot pass for the server: it lacks the server's name and 
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -211,7 +214,8 @@ def _write(path: Path, content: bytes, *, secret: bool) -> None:
 
 
 def _load(folder: Path, name: str) -> tuple[bytes, bytes, bytes]:
-    authority, certificate, key = (_read(folder / file) for file in ("ca.pem", f"{name}.pem", f"{name}.key"))
+    files = ("ca.pem", f"{name}.pem", f"{name}.key")
+    authority, certificate, key = (read_plain(folder / file) for file in files)
     try:
         ends = min(
             x509.load_pem_x509_certificate(content).not_valid_after_utc
@@ -229,14 +233,20 @@ def _load(folder: Path, name: str) -> tuple[bytes, bytes, bytes]:
     return authority, certificate, key
 
 
-def _read(path: Path) -> bytes:
+def read_plain(path: Path) -> bytes:
+    """The content of a short file that may come from a stranger: a regular one, and never through a link."""
+    # A pipe would keep the reader waiting for its writer.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, flags | getattr(os, "O_BINARY", 0)), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise NetworkError(
-            f"{path} cannot be read: {error.strerror}; give the folder that `sigil serve` made."
+            f"{path} cannot be read: {why}; give the folder that `sigil serve` made."
         ) from None
     if len(content) > _MAX_FILE_BYTES:
-        raise NetworkError(f"{path} is too long for a certificate; give the folder that `sigil serve` made.")
+        raise NetworkError(f"{path} is too long for its kind; give the folder that `sigil serve` made.")
     return content

@@ -46,6 +46,8 @@ class Limits:
     """Connections to the HTTPS front that have not shown a certificate yet."""
     front_bytes: int = 1 << 27
     """Bytes of requests that the HTTPS front holds at once; half of them of one client."""
+    front_bytes_per_round: int | None = None
+    """Bytes of one client's answers in one round; none: eight times its half, and 16 MiB."""
     front_seconds: float = 60.0
     """Longest time for one request to the HTTPS front, from its head to the last byte of its answer."""
 

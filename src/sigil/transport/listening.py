@@ -53,6 +53,14 @@ def listen_on(host: str, port: int, *, option: str = "--port") -> socket.socket:
         ) from None
 
 
+def split_address(front: str) -> str:
+    """Where the split service is if the HTTPS front is there: one port further."""
+    host, _, port = front.rpartition(":")
+    if not host or not port.isdecimal():
+        raise NetworkError(f"{front!r} is not an address of the form host:port.")
+    return f"{host}:{int(port) + 1}"
+
+
 def listening_address(host: str, listen: str | None = None) -> str:
     """The numeric address to listen on for clients that are told to connect to `host`.
 

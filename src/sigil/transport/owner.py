@@ -12,6 +12,7 @@ A round, for the clients that are there when it begins::
         a client that could not do it                  gets its task again, a few times, after a pause
         a client that has gone for `wait` seconds      is given up, while more than `minimum` are left
         a client that is there and does not begin      is given up too, but not before `START_SECONDS`
+        a client that does not deliver its half        likewise; all of that ends after `round_seconds`
         a client that broke a rule                     is out of the run
     judge what came back                               what cannot come of training is left out; again: out
     average the halves of those that are done          weighted by the images that the server counted
@@ -24,7 +25,7 @@ import math
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -55,11 +56,31 @@ _LARGEST_LOSS: Final = torch.finfo(torch.float32).max
 POLL_SECONDS = 0.3
 PAUSE_SECONDS = 3.0
 MAX_FAILURES = 5
-# A client that is there may have to read its data before it connects for the first time in a round.
+# A client that is there may have to read its data before it connects for the first time in a round, and may
+# have a slow line for its half after the last step.
 START_SECONDS = 120.0
+# A client may be asked again, but not without end: so many halves may it send in a round, and so much beside.
+_ANSWERS, _MARGIN = 8, 1 << 24
 # In this many rounds may a client's update be left out of the average; then the client is out as well.
 MAX_LEFT_OUT = 3
 _LOST = (Status.LOST, Status.EXPELLED)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """What comes in place of an answer that has more bytes than it may have."""
+
+    limit: int
+
+
+class Front(Protocol):
+    """What clients pass on their way to the messenger: it counts the bytes of their answers."""
+
+    def begin_round(self, allowance: int) -> None:
+        """Let every client that is within its bounds send this many bytes more."""
+
+    def over_allowance(self) -> Collection[str]:
+        """The fingerprints of clients that have sent, or announced, more than they may."""
 
 
 class Messenger(Protocol):
@@ -71,8 +92,11 @@ class Messenger(Protocol):
     def send(self, client: int, task: RoundTask) -> None:
         """Ask a client to train a round."""
 
-    def receive(self) -> list[tuple[int, RoundUpdate | None]]:
-        """What has come back since the last call; None from a client that could not do its task."""
+    def receive(self) -> list[tuple[int, RoundUpdate | Excess | None]]:
+        """What has come back since the last call; None from a client that could not do its task.
+
+        It waits for nobody.
+        """
 
 
 @dataclass(frozen=True)
@@ -95,6 +119,7 @@ class NetworkSettings:
     wait: float | None = None
     wire: Wire = "float32"
     limits: Limits = field(default_factory=Limits)
+    front: Front | None = None
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
@@ -169,6 +194,10 @@ class RemoteTrainer:
             log.info("round %d begins without client %s", start.number, ", ".join(map(str, absent)))
         fingerprints = {client: self.network.clients[client] for client in here}
         tickets = service.open_round(start.number, start.server, lr=start.lr, clients=fingerprints)
+        if self.network.front is not None:
+            half = sum(value.nbytes for value in start.client.values())
+            limit = self.network.limits.front_bytes_per_round
+            self.network.front.begin_round(_ANSWERS * half + _MARGIN if limit is None else limit)
         tasks = {
             client: RoundTask(
                 round=start.number,
@@ -205,7 +234,7 @@ class RemoteTrainer:
         began = time.monotonic()
         told = False
         while True:
-            for client, _ in self.messenger.receive():
+            for client, _ in self._receive():
                 self._gone.pop(client, None)
             present = self.messenger.present()
             self._presence.gathered(present.keys(), self._banned)
@@ -235,6 +264,7 @@ class RemoteTrainer:
     ) -> dict[int, RoundUpdate]:
         """Send the tasks and see the round through; returns what the clients brought back."""
         seen = dict.fromkeys(tasks, time.monotonic())
+        first: dict[int, float] = {}
         again: dict[int, float] = {}
         failures: Counter[int] = Counter()
         updates: dict[int, RoundUpdate] = {}
@@ -245,7 +275,7 @@ class RemoteTrainer:
         while True:
             time.sleep(POLL_SECONDS)
             now = time.monotonic()
-            for client, update in self.messenger.receive():
+            for client, update in self._receive():
                 if client not in tasks or client in dropped:
                     self._gone.pop(client, None)  # a sign of life: the next round may count on it
                 elif update is None:
@@ -268,11 +298,15 @@ class RemoteTrainer:
                     log.info("client %d came back and is asked again", client)
                 if statuses[client] is Status.CONNECTED:
                     seen[client] = now
+                if statuses[client] is not Status.EXPECTED:
+                    first.setdefault(client, now)
+                late = now - first.get(client, now) > (self.network.limits.round_seconds or math.inf)
                 rest = [c for c, s in statuses.items() if c not in dropped and s not in _LOST]
-                starting = statuses[client] is Status.EXPECTED and client in present
+                # On its way to the split service, or with its half on its way from there to the messenger.
+                busy = statuses[client] in (Status.EXPECTED, Status.FINISHED) and client in present
                 patience = math.inf if self.network.wait is None else self.network.wait
-                silent = now - seen[client] > (max(patience, START_SECONDS) if starting else patience)
-                if failures[client] >= MAX_FAILURES or (silent and len(rest) > self._minimum):
+                silent = now - seen[client] > (max(patience, START_SECONDS) if busy else patience)
+                if failures[client] >= MAX_FAILURES or late or (silent and len(rest) > self._minimum):
                     log.warning("the round goes on without client %d", client)
                     dropped.add(client)
                     self._gone[client] = processes[client]
@@ -284,6 +318,25 @@ class RemoteTrainer:
             if tick is not None:
                 before, counted = counted, self._images()
                 tick(counted - before)
+
+    def _receive(self) -> list[tuple[int, RoundUpdate | None]]:
+        """What has come back from clients that sent no more than they may; the others are out."""
+        answers: list[tuple[int, RoundUpdate | None]] = []
+        for client, update in self.messenger.receive():
+            if isinstance(update, Excess):
+                self._put_out(client, f"answered with more than the {update.limit} bytes of its half")
+            else:
+                answers.append((client, update))
+        if self.network.front is not None:
+            over = set(self.network.front.over_allowance())
+            for client, fingerprint in self.network.clients.items():
+                if fingerprint in over and client not in self._banned:
+                    self._put_out(client, "sent more bytes in one round than it may")
+        return answers
+
+    def _put_out(self, client: int, why: str) -> None:
+        log.warning("client %d %s, and is out", client, why)
+        self._banned.add(client)
 
     def _fits(self, client: int, update: RoundUpdate, ours: State) -> bool:
         """Whether what a client sent is its half: the same tensors, and numbers in them."""
@@ -299,8 +352,7 @@ class RemoteTrainer:
             )
         )
         if not fits:
-            log.warning("client %d sent something else than its half, and is out", client)
-            self._banned.add(client)
+            self._put_out(client, "sent something else than its half")
         return fits
 
     def _ban(self, outcome: RoundOutcome) -> None:

@@ -65,6 +65,8 @@ class FrontRefusal(Enum):
     """Something else than Flower's Fleet API was asked for."""
     BYTES = "bytes"
     """A body that is too large, or more open ones than a client's share."""
+    ALLOWANCE = "allowance"
+    """More bytes in one round than a client's answer can have; the client is out."""
     TIME = "time"
     """A request that was not sent, or an answer that was not read, in time."""
 

@@ -26,11 +26,15 @@ CONTRACT: dict[str, dict[str, tuple[str, ...]]] = {
     "flwr.supercore.runtime": {
         "RuntimeHttpClient": (
             "AcquireTask", "PullTaskInput", "PushTaskOutput", "SendTaskHeartbeat", "close",
-            "from_server_address",
+            "from_server_address", "PullMessages", "PullObject", "ConfirmMessageReceived",
         )
     },
     "flwr.supercore.task_identity": {"TaskIdentity": ("task_id", "run_id", "node_id")},
-    "flwr.superlink.grid": {"HttpGrid": ("set_run", "close", "get_nodes", "push_messages", "pull_messages")},
+    "flwr.superlink.grid": {
+        "HttpGrid": (
+            "set_run", "run", "close", "get_nodes", "push_messages", "pull_messages", "_runtime_client",
+        )
+    },
     "flwr.supernode.runtime.run_clientapp": {"pull_task_input": (), "push_message": ()},
 }  # fmt: skip
 # The fields of what is asked with those methods, and of what they answer.
@@ -39,6 +43,11 @@ FIELDS: dict[str, tuple[set[str], set[str]]] = {
     "PullTaskInput": (set(), {"task_id", "run", "context"}),
     "PushTaskOutput": ({"sub_status", "details"}, set()),
     "SendTaskHeartbeat": (set(), {"success"}),
+    "PullMessages": ({"message_ids"}, {"messages_list", "message_object_trees"}),
+    "PullObject": (
+        {"node", "run_id", "object_id"},
+        {"object_found", "object_available", "object_content"},
+    ),
 }
 # The commands, with the words and options that Sigil gives them.
 COMMANDS = {
@@ -108,6 +117,10 @@ def test_kinds_of_tasks_and_their_ends_are_called_as_on_the_line() -> None:
 def test_a_grid_knows_its_run() -> None:
     grid = adapter.grid_of("127.0.0.1:1", certificates=b"", token="t", run_id=17)
     assert grid.run.run_id == 17
+    assert grid.node.node_id
+    # What sigil.transport.flower.arrivals puts in the place of its client is what the grid asks.
+    grid._client = stand_in = object()
+    assert grid._runtime_client is stand_in
 
 
 @pytest.mark.parametrize("command", COMMANDS)

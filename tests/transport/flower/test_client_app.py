@@ -9,9 +9,10 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from sigil.errors import NetworkError
+from sigil.errors import DataError, NetworkError
 from sigil.transport import RoundUpdate, SplitService, certificates
 from sigil.transport.flower import client_app, messages
+from sigil.transport.listening import split_address
 
 pytestmark = pytest.mark.usefixtures("identity")
 
@@ -89,12 +90,26 @@ def test_another_way_to_the_owner_leads_to_the_next_port(
     assert asked == ["tunnel.example:7001"]
     for nonsense in ("7000", "host", ":7000", "host:port"):
         with pytest.raises(NetworkError, match="host:port"):
-            client_app.split_address(nonsense)
+            split_address(nonsense)
 
 
 def test_the_client_chooses_its_own_data(net: Any, service: SplitService, tmp_path: Path) -> None:
     with pytest.raises(Exception, match="nowhere"):
         ask(net, service, 0, bundle=bundle(net, 0), data=f"folder:{tmp_path / 'nowhere'}")
+
+
+@pytest.mark.parametrize("name", ["folder:/home/client/letters", "hub:someone/something", "folder:"])
+def test_the_owner_names_no_folder_of_the_clients_and_no_download(
+    net: Any, service: SplitService, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A client trained on any folder that its owner knew the name of, and gave away its activations."""
+    opened = []
+    monkeypatch.setattr(client_app, "load_data", lambda settings, place: opened.append(settings.data.name))
+    data = net.settings.data.model_copy(update={"name": name})
+    monkeypatch.setattr(net, "settings", net.settings.model_copy(update={"data": data}))
+    with pytest.raises(DataError, match=r"The owner wants this client to train on .* --data NAME"):
+        ask(net, service, 0, bundle=bundle(net, 0))
+    assert opened == []
 
 
 def test_the_last_message_ends_the_client() -> None:

@@ -19,9 +19,12 @@ import pytest
 import uvicorn
 
 from sigil.transport import Limits, Metrics, certificates
-from sigil.transport.flower.https_front import HttpsFront
+from sigil.transport.flower.https_front import LIMIT, HttpsFront
 from sigil.transport.flower.processes import free_port
 from sigil.transport.listening import listen_on
+
+# Some of Flower's Fleet API.
+FLEET = ("push-object", "push-messages", "pull-messages", "activate-node", "send-node-heartbeat")
 
 
 @dataclass
@@ -291,6 +294,42 @@ def test_a_request_that_is_too_large_is_refused(place: Place) -> None:
         assert place.client.post("/v1/fleet/push-object", content=content).status_code == 413
     assert len(place.backend.seen) == before
     assert place.client.post("/v1/fleet/push-object", content=bytes(100_000)).status_code == 201
+
+
+def test_a_client_that_pushes_more_than_its_answer_can_have_is_refused_and_named(
+    guarded: Any, folder: Path
+) -> None:
+    """Flower kept whatever came, and the owner's process read all of it into memory."""
+    front, metrics = guarded()
+    address = f"https://127.0.0.1:{front._listener.getsockname()[1]}"
+    greedy, honest = known(folder, 0, 1)
+
+    def push(client: int, size: int, what: str = "push-object") -> int:
+        # The SuperLink is away (503); what does not even come to it is refused (413).
+        with httpx.Client(base_url=address, verify=secure(folder, client), trust_env=False) as line:
+            return line.post(f"/v1/fleet/{what}", content=bytes(size)).status_code
+
+    front.begin_round(300_000)
+    assert [push(0, 100_000) for _ in range(3)] == [503] * 3
+    assert [push(1, 100_000) for _ in range(2)] == [503] * 2
+    assert front.over_allowance() == set()
+    assert push(0, 1) == 413
+    assert front.over_allowance() == {greedy}
+    assert refusals(metrics) == {"allowance": 1}
+    front.begin_round(300_000)
+    assert [push(0, 1), push(0, 1, "push-messages")] == [413, 413], "whoever was over stays so"
+    assert [push(1, 100_000) for _ in range(3)] == [503] * 3
+    assert push(0, 1000, "pull-messages") == 503, "it may still ask, and hear that the training is over"
+    assert honest not in front.over_allowance()
+
+
+def test_only_objects_are_large(guarded: Any, folder: Path) -> None:
+    front, _ = guarded()
+    front.limit = LIMIT
+    address = f"https://127.0.0.1:{front._listener.getsockname()[1]}"
+    with httpx.Client(base_url=address, verify=secure(folder), trust_env=False) as line:
+        large = {name: line.post(f"/v1/fleet/{name}", content=bytes(2_000_000)).status_code for name in FLEET}
+    assert large == {name: 503 if name == "push-object" else 413 for name in FLEET}
 
 
 def test_a_superlink_that_is_away_is_said_to_be_away(folder: Path) -> None:

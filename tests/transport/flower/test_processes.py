@@ -124,7 +124,7 @@ def test_a_child_that_ends_by_itself_is_noticed_with_its_last_words(
     monkeypatch.setattr(processes, "entry", lambda command: "fails:command")
     ca = tmp_path / "ca.pem"
     ca.write_bytes(b"")
-    with pytest.raises(NetworkError, match=r"did not start; .*log says why, in the end: ERROR: something\?"):
+    with pytest.raises(NetworkError, match=r"log says why, in the end: ERROR: something\\x07"):
         superlink.SuperLink(tmp_path, ca=ca, certificate=ca, key=ca)
     monkeypatch.setattr(supernode, "PAUSE_SECONDS", 0.01)
     ends = iter([False] * 200)
@@ -132,7 +132,7 @@ def test_a_child_that_ends_by_itself_is_noticed_with_its_last_words(
         node._process.wait()
         node.work(ClientApp(), finished=lambda: bool(caplog.text) or next(ends))
     assert "SuperNode ended and is started again" in caplog.text
-    assert "in the end: ERROR: something? happened" in caplog.text
+    assert "in the end: ERROR: something\\x07 happened" in caplog.text
 
 
 def test_a_training_whose_client_fails_is_not_waited_for(tmp_path: Path) -> None:

@@ -31,14 +31,15 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from sigil.data import Dataset
-from sigil.errors import NetworkError
+from sigil.data import Dataset, names
+from sigil.errors import DataError, NetworkError, shown
 from sigil.federation.from_settings import client_parts, load_data
 from sigil.federation.settings import Settings
 from sigil.transport import certificates
 from sigil.transport.certificates import ClientCredentials
 from sigil.transport.client import train_round
 from sigil.transport.flower import messages
+from sigil.transport.listening import split_address
 
 log = logging.getLogger("sigil.transport")
 
@@ -53,8 +54,9 @@ def train(message: Message, context: Context) -> Message:
     """Train the round that the owner asks for."""
     order = messages.read_task(message)
     own = context.node_config
-    settings = _with_own(order.settings, own)
+    bundle = _bundle(own, order.client)
     simulated = "bundle" not in own
+    settings = _with_own(order.settings, own, simulated=simulated)
     dataset = _data(settings, str(own["data-dir"]) if "data-dir" in own else None)
     part = order.client if simulated else own.get("part")
     indices = (
@@ -72,7 +74,7 @@ def train(message: Message, context: Context) -> Message:
         dataset=dataset,
         indices=indices,
         client_index=order.client,
-        credentials=ClientCredentials.load(_bundle(own, order.client)),
+        credentials=ClientCredentials.load(bundle),
     )
     log.info("round %d: %d images, loss %.3f", task.round, update.images, update.loss)
     return messages.write_update(update, ticket=task.ticket, reply_to=message)
@@ -85,16 +87,14 @@ def finish(message: Message, context: Context) -> Message:
     return Message(RecordDict({"end": ConfigRecord()}), reply_to=message)
 
 
-def split_address(front: str) -> str:
-    """Where the split service is if the HTTPS front is there: one port further."""
-    host, _, port = front.rpartition(":")
-    if not host or not port.isdecimal():
-        raise NetworkError(f"{front!r} is not an address of the form host:port.")
-    return f"{host}:{int(port) + 1}"
-
-
-def _with_own(settings: Settings, own: Mapping[str, object]) -> Settings:
+def _with_own(settings: Settings, own: Mapping[str, object], *, simulated: bool) -> Settings:
     """The owner's settings, with what is the client's to choose."""
+    named = settings.data.name
+    if "data" not in own and not simulated and named not in names():
+        raise DataError(
+            f"The owner wants this client to train on {shown(named)}, but a client names its own folders and "
+            "downloads; start again with --data NAME if that is what you want."
+        )
     data = settings.data.model_copy(update={"name": str(own.get("data", settings.data.name))})
     run = settings.run.model_copy(update={"device": str(own.get("device", "auto"))})
     return settings.model_copy(update={"data": data, "run": run})

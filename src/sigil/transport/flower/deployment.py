@@ -8,10 +8,10 @@ file                     content
 owner.json               what is trained and where: paths, addresses, settings, no secret
 superlink.db             the nodes that Flower knows, by their public keys
 superlink.log            what the SuperLink says
+server-app.log           what the ServerApp of Flower's own commands did, and why it ended
 tasks.secret             shared with the SuperLink, so that nobody else runs the ServerApp
 flower/                  Flower's own files
-clients/0000/join.json   which client this is and where its owner listens
-clients/0000/node.key    the client's key once more, in the form that Flower reads; and node.pub
+clients/0000/            what client 0 gets (:mod:`sigil.transport.flower.bundle`)
 =======================  ===========================================================================
 
 The owner's key is in none of them.
@@ -27,14 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
 
 from sigil import files, local_ray
 from sigil.errors import ConfigError, NetworkError, reason
@@ -43,19 +35,19 @@ from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.transport import certificates
 from sigil.transport.certificates import ServerCredentials, bundle_folder
-from sigil.transport.flower.client_app import CLIENTS_VARIABLE, split_address
+from sigil.transport.flower.bundle import JOIN_FILE, Invitation, public_key, write_node_key
+from sigil.transport.flower.client_app import CLIENTS_VARIABLE
 from sigil.transport.flower.client_app import app as client_app
 from sigil.transport.flower.https_front import HttpsFront
 from sigil.transport.flower.owner_run import OwnerRun, make_app
 from sigil.transport.flower.superlink import SuperLink
 from sigil.transport.limits import Limits
-from sigil.transport.listening import Ports, listening_address
+from sigil.transport.listening import Ports, listening_address, split_address
 from sigil.transport.metrics import Metrics
 from sigil.transport.owner import NetworkSettings
 from sigil.transport.wire import Wire
 
 OWNER_FILE = "owner.json"
-JOIN_FILE = "join.json"
 
 
 @dataclass(frozen=True)
@@ -102,11 +94,12 @@ class Deployment:
         _check_name(self.network / "server.pem", self.host)
         for client in range(self.clients):
             bundle = bundle_folder(self.network, client)
-            _write_node_key(bundle)
+            write_node_key(bundle)
             if not (bundle / JOIN_FILE).exists():
                 self._invite(client)
         content = asdict(self) | {"settings": self.settings.model_dump(mode="json")}
-        _write(self.network / OWNER_FILE, json.dumps(content, indent=1, default=_absolute))
+        text = json.dumps(content, indent=1, default=_absolute)
+        files.write(self.network / OWNER_FILE, text, replace=True, mode=0o644, raises=NetworkError)
 
     @classmethod
     def load(cls, file: Path) -> Deployment:
@@ -143,7 +136,7 @@ class Deployment:
             limits=self.limits,
             metrics=Metrics(),
         )
-        nodes = {_public_key(bundle): client for client, bundle in bundles.items()}
+        nodes = {public_key(bundle): client for client, bundle in bundles.items()}
         return OwnerRun(
             settings=self.settings,
             out=self.out,
@@ -159,7 +152,6 @@ class Deployment:
 
         `ready` is called as soon as clients can join. The ports are closed in the end.
         """
-        owner_run = replace(owner_run, network=replace(owner_run.network, held=ports.split))
         ca, certificate, key = (self.network / name for name in ("ca.pem", "server.pem", "server.key"))
         if self.metrics_port is not None:
             owner_run.network.metrics.serve(self.metrics_port)
@@ -175,14 +167,16 @@ class Deployment:
                 known=owner_run.network.clients.values(),
                 limits=self.limits,
                 metrics=owner_run.network.metrics,
-            ),
+            ) as front,
         ):
+            network = replace(owner_run.network, held=ports.split, front=front)
+            run = replace(owner_run, network=network)
             bundles = [bundle_folder(self.network, client) for client in range(self.clients)]
             link.register(bundle / "node.pub" for bundle in bundles)
             for client in range(self.clients):
                 self._invite(client)
             ready()
-            link.run(make_app(lambda grid: owner_run))
+            link.run(make_app(lambda grid: run))
 
     def simulate(self, owner_run: OwnerRun, *, cores: int) -> None:
         """Train with virtual clients on Flower's Ray backend, `cores` of them at a time."""
@@ -222,27 +216,11 @@ class Deployment:
 
     def _invite(self, client: int) -> None:
         """Write what a client must know to join, beside its certificate."""
-        content = {"client": client, "clients": self.clients, "server": self.address}
-        _write(bundle_folder(self.network, client) / JOIN_FILE, json.dumps(content, indent=1) + "\n")
+        Invitation(client, self.clients, self.address).write(bundle_folder(self.network, client))
 
 
 def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _write_node_key(bundle: Path) -> None:
-    key = load_pem_private_key((bundle / "client.key").read_bytes(), None)
-    assert isinstance(key, EllipticCurvePrivateKey)
-    secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    if not (bundle / "node.key").exists():
-        _write(bundle / "node.key", secret.decode(), mode=0o600)
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(bundle / "node.pub", public.decode() + "\n")
-
-
-def _public_key(bundle: Path) -> bytes:
-    certificate = x509.load_pem_x509_certificate((bundle / "client.pem").read_bytes())
-    return certificate.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _check_name(certificate: Path, host: str) -> None:
@@ -257,10 +235,6 @@ def _check_name(certificate: Path, host: str) -> None:
             f"{certificate} is for {', '.join(sorted(known))}, not for {host}; delete it and its key to have "
             "new ones made."
         )
-
-
-def _write(path: Path, content: str, *, mode: int = 0o644) -> None:
-    files.write(path, content, replace=True, mode=mode, raises=NetworkError)
 
 
 def _absolute(value: object) -> str:

@@ -11,7 +11,8 @@ what is over one of them is refused and counted:
 
 1. a place among the connections and among the handshakes under way, before a byte is read;
 2. a handshake in time, with a certificate that the owner's authority signed;
-3. a certificate that takes part in this run, and no more connections with it than agreed;
+3. a certificate that takes part in this run, and no more connections with it than agreed; of what Flower
+   would keep, no more bytes in a round than its answer can have, or its holder is out of the run;
 4. a request's head in time, its body within its own size, its client's share and the front's whole budget;
 5. an answer that is read in time; it is passed on piece by piece.
 """
@@ -49,8 +50,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # What Flower calls its methods; a decoded path may hold anything, line ends and question marks included.
 FLEET = re.compile(r"/v1/fleet/[a-z0-9-]{1,64}")
-# Flower cuts arrays into objects of 5 MB and sends each by itself.
+# Flower cuts arrays into objects of 5 MB and sends each by itself; all other requests are short.
 LIMIT = 16 * 2**20
+SHORT = 2**20
+PUSH = "/v1/fleet/push-"
+# What a client may send before the first round, where nobody has asked it for anything.
+FIRST_ALLOWANCE = 2**24
 # One client may take this part of the whole budget: the uploads of a SuperNode, two at once, fit many times.
 SHARE = 2
 # Headers that belong to one connection, not to the message.
@@ -86,6 +91,9 @@ class HttpsFront:
         self._open = 0
         self._handshakes = 0
         self._held: Counter[str] = Counter()
+        self._allowance = FIRST_ALLOWANCE
+        self._sent: Counter[str] = Counter()
+        self._over: set[str] = set()
         self._budget = Budget(self.limits.front_bytes)
         self._trust = ssl.create_default_context(cafile=ca)
         self._secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
@@ -123,6 +131,19 @@ class HttpsFront:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def begin_round(self, allowance: int) -> None:
+        """Let every client push this many bytes more, except those that have pushed too many before."""
+
+        def begin() -> None:
+            self._allowance = allowance
+            self._sent.clear()
+
+        self._loop.call_soon_threadsafe(begin)
+
+    def over_allowance(self) -> frozenset[str]:
+        """The fingerprints of clients that have pushed too many bytes."""
+        return frozenset(self._over)
 
     def refused(self, why: FrontRefusal) -> None:
         """Count one refusal."""
@@ -213,10 +234,20 @@ class HttpsFront:
             self.refused(FrontRefusal.REQUEST)
             await _refuse(send, 403, b"Only Flower's Fleet API is served here.")
             return
-        size = _size(scope, self.limit)
-        if size > self.limit:
+        largest = self.limit if path == PUSH + "object" else min(self.limit, SHORT)
+        size = _size(scope, largest)
+        if size > largest:
             self.refused(FrontRefusal.BYTES)
             await _refuse(send, 413, b"The request is too large.")
+            return
+        # What is pushed is kept by the SuperLink: it counts as soon as it is announced.
+        if path.startswith(PUSH):
+            self._sent[holder] += size
+            if self._sent[holder] > self._allowance:
+                self._over.add(holder)
+        if holder in self._over and path.startswith(PUSH):
+            self.refused(FrontRefusal.ALLOWANCE)
+            await _refuse(send, 413, b"This client has sent more than it may.")
             return
         if self._held[holder] + size > max(self.limit, self.limits.front_bytes // SHARE):
             self.refused(FrontRefusal.BYTES)

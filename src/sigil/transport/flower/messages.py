@@ -112,6 +112,11 @@ def write_failure(error: Exception, *, reply_to: Message) -> Message:
     return Message(Error(FAILED, type(error).__name__), reply_to=reply_to)
 
 
+def largest_update(task: RoundTask) -> int:
+    """How many bytes the answer to a task may have, with all that Flower adds to it."""
+    return len(_pack(task.client_state)) + 2 * SLACK
+
+
 def read_update(message: Message, *, task: RoundTask) -> RoundUpdate | None:
     """What :func:`write_update` wrote, or None if it is anything else: it comes from a stranger."""
     if message.has_error():

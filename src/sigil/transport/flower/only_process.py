@@ -39,7 +39,9 @@ def only_process(bundle: Path, *, take_over: bool) -> Iterator[None]:
     """
     request = bundle / REQUEST_FILE
     try:
-        file = (bundle / LOCK_FILE).open("ab")
+        # The folder came from the owner, and the name might be a link. Nothing is ever written to the file.
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        file = os.fdopen(os.open(bundle / LOCK_FILE, flags, 0o600), "rb")
     except OSError as error:
         raise NetworkError(f"{bundle} cannot be written to: {error.strerror}; copy it elsewhere.") from None
     with file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,15 +13,16 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from sigil.errors import NetworkError
+from sigil.errors import NetworkError, shown
 from sigil.federation.progress import Silent
 from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings
 from sigil.keys.key import Key
 from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.flower import messages
+from sigil.transport.flower.arrivals import Arrivals, Unreadable
 from sigil.transport.metrics import MeasuredProgress
-from sigil.transport.owner import NetworkSettings, RemoteTrainer
+from sigil.transport.owner import Excess, NetworkSettings, RemoteTrainer
 
 log = logging.getLogger("sigil.transport")
 
@@ -46,6 +47,15 @@ class OwnerRun:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True)
+class _Question:
+    """A task that was sent, and how many bytes its answer may have."""
+
+    client: int
+    task: RoundTask
+    limit: int
+
+
 class FlowerMessenger:
     """Carries tasks and updates as Flower messages, one per client and round."""
 
@@ -62,7 +72,9 @@ class FlowerMessenger:
         self._settings = settings
         self._known = nodes
         self._nodes: dict[int, int] = {}
-        self._sent: dict[str, tuple[int, RoundTask]] = {}
+        self._sent: dict[str, _Question] = {}
+        # The grid of a simulation is in this process, and so are its clients.
+        self._arrivals = Arrivals(grid) if hasattr(grid, "_runtime_client") else None
 
     def present(self) -> dict[int, str]:
         """The clients whose SuperNode is connected, each with the moment at which it was last started."""
@@ -79,31 +91,54 @@ class FlowerMessenger:
 
     def send(self, client: int, task: RoundTask) -> None:
         """Ask a client to train a round; an earlier question is forgotten."""
-        self._sent = {name: sent for name, sent in self._sent.items() if sent[0] != client}
+        for name in [name for name, sent in self._sent.items() if sent.client == client]:
+            self._forget(name)
         node = self._nodes[client]
         message = messages.write_task(task, client=client, settings=self._settings, node=node)
         (name,) = self._grid.push_messages([message])
         if name is None:
             raise NetworkError("Flower did not take a message for a client; the SuperLink's log says why.")
-        self._sent[name] = (client, task)
+        self._sent[name] = _Question(client, task, limit=messages.largest_update(task))
 
-    def receive(self) -> list[tuple[int, RoundUpdate | None]]:
-        """The answers that have come."""
-        answers = []
-        for reply in self._grid.pull_messages(list(self._sent)) if self._sent else ():
-            sent = self._sent.pop(reply.metadata.reply_to_message_id, None)
-            if sent is None:
+    def receive(self) -> list[tuple[int, RoundUpdate | Excess | None]]:
+        """The answers that have come; none is waited for, and none is read beyond what it may hold."""
+        answers: list[tuple[int, RoundUpdate | Excess | None]] = []
+        for name, reply in self._replies():
+            if name not in self._sent:
                 continue
-            client, task = sent
-            if reply.has_error() and client not in self.present():
+            sent = self._sent[name]
+            self._forget(name)
+            if isinstance(reply, Excess):
+                answers.append((sent.client, reply))
+                continue
+            if isinstance(reply, Message) and reply.has_error() and sent.client not in self.present():
                 # Flower's own answer: when the node is there again, its task is sent again.
-                log.info("client %d is not there any more", client)
+                log.info("client %d is not there any more", sent.client)
                 continue
-            update = messages.read_update(reply, task=task)
+            update = messages.read_update(reply, task=sent.task) if isinstance(reply, Message) else None
             if update is None:
-                log.warning("client %d did not do round %d: %s", client, task.round, _reason(reply))
-            answers.append((client, update))
+                log.warning("client %d did not do round %d: %s", sent.client, sent.task.round, _reason(reply))
+            answers.append((sent.client, update))
         return answers
+
+    def _replies(self) -> Iterator[tuple[str, Message | Excess | Unreadable]]:
+        if self._arrivals is None:
+            for reply in self._grid.pull_messages(list(self._sent)) if self._sent else ():
+                yield reply.metadata.reply_to_message_id, reply
+            return
+        for name, sent in list(self._sent.items()):
+            try:
+                found = self._arrivals.take(name, limit=sent.limit)
+            except Unreadable as error:
+                yield name, error
+            else:
+                if found is not None:
+                    yield name, found
+
+    def _forget(self, name: str) -> None:
+        del self._sent[name]
+        if self._arrivals is not None:
+            self._arrivals.forget(name)
 
     def dismiss(self) -> None:
         """Tell every client that is there that the training is over, and wait a little until they have left.
@@ -152,5 +187,8 @@ def make_app(owner_run: Callable[[Grid], OwnerRun]) -> ServerApp:
     return server_app
 
 
-def _reason(reply: Message) -> str:
-    return reply.error.reason if reply.has_error() and reply.error.reason else "its answer cannot be read"
+def _reason(reply: Message | Unreadable) -> str:
+    if isinstance(reply, Unreadable):
+        return str(reply)
+    reason = reply.error.reason if reply.has_error() else ""
+    return shown(reason) if reason else "its answer cannot be read"

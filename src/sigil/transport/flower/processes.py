@@ -18,13 +18,27 @@ from sigil.errors import NetworkError
 
 # Run in the child: a thread ends it as soon as its parent is gone, by whatever signal, so that no forgotten
 # SuperLink keeps a port or a database: at first politely, so that a SuperNode can take leave of the owner.
-# Then the child is Flower's own command, with Flower's own arguments; when that returns the process ends,
-# even if a thread of Flower's is still serving.
-_CHILD = """
-import os, signal, sys, threading, time
+# What it prints may quote the other side, so it goes to the log without colours and with every other control
+# character escaped, and a log that has grown too long is begun anew. Then the child is Flower's own command,
+# with Flower's own arguments; when that returns the process ends, even if a thread of Flower's still serves.
+_CHILD = r"""
+import io, os, re, signal, sys, threading, time
 from importlib.metadata import EntryPoint
-parent, command = int(sys.argv[1]), sys.argv[2]
-sys.argv[:3] = [command]
+parent, longest, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+sys.argv[:4] = [command]
+colour = re.compile(r"\x1b\[[0-9;]*m")
+class Plain(io.TextIOWrapper):
+    def write(self, text):
+        if os.fstat(self.fileno()).st_size > longest:
+            os.ftruncate(self.fileno(), 0)
+        signs = colour.sub("", text)
+        plain = (c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in signs)
+        super().write("".join(plain))
+        return len(text)
+for name in ("stdout", "stderr"):
+    plain = Plain(getattr(sys, name).detach(), "utf-8", "backslashreplace", line_buffering=True)
+    setattr(sys, name, plain)
+    setattr(sys, f"__{name}__", plain)
 def watch():
     while os.getppid() == parent:
         time.sleep(0.2)
@@ -52,6 +66,8 @@ for line in json.loads(sys.argv[2]):
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TAIL_BYTES, _LINE_LENGTH = 16_384, 200
+LOG_BYTES = 1 << 26
+"""A child's log is begun anew when it is longer: the other side decides how much there is to say."""
 
 
 def entry(command: str) -> str:
@@ -84,7 +100,7 @@ def start(command: str, arguments: Sequence[str], *, log: Path) -> subprocess.Po
     """Start a command of Flower's as a child that ends with this process; its output goes to `log`."""
     with _opened(log) as file:
         return subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(os.getpid()), entry(command), *arguments],
+            [sys.executable, "-c", _CHILD, str(os.getpid()), str(LOG_BYTES), entry(command), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

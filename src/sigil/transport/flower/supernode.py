@@ -28,6 +28,7 @@ POLL_SECONDS = 0.3
 PAUSE_SECONDS = 3.0
 # A SuperNode that ends again and again is mentioned at once and then this often.
 REMIND_SECONDS = 30.0
+_LONGEST = 500
 
 
 class SuperNode:
@@ -126,5 +127,7 @@ class SuperNode:
 
 
 def _sentence(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
+    # The owner may have written it.
+    text = "".join(sign if sign.isprintable() else "?" for sign in str(error)[:_LONGEST])
+    text = text.strip() or type(error).__name__
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -1,0 +1,45 @@
+"""Clients with a valid certificate that answer as they like, as real processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+
+from harness.processes import TrainingProcesses
+from harness.replay import replay
+from sigil import models
+from sigil.federation.from_settings import load_data
+from sigil.federation.settings import read
+from sigil.keys.key import Key
+
+SETTINGS = [
+    "model.width=4", "data.train_limit=90", "data.test_limit=30", "federation.clients=3",
+    "federation.rounds=2", "federation.local_epochs=1", "federation.batch_size=8", "watermark.bits=8",
+    "watermark.scheme=paper", "run.workers=1", "run.threads=1", "run.device=cpu", "run.precision=float32",
+]  # fmt: skip
+
+
+def test_heavy_and_hollow_answers_cost_their_clients_their_place_and_nobody_else_anything(
+    tmp_path: Path,
+) -> None:
+    """One is more than a half, the other no message at all: the owner trains on."""
+    key = Key.generate("ACME", shape=(16, 2, 2), bits=8, seed=bytes(range(32)))
+    key.save(tmp_path / "owner.key")
+    options = [word for change in SETTINGS for word in ("--set", change)]
+    options += ["--key", str(tmp_path / "owner.key"), "--minimum", "1"]
+    with TrainingProcesses(tmp_path / "run", clients=3, options=options) as training:
+        owner = training.serve()
+        training.join(0)
+        training.join(1, hostile="heavy:1000000")
+        training.join(2, hostile="hollow")
+        training.until(lambda: owner.poll() is not None)
+        said = training.log.read_text()
+        assert owner.returncode == 0, said
+    assert len(re.findall(r"^client 1 answered with more .* and is out$", said, re.MULTILINE)) == 1
+    assert said.count("client 2 did not do round 1: ") == 5
+    settings = read(None, SETTINGS)
+    expected = replay(settings, load_data(settings), key=key, participants=[[0], [0]])
+    ours = models.load(training.out / "client.safetensors").state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in expected.client_state.items())
