@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import zipfile
 from collections import Counter, OrderedDict
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from sigil import models
 from sigil.errors import SuspectError
 from sigil.keys.key import Key
-from sigil.suspect import Suspect, entries, open_suspect
+from sigil.suspect import Suspect, entries, open_suspect, pickled
 from sigil.verdict.verification import verify
 
 INPUT = (3, 16, 16)
@@ -99,6 +100,12 @@ def with_attribute(state: State) -> State:
     return state
 
 
+def hiding(state: State, hidden: State) -> OrderedDict[str, Tensor]:
+    content = OrderedDict(state)
+    content.hidden = hidden  # type: ignore[attr-defined]
+    return content
+
+
 def as_parameters(state: State) -> State:
     parameters = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in state.items()}
     return with_attribute(parameters)  # type: ignore[arg-type]
@@ -156,6 +163,17 @@ PLACES: dict[str, tuple[Callable[[State, State], object], list[str]]] = {
         lambda s, d: {"model": front(d) | back(s), "patch": front(s)},
         ["model + patch"],
     ),
+    "several parts to be replaced": (
+        lambda s, d: {
+            "model": s | front(d) | {"stage2.0.weight": d["stage2.0.weight"]},
+            "patch": front(s),
+            "more": {"stage2.0.weight": s["stage2.0.weight"]},
+        },
+        ["model + patch + more"],
+    ),
+    "pairs in a list": (lambda s, d: list(s.items()), [""]),
+    "pairs in a list beside others": (lambda s, d: {"a": list(d.items()), "b": [*s.items()]}, ["b"]),
+    "attributes of a dict": (lambda s, d: hiding(d, s), ["__dict__.hidden"]),
     "Counter and OrderedDict": (lambda s, d: Counter({"a": OrderedDict(s)}), ["a"]),
     "attributes of tensors": (lambda s, d: with_attribute(s), [""]),
     "parameters with attributes": (lambda s, d: as_parameters(s), [""]),
@@ -274,6 +292,40 @@ def test_an_archive_that_pytorch_reads_is_read(
     assert suspect.kind == ("state dict with wrong checksums" if how == "checksum" else "state dict")
 
 
+def test_of_one_storage_pytorch_believes_what_is_said_first(
+    stolen: State, half: models.Model, images: Tensor, tmp_path: Path, rewrite: Callable[..., None]
+) -> None:
+    source, path = saved(in_one_storage(stolen), tmp_path / "plain.pt"), tmp_path / "suspect.pt"
+    with zipfile.ZipFile(source) as archive:
+        index = archive.read("plain/data.pkl")
+    first = re.search(rb"ctorch\nFloatStorage\nq(.)", index, flags=re.DOTALL)
+    assert first is not None
+    again = b"h" + first[1] + b"X\x01\x00\x00\x000"
+    other = again.replace(b"h" + first[1], b"ctorch\nIntStorage\n")
+    if again not in index:  # the number of the record has a place in the memo, too
+        again = re.findall(b"h" + re.escape(first[1]) + b"h.", index, flags=re.DOTALL)[0]
+        other = b"ctorch\nIntStorage\n" + again[2:]
+    assert index.count(again) > 3
+    rewrite(source, path, {"data.pkl": index.replace(again, other)})
+    assert torch.equal(torch.load(path)["stage2.0.weight"], stolen["stage2.0.weight"])
+    assert found(open_suspect(path), half, images) == [""]
+
+
+def test_parts_of_a_storage_in_files_from_before_zip_archives_are_read(tmp_path: Path) -> None:
+    """As PyTorch 0.3 wrote them: a storage of its own that is a part of another."""
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.arange(6.0)[:2]}, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    # What comes last of a storage: its length, then the part that it is, of which there is none.
+    whole = b"K\x06Nt"
+    assert content.count(whole) == 1
+    content = content.replace(whole, b"K\x06X\x01\x00\x00\x00vK\x03K\x02\x87t")
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)["w"].tolist() == [3.0, 4.0]
+    [(_, tensor)] = pickled.load_legacy_state(memoryview(content), path)
+    assert np.frombuffer(tensor.read(), np.float32).tolist() == [3.0, 4.0]
+
+
 def test_a_state_dict_that_is_called_an_exported_program_is_read_as_both(
     stolen: State, half: models.Model, images: Tensor, exported: Path, tmp_path: Path
 ) -> None:
@@ -374,6 +426,39 @@ def test_what_holds_no_model_says_what_it_holds(tmp_path: Path) -> None:
     path = saved({"epoch": 3, "args": {"lr": 0.1}}, tmp_path / "b.pt")
     with pytest.raises(SuspectError, match=r"a dict of 'epoch' \(int\), 'args' \(dict\) and no tensors"):
         open_suspect(path)
+
+
+def test_decoys_of_other_widths_do_not_take_the_place_of_the_stated_one(
+    tmp_path: Path, stolen: State
+) -> None:
+    """A key that draws initial weights is also compared with wider copies, and those can be any number."""
+    content: dict[str, Any] = {}
+    for width in range(5, 90):
+        half = models.split(models.build("vgg11", width=width, seed=0), "stage1")[0]
+        content[f"decoy{width}"] = half.state_dict()
+    path = saved(content | {"model": stolen}, tmp_path / "a.pt")
+    key = Key.generate(
+        "ACME",
+        shape=(4, 16, 16),
+        bits=8,
+        seed=bytes(32),
+        model="vgg11",
+        width=4,
+        cut="stage1",
+        input_shape=INPUT,
+    )
+    assert key.fields.initialiser is not None
+    suspect = open_suspect(path, key=key)
+    assert suspect.entry == "model"
+    assert len(suspect.entries) + suspect.unread == 86
+
+
+@pytest.mark.parametrize("content", [{"a": 1}, [{}, []]])
+def test_dicts_that_contain_themselves_end(tmp_path: Path, content: Any, stolen: State) -> None:
+    (content if isinstance(content, list) else content.setdefault("b", [])).append(content)
+    root = {"x": content, "model": stolen, "y": [content, content]}
+    suspect = open_suspect(saved(root, tmp_path / "a.pt"))
+    assert suspect.entries == ("model",)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ _COUNTER = "num_batches_tracked"
 Shapes = Mapping[str, tuple[int, ...]]
 
 
+@functools.cache
 def tensor_names(name: str, cut: str | None = None) -> tuple[str, ...]:
     """The tensors of an architecture up to a cut, or all; without the counters, which nothing depends on."""
     standard = ModelSpec(name=name, classes=_CLASSES, width=architecture(name).standard_width, channels=3)

@@ -9,6 +9,7 @@ Nothing here needs PyTorch.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,11 @@ MAX_LISTED = 100_000
 MAX_LISTED_BYTES = 12 * 1024**2
 MAX_ENTRIES = 16
 """Models in one file that are read, each of which counts as a try."""
-# Ways of putting models together from parts that are looked at.
-_MAX_STEPS = 10_000
+# Parts that models are put together from, and ways of doing so that are looked at.
+_MAX_PARTS = 64
+_MAX_STEPS = 1_000
+# Parts of a name that are looked at, from its end.
+_MAX_LEVELS = 40
 
 # How an entry is named that is put together from two, and the second one of a name.
 _AND = " + "
@@ -128,10 +132,10 @@ def outermost(groups: Sequence[Group], names: Sequence[str]) -> Iterator[Group]:
             yield group
 
 
-def put_together(groups: Sequence[Group], needed: Sequence[str]) -> Iterator[Group]:
-    """What can be put together from groups that lack something that is needed.
+def put_together(groups: Sequence[Group], needed: Sequence[str]) -> tuple[list[Group], int]:
+    """What can be put together from groups that lack something that is needed, and how many are left out.
 
-    Such a group may take the place of a part of a complete one, or be completed by others.
+    Such groups may take the place of parts of a complete one, each or all of them, or complete each other.
     """
     whole = [group for group in groups if group.holds(needed)]
     used = {id(tensor) for group in whole for tensor in group.tensors.values()}
@@ -141,19 +145,16 @@ def put_together(groups: Sequence[Group], needed: Sequence[str]) -> Iterator[Gro
         if not group.holds(needed)
         and any(name in group.tensors and id(group.tensors[name]) not in used for name in needed)
     ]
-    for part in parts[:_MAX_STEPS]:
-        for base in whole[:MAX_ENTRIES]:
-            yield Group(base.entry + _AND + part.entry, {**base.tensors, **part.tensors})
-    yield from _combined(parts, needed)
+    few = parts[:_MAX_PARTS]
+    made = [_both(base, part) for base in whole[:MAX_ENTRIES] for part in few]
+    made += _combined(few, needed)
+    if len(few) > 1:
+        made += [functools.reduce(_both, few, base) for base in whole[:MAX_ENTRIES]]
+    return made, len(parts) - len(few)
 
 
 def _combined(parts: Sequence[Group], needed: Sequence[str]) -> Iterator[Group]:
     """Groups that share none of the needed names and together have all of them."""
-    holders: dict[str, list[Group]] = {}
-    for part in parts:
-        for name in needed:
-            if name in part.tensors:
-                holders.setdefault(name, []).append(part)
     waiting: list[Group | None] = [None]
     for _ in range(_MAX_STEPS):
         if not waiting:
@@ -165,11 +166,18 @@ def _combined(parts: Sequence[Group], needed: Sequence[str]) -> Iterator[Group]:
             if made is not None:
                 yield made
             continue
-        for part in reversed(holders.get(missing, [])[:_MAX_STEPS]):
+        for part in reversed(parts):
+            if missing not in part.tensors:
+                continue
             if made is None:
                 waiting.append(part)
             elif not any(name in held and name in part.tensors for name in needed):
-                waiting.append(Group(made.entry + _AND + part.entry, {**held, **part.tensors}))
+                waiting.append(_both(made, part))
+
+
+def _both(first: Group, second: Group) -> Group:
+    """The tensors of two groups, of the second where both have one."""
+    return Group(first.entry + _AND + second.entry, {**first.tensors, **second.tensors})
 
 
 def _longest(names: Collection[str]) -> int:
@@ -178,7 +186,7 @@ def _longest(names: Collection[str]) -> int:
 
 def _endings(name: str, known: Collection[str], longest: int) -> Iterator[tuple[str, str]]:
     """Every known name that this one ends with, whatever wrappers are inside it, and what is before it."""
-    parts = name.split(".")
+    parts = name.rsplit(".", _MAX_LEVELS)
     ending: list[str] = []
     for place in range(len(parts) - 1, -1, -1):
         if parts[place] in _WRAPPERS:

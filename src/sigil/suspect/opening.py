@@ -409,19 +409,26 @@ class _Weights:
             groups = grouped(readable, tensor_names(name))
             yield from self._fitting(name, outermost(groups, tensor_names(name)), wanted.cut)
             for cut in [wanted.cut] if wanted.cut else [models.default_cut(name), *points[::-1]]:
-                made = list(self._fitting(name, put_together(groups, tensor_names(name, cut)), cut))
+                parts, left = put_together(groups, tensor_names(name, cut))
+                made = list(self._fitting(name, parts, cut))
                 yield from made
                 if made:
+                    self._unread += left
                     break
 
     def _fitting(
         self, name: str, groups: Iterable[Group], cut: str | None
     ) -> Iterator[tuple[models.ModelSpec, Group]]:
         """Of each group the client half that fits; if no cut is given, the paper's or where it ends."""
-        sizes: set[tuple[int, ...]] = set()
-        for group in groups:
+        first, sizes = tensor_names(name)[0], set[tuple[int, ...]]()
+        # Those of the stated width come first: there may be many others.
+        for group in sorted(
+            groups, key=lambda group: group.tensors[first].shape[:1] != (self._wanted.width,)
+        ):
             shapes = {tensor: listed.shape for tensor, listed in group.tensors.items()}
-            size = shapes[tensor_names(name)[0]][:2]
+            size = shapes[first][:2]
+            if len(size) < 2 or not self._has_size(*size):
+                continue
             if (size not in sizes and len(sizes) >= _MAX_SIZES) or time.monotonic() > self._until:
                 self._unread += 1
                 continue
@@ -435,14 +442,16 @@ class _Weights:
             if spec is not None:
                 yield spec, group
 
-    def _fits(self, spec: models.ModelSpec) -> bool:
-        """Whether a half is one of those that are asked for, by its sizes and its activation."""
+    def _has_size(self, width: int, channels: int) -> bool:
+        """Whether a first convolution of this width, for so many channels, is one that is asked for."""
         wanted = self._wanted
-        width = spec.width if wanted.width is None else wanted.width
-        wider = wanted.may_be_wider and spec.width > width
-        channels = wanted.input_shape[0] if wanted.input_shape else spec.channels
-        if (spec.width != width and not wider) or spec.channels != channels:
-            return False
+        wider = wanted.may_be_wider and wanted.width is not None and width > wanted.width
+        of_width = wanted.width in (None, width) or wider
+        return of_width and (wanted.input_shape or (channels,))[0] == channels
+
+    def _fits(self, spec: models.ModelSpec) -> bool:
+        """Whether a half has the activation that is asked for."""
+        wanted = self._wanted
         shape = wanted.input_shape or self._says.input_shape(spec)
         if shape is None or wanted.activation_shape is None:
             return True

@@ -19,7 +19,7 @@ import pickletools
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -270,14 +270,14 @@ def _walk(stream: io.BytesIO, source: Path, storages: dict[str, _Storage]) -> An
             target = stack[-1]
             if isinstance(target.value, _Tensor) and isinstance(state, tuple):
                 _fill(target.value, *state[:4])
+            elif target.kind == "dict" and isinstance(state, dict):
+                target.value["__dict__"] = state
             elif target.kind != "dict" and not isinstance(target.value, _Tensor):
                 raise SuspectError(
                     f"{source} sets the attributes of a {target.kind}: it is damaged or hostile."
                 )
         elif name == "BINPERSID":
-            storage = _storage(stack[-1].value)
-            storages[storage.key] = storage
-            stack[-1] = _Item("value", value=storage)
+            stack[-1] = _Item("value", value=_storage(stack[-1].value, storages))
         else:
             raise SuspectError(
                 f"{source} uses the pickle instruction {name}, which no state dict needs, and "
@@ -350,16 +350,20 @@ def _dtype(name: str) -> str:
     return _ALIASES.get(short, short)
 
 
-def _storage(said: Any) -> _Storage:
-    """The storage that a persistent id names: its kind, record, device, count of numbers, part of it."""
+def _storage(said: Any, known: dict[str, _Storage]) -> _Storage:
+    """The storage that a persistent id names: its kind, record, device, count of numbers, part of it.
+
+    Of what is said of one record again, PyTorch believes the first.
+    """
     tag, name, key, _, count, *view = said
     kind = _STORAGE.fullmatch(name)
     if tag != "storage" or not kind or type(key) not in (str, int) or type(count) is not int:
         raise ValueError("not a storage")
+    storage = known.setdefault(str(key), _Storage(kind[2], str(key), count))
     if any(view):
-        _, start, count = view[0]
-        return _Storage(kind[2], str(key), count, start)
-    return _Storage(kind[2], str(key), count)
+        _, start, length = view[0]
+        return replace(storage, start=start, count=length)
+    return storage
 
 
 def _walked(content: object) -> Iterator[tuple[str, object]]:
@@ -382,12 +386,20 @@ def _walked(content: object) -> Iterator[tuple[str, object]]:
             again.append((name, value))
             continue
         seen.add(id(value))
-        members = value.items() if isinstance(value, dict) else enumerate(value)
+        members = value.items() if isinstance(value, dict) else map(_named, enumerate(value))
         queue.extend(
             (joined(name, _text(key)), member)
             for key, member in members
             if isinstance(member, _Tensor | dict | list | tuple)
         )
+
+
+def _named(numbered: tuple[int, object]) -> tuple[object, object]:
+    """The number and the member of a list; of a pair that begins with a name, that name and the rest."""
+    _, member = numbered
+    if isinstance(member, list | tuple) and len(member) == 2 and isinstance(member[0], str):
+        return member[0], member[1]
+    return numbered
 
 
 def _text(key: object) -> str:

@@ -19,8 +19,8 @@ from sigil.errors import SuspectError
 MAX_DIMENSIONS = 16
 MAX_HEADER_BYTES = 100_000_000
 """Of safetensors, as their own library has it: a shorter limit would refuse files that work."""
-MAX_REPEATED = 1 << 24
-"""Numbers of a tensor that has more of them than its record, because it repeats some."""
+MAX_REPEATED = 1 << 16
+"""Numbers of a tensor that has more of them than its record, because it repeats some: a few constants."""
 MAX_PATH = 2_000
 
 ITEM_BYTES = {

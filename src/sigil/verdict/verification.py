@@ -156,7 +156,7 @@ def verify(
                 batch_size=batch_size,
                 reference=reference,
             )
-        except (AlignmentError, ShapeError, SuspectError) as error:
+        except SigilError as error:
             failed = failed or error
             continue
         if isinstance(one, HasEntries):
