@@ -40,6 +40,8 @@ def recompute(facts: Facts) -> Seal | None:
         raise contradiction("it does not hold each kind of reading once, noise among them")
     for reading in facts.verdict.readings:
         _check_reading(reading, facts.verdict.bits, own)
+    if facts.verdict.tries % facts.suspect.entries:
+        raise contradiction("it did not count each model in the file as a try")
     _check_verdict(facts.verdict, stamped=stamp is not None)
     if not facts.verdict.experiment:
         _check_nothing_chosen(facts, own)
