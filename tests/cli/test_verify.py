@@ -163,9 +163,9 @@ def test_weights_beside_a_stranger_are_found_named_and_counted_everywhere(
     written = ["--report", str(page), "--evidence", str(evidence)]
     assert verify(case, suspect, *options, *written) == 0
     out = capsys.readouterr().out
-    assert "“ema.net”, one of 4 in the file, each of which counts as a try" in out
+    assert "'ema.net', one of 4 in the file, each of which counts as a try" in out
     assert "4 tests · 4 tries" in out
-    assert "“ema.net”, one of 4 in the file" in page.read_text()
+    assert "&#39;ema.net&#39;, one of 4 in the file" in page.read_text()
     assert "1, each with 4 models in the file: 4 in all" in page.read_text()
     facts = check(evidence.read_bytes()).facts
     assert (facts.suspect.entry, facts.suspect.entries, facts.verdict.tries) == ("ema.net", 4, 4)
@@ -173,12 +173,29 @@ def test_weights_beside_a_stranger_are_found_named_and_counted_everywhere(
     assert main(["evidence", "check", str(evidence), *repeat]) == 0
     out = capsys.readouterr().out
     assert "every number is the same" in out
-    assert "“ema.net”, one of 4 in the file" in out
+    assert "'ema.net', one of 4 in the file" in out
 
     chosen = tmp_path / "chosen.json"
     assert verify(case, suspect, *options, "--entry", "ema", "--evidence", str(chosen)) == 0
     assert main(["evidence", "check", str(chosen), *repeat]) == 0
     assert "every number is the same" in capsys.readouterr().out
+
+
+def test_the_name_of_an_entry_drives_neither_the_terminal_nor_the_page(
+    case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "\x1b[2J<script>alert(1)</script>\u202e\ud800" + "x" * 5000
+    suspect, page, evidence = (tmp_path / each for each in ("a.pt", "page.html", "case.json"))
+    torch.save({name: models.load(case.marked).state_dict()}, suspect)
+    written = ["--report", str(page), "--evidence", str(evidence)]
+    assert verify(case, suspect, "--input-shape", "3,8,8", *written) == 0
+    out = capsys.readouterr().out
+    for text in (out, page.read_text(), evidence.read_text()):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "<script>" not in page.read_text()
+    assert verify(case, suspect, "--input-shape", "3,8,8", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["owned"] is True
 
 
 def test_models_beyond_those_that_are_read_are_counted_in_the_verdict(

@@ -250,6 +250,23 @@ def test_even_the_owner_cannot_sign_numbers_that_contradict_each_other(
         check(resigned(content, old, new, by=key.signing_key()))
 
 
+def test_models_in_one_file_are_tries_and_a_record_of_one_says_nothing_of_them(
+    make: Callable[..., Any],
+) -> None:
+    facts, key = make(0.98)
+    alone = sign(facts, key.signing_key())
+    assert b'"entries"' not in alone
+    for entries, held in ((facts.verdict.tries, True), (2 * facts.verdict.tries, False)):
+        suspect = facts.suspect.model_copy(update={"entry": "ema", "entries": entries, "unread": 3})
+        content = sign(facts.model_copy(update={"suspect": suspect}), key.signing_key())
+        assert b'"entry":"ema"' in content
+        if held:
+            assert check(content).facts.suspect == suspect
+        else:
+            with pytest.raises(EvidenceError, match="did not count each model in the file as a try"):
+                check(content)
+
+
 @pytest.mark.parametrize(
     ("field", "what"),
     [("log10_p", "p-value"), ("threshold", "threshold"), ("log10_p_origin", "p-value of the origin")],

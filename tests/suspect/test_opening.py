@@ -155,6 +155,29 @@ def test_weights_for_other_images_than_named_are_called_what_they_are(client: Pa
         open_suspect(client, input_shape=(1, 16, 16))
 
 
+@pytest.mark.parametrize("named", [{}, {"architecture": "resnet18"}])
+@pytest.mark.parametrize(
+    "renamed",
+    [
+        lambda name: name.replace(".", "_"),
+        lambda name: name.replace("layer", "stage"),
+        lambda name: name.replace(".", ".inner.", 1),
+        lambda name: f"{name}.data",
+    ],
+)
+def test_renamed_tensors_are_not_called_a_model_that_they_are_not(
+    renamed: Callable[[str], str], named: dict[str, Any], tmp_path: Path
+) -> None:
+    """Blocks have layers of the same names as networks, and all networks end alike."""
+    path = tmp_path / "weights.pt"
+    state = models.build("resnet18", width=8, seed=0).state_dict()
+    torch.save({renamed(name): tensor for name, tensor in state.items()}, path)
+    with pytest.raises(SuspectError, match=r"holds 122 tensors \('|it lacks ") as caught:
+        open_suspect(path, **named, cut="layer3")
+    assert "server half" not in str(caught.value)
+    assert "these weights are" not in str(caught.value)
+
+
 def without(name: str) -> Callable[[dict[str, Tensor]], None]:
     return lambda state: state.__delitem__(name)
 

@@ -42,6 +42,8 @@ def recompute(facts: Facts) -> Seal | None:
         raise _contradiction(
             f"its key leaves at least {least} cuts and input shapes open, and it counts {facts.verdict.cuts}"
         )
+    if facts.verdict.tries % facts.suspect.entries:
+        raise _contradiction("it did not count each model in the file as a try")
     _check_verdict(facts.verdict, stamped=stamp is not None)
     if not facts.verdict.experiment:
         _check_nothing_chosen(facts, own)

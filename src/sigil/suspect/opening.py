@@ -521,7 +521,8 @@ class _Weights:
 
     def _nearest(self) -> tuple[models.ModelSpec | None, Group | None]:
         """The deepest half in the file, whatever was asked for; and what has most of the names asked for."""
-        deepest: tuple[int, models.ModelSpec | None] = (0, None)
+        # A few layers of the same names as another model's first ones are no model.
+        deepest: tuple[float, models.ModelSpec | None] = (len(self._listed) / 10, None)
         most: tuple[int, Group | None] = (0, None)
         for name in models.names():
             for group in grouped(self._listed, tensor_names(name))[:_MAX_SIZES]:
@@ -536,6 +537,8 @@ class _Weights:
         """The server half that the file holds, if it holds nothing else."""
         for name in models.names():
             for group in grouped(self._listed, tensor_names(name))[:_MAX_SIZES]:
+                if len(group.tensors) != len(self._listed):
+                    continue
                 for cut in models.cut_points(name):
                     behind = set(tensor_names(name)) - set(tensor_names(name, cut))
                     if behind == group.tensors.keys():

@@ -10,6 +10,7 @@ import math
 from typing import Literal
 
 from sigil import statistics
+from sigil.errors import shown
 from sigil.rules import ALPHA, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS, Price
 from sigil.statistics import PAPER_THRESHOLD
 from sigil.verdict.outcome import ChannelOrder, Examined, HasProbability, KeyKind, OneReading, Verdict
@@ -269,7 +270,7 @@ def entry(suspect: Examined) -> list[tuple[str, str]]:
     rows = []
     if suspect.entry is not None:
         others = f", one of {suspect.entries} in the file, each of which counts as a try"
-        where = f"“{suspect.entry}”" if suspect.entry else "what stands outside all others"
+        where = shown(suspect.entry) if suspect.entry else "what stands outside all others"
         rows.append(("entry", where + (others if suspect.entries > 1 else "")))
     if suspect.unread:
         rows.append(("not read", f"{suspect.unread:,} further models or tensors in the file (--entry)"))
