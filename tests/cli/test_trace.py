@@ -89,3 +89,15 @@ def test_without_a_record_there_is_one_sentence(
         assert printed.out == ""
         assert printed.err.startswith(f"sigil: {words}")
         assert printed.err.count("\n") == 1
+
+
+def test_of_several_models_in_a_file_one_is_chosen(
+    case: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = {name: models.load(case / f"{name}.safetensors").state_dict() for name in ("global", "leaked")}
+    torch.save(held, tmp_path / "both.pt")
+    arguments = ["trace", str(tmp_path / "both.pt"), "--key", str(case / "run.key")]
+    assert main(arguments) == 2
+    assert "holds 2 models ('global', 'leaked'), and a trace is of one" in capsys.readouterr().err
+    assert main([*arguments, "--entry", "leaked"]) == 0
+    assert capsys.readouterr().out.startswith("CLIENT 2 stands out")

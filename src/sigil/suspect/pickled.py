@@ -32,7 +32,7 @@ MAX_TUPLE = 1000
 # A thousand tensors take about thirty thousand instructions; what ends a longer list is the time limit.
 MAX_INSTRUCTIONS = 20_000_000
 # Dicts and lists are looked into once; those that appear in several places so many times more.
-MAX_LOOKS = 1_000_000
+MAX_LOOKS = 200_000
 
 _PARAMETER = "torch.nn.parameter.Parameter"
 _FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
