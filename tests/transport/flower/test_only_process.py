@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,25 +29,27 @@ IGNORING = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
 @pytest.fixture(params=["", IGNORING], ids=["in front", "put behind a script, which ignores Ctrl-C"])
-def first(tmp_path: Path, request: pytest.FixtureRequest) -> subprocess.Popen[str]:
+def first(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", request.param + FIRST, str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "in\n"
-    return process
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "in\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_second_process_is_refused_unless_it_takes_over_and_the_first_is_told(
     tmp_path: Path, first: subprocess.Popen[str]
 ) -> None:
-    with first:
-        second = only_process(tmp_path, take_over=False)
-        with pytest.raises(NetworkError, match=r"Another process is running .* --take-over"):
-            second.__enter__()
-        with only_process(tmp_path, take_over=True):
-            assert first.wait(60) == 0
-            assert first.stdout is not None
-            assert "Another process took over the client" in first.stdout.read()
+    second = only_process(tmp_path, take_over=False)
+    with pytest.raises(NetworkError, match=r"Another process is running .* --take-over"):
+        second.__enter__()
+    with only_process(tmp_path, take_over=True):
+        assert first.wait(300) == 0
+        assert first.stdout is not None
+        assert "Another process took over the client" in first.stdout.read()
     with only_process(tmp_path, take_over=False):
         pass
 
@@ -55,8 +58,8 @@ def test_a_second_process_is_refused_unless_it_takes_over_and_the_first_is_told(
 def test_a_process_that_was_killed_leaves_nothing_behind(
     tmp_path: Path, first: subprocess.Popen[str]
 ) -> None:
-    with first:
-        first.kill()
+    first.kill()
+    first.wait()
     with only_process(tmp_path, take_over=False):
         pass
 

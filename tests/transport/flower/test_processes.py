@@ -38,10 +38,12 @@ def alive(pid: int) -> bool:
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        assert alive(child)
-        parent.send_signal(signal.SIGKILL)
+        try:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            assert alive(child)
+        finally:
+            parent.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 300
     while alive(child):
         assert time.monotonic() < deadline
@@ -74,6 +76,7 @@ def test_a_superlink_that_is_started_half_way_is_ended(
 
     monkeypatch.setattr(processes, "entry", lambda command: "signal:pause")
     monkeypatch.setattr(superlink.SuperLink, "_wait", lambda self: None)
+    monkeypatch.setattr(superlink.SuperLink, "_check_secret", lambda self, ca: None)
     monkeypatch.setattr(superlink.SuperLink, fails, fail)
     ca = tmp_path / "ca.pem"
     ca.write_bytes(b"")
@@ -101,10 +104,10 @@ def test_several_commands_run_in_one_process_and_each_answers(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(processes, "entry", lambda command: "echo:command")
     log = tmp_path / "log"
-    answers = processes.flwr(("list",), ("run",), home=tmp_path, log=log)
+    answers = processes.flwr(("list",), ("run",), home=tmp_path, log=log, secret="s")
     assert answers == [{"said": "list", "format": "json"}, {"said": "run", "format": "json"}]
     with pytest.raises(NetworkError, match="did not answer"):
-        processes.flwr(("list",), ("fails",), home=tmp_path, log=log)
+        processes.flwr(("list",), ("fails",), home=tmp_path, log=log, secret="s")
     assert "something for the log" in log.read_text()
 
 

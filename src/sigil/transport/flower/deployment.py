@@ -161,6 +161,7 @@ class Deployment:
             HttpsFront(
                 ports.front,
                 target=link.address,
+                secret=link.secret,
                 ca=ca,
                 certificate=certificate,
                 key=key,

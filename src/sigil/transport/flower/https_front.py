@@ -39,6 +39,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from sigil.transport.flower.processes import OWNER_HEADER
 from sigil.transport.limits import Limits
 from sigil.transport.metrics import Metrics
 from sigil.transport.rejections import FrontRefusal
@@ -60,12 +61,15 @@ FIRST_ALLOWANCE = 2**24
 SHARE = 2
 # Headers that belong to one connection, not to the message.
 HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
+# What shows the SuperLink that a request comes from here; a client's own word for it is left out.
+OWNER = OWNER_HEADER.encode()
 
 
 class HttpsFront:
     """An HTTPS server in a thread of this process that forwards Flower's Fleet API.
 
-    It takes over the socket `listener`. `known` are the fingerprints of the certificates that take part.
+    It takes over the socket `listener`, and tells the SuperLink its `secret`. `known` are
+    the fingerprints of the certificates that take part.
     `limit` is the largest body of a request.
     """
 
@@ -74,6 +78,7 @@ class HttpsFront:
         listener: socket.socket,
         *,
         target: str,
+        secret: str = "",
         ca: Path,
         certificate: Path,
         key: Path,
@@ -83,6 +88,7 @@ class HttpsFront:
         limit: int = LIMIT,
     ) -> None:
         self.target = f"https://{target}"
+        self._secret = secret.encode()
         self.limit = limit
         self.limits = limits or Limits()
         self.known = frozenset(known)
@@ -280,7 +286,8 @@ class HttpsFront:
             self._held += Counter()  # forgets those that hold nothing
 
     async def _pass_on(self, path: str, body: bytes, headers: list[tuple[bytes, bytes]], send: Send) -> None:
-        own = [(name, value) for name, value in headers if name not in HOP]
+        own = [(name, value) for name, value in headers if name not in HOP and name != OWNER]
+        own.append((OWNER, self._secret))
         try:
             async with self._client.stream("POST", self.target + path, content=body, headers=own) as answer:
                 kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in HOP]

@@ -39,6 +39,21 @@ for name in ("stdout", "stderr"):
     plain = Plain(getattr(sys, name).detach(), "utf-8", "backslashreplace", line_buffering=True)
     setattr(sys, name, plain)
     setattr(sys, f"__{name}__", plain)
+secret = os.environ.pop("SIGIL_SUPERLINK_SECRET", None)
+if secret:
+    import hmac, uvicorn
+    run = uvicorn.run
+    def run_guarded(app, **options):
+        async def guarded(scope, receive, send):
+            told = dict(scope.get("headers", ())).get(b"x-sigil-owner", b"")
+            free = scope["type"] == "lifespan" or scope.get("path", "").startswith("/v1/runtime/")
+            if free or hmac.compare_digest(told, secret.encode()):
+                await app(scope, receive, send)
+            else:
+                await send({"type": "http.response.start", "status": 403, "headers": []})
+                await send({"type": "http.response.body", "body": b"This is for the owner alone."})
+        run(guarded, **options)
+    uvicorn.run = run_guarded
 def watch():
     while os.getppid() == parent:
         time.sleep(0.2)
@@ -50,11 +65,25 @@ EntryPoint("command", command, "").load()()
 os._exit(0)
 """
 
+# Anybody who reaches a SuperLink may start and stop its runs and register nodes, and other users of a machine
+# reach its loopback address. So a SuperLink of ours answers only those who know a secret, in a header of each
+# request (the programs here name it); its Runtime API asks for tokens of its own. The secret comes
+# in the environment, which nobody but its user reads.
+OWNER_HEADER = "x-sigil-owner"
+_VARIABLE = "SIGIL_SUPERLINK_SECRET"
+
 # Several commands in one process, as loading them takes longer than doing them. What each prints on standard
 # output, one JSON object, follows on a line of its own.
 _SEVERAL = """
-import json, sys
+import json, os, sys
 from importlib.metadata import EntryPoint
+import httpx
+secret = os.environ.pop("SIGIL_SUPERLINK_SECRET")
+class Client(httpx.Client):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.headers["x-sigil-owner"] = secret
+httpx.Client = Client
 command = EntryPoint("command", sys.argv[1], "").load()
 for line in json.loads(sys.argv[2]):
     sys.__stdout__.write("\\0")
@@ -96,23 +125,37 @@ def quiet(home: Path) -> None:
     }
 
 
-def start(command: str, arguments: Sequence[str], *, log: Path) -> subprocess.Popen[bytes]:
-    """Start a command of Flower's as a child that ends with this process; its output goes to `log`."""
+def start(
+    command: str, arguments: Sequence[str], *, log: Path, secret: str | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command of Flower's as a child that ends with this process; its output goes to `log`.
+
+    What it serves, it serves to those who know the secret, if there is one.
+    """
     with _opened(log) as file:
         return subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(os.getpid()), str(LOG_BYTES), entry(command), *arguments],
+            [
+                sys.executable,
+                "-c",
+                _CHILD,
+                str(os.getpid()),
+                str(LOG_BYTES),
+                entry(command),
+                *arguments,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
+            env=None if secret is None else os.environ | {_VARIABLE: secret},
             # Ctrl-C is for this process, which ends its children in its own order.
             start_new_session=True,
         )
 
 
-def flwr(*commands: Sequence[str], home: Path, log: Path) -> list[dict[str, Any]]:
+def flwr(*commands: Sequence[str], home: Path, log: Path, secret: str) -> list[dict[str, Any]]:
     """What these commands of ``flwr`` answer, one after another; what else they say goes to `log`.
 
-    Where the SuperLink is, they read in ``config.toml`` in `home`.
+    Where the SuperLink is, they read in ``config.toml`` in `home`; `secret` is the one that it asks for.
     """
     lines = json.dumps([[*command, "--format", "json"] for command in commands])
     with _opened(log) as file:
@@ -121,7 +164,7 @@ def flwr(*commands: Sequence[str], home: Path, log: Path) -> list[dict[str, Any]
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=file,
-            env=os.environ | {"FLWR_HOME": str(home.resolve())},
+            env=os.environ | {"FLWR_HOME": str(home.resolve()), _VARIABLE: secret},
             start_new_session=True,
         )
         with suppress(OSError):  # a full disk is no reason to lose the answers

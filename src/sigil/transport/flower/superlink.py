@@ -6,13 +6,15 @@ import json
 import secrets
 import signal
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+import httpx
 from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
@@ -38,6 +40,8 @@ class SuperLink:
         self._log = folder / "superlink.log"
         self._home = folder / "flower"
         self._closing = False
+        self._stopped = False
+        self.secret = secrets.token_hex(32)
         self._certificates = ca.read_bytes()
         database = folder / "superlink.db"
         self._new = not database.exists()
@@ -61,9 +65,11 @@ class SuperLink:
                 *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
             ],
             log=self._log,
+            secret=self.secret,
         )
         try:
             self._wait()
+            self._check_secret(ca)
             self._name_connection(ca)
         except BaseException:
             # Nobody has this object yet, so nobody else could end what was started.
@@ -73,7 +79,7 @@ class SuperLink:
     def register(self, public_keys: Iterable[Path]) -> None:
         """Let the nodes with these public keys take part; those that may already are left as they are."""
         commands = [("supernode", "register", str(file)) for file in public_keys]
-        for answer in flwr(*commands, home=self._home, log=self._log):
+        for answer in self._flwr(*commands):
             if not answer["success"] and "already in use" not in str(answer).lower():
                 raise NetworkError(f"The SuperLink refused a client's public key; {says_why(self._log)}.")
 
@@ -81,13 +87,11 @@ class SuperLink:
         """Do a run of `app` in this process, after ending those that an earlier process left behind."""
         left = [] if self._new else self._unfinished()
         self._new = False
-        *_, started = flwr(
-            *(("stop", run) for run in left), ("run", str(APP)), home=self._home, log=self._log
-        )
+        *_, started = self._flwr(*(("stop", run) for run in left), ("run", str(APP)))
         token = self._runtime.acquire(SERVER_APP) if started["success"] else None
         if token is None:
             raise NetworkError(f"The SuperLink gave no task for a new run; {says_why(self._log)}.")
-        with self._runtime.task(token, ended=lambda: signal.raise_signal(signal.SIGINT)) as client:
+        with self._runtime.task(token, ended=self._stop) as client:
             task = ask(client.PullTaskInput)
             # Messages take the sender from here, as in a process that Flower starts.
             TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
@@ -97,11 +101,12 @@ class SuperLink:
             threading.Thread(target=self._watch, daemon=True).start()
             try:
                 app(grid=grid, context=context)
-            except KeyboardInterrupt:
-                if self._process.poll() is None:
+            except BaseException as error:
+                over = self._over(error)
+                if over is None:
                     raise
                 raise NetworkError(
-                    f"The SuperLink ended; the last checkpoint is kept: start again ({says_why(self._log)})."
+                    f"{over}; the last checkpoint is kept: start again ({says_why(self._log)})."
                 ) from None
             finally:
                 grid.close()
@@ -119,9 +124,26 @@ class SuperLink:
     ) -> None:
         self.close()
 
+    def _over(self, error: BaseException) -> str | None:
+        """What ended the run, if it was neither a person here nor the training itself."""
+        if isinstance(error, KeyboardInterrupt) and self._process.poll() is not None:
+            return "The SuperLink ended"
+        # Flower's own answers to a run that was stopped: an interruption after a refused request, or these.
+        refused = isinstance(error, KeyboardInterrupt) and isinstance(error.__context__, httpx.HTTPError)
+        flowers = isinstance(error, httpx.HTTPError) or type(error).__module__.startswith("flwr.")
+        return "Flower's run was stopped, as by `flwr stop`" if self._stopped or refused or flowers else None
+
+    def _stop(self) -> None:
+        """Wake the main thread: Flower says that this run is over, whoever ended it."""
+        self._stopped = True
+        signal.raise_signal(signal.SIGINT)
+
+    def _flwr(self, *commands: Sequence[str]) -> list[dict[str, Any]]:
+        return flwr(*commands, home=self._home, log=self._log, secret=self.secret)
+
     def _unfinished(self) -> list[str]:
         """The runs that an earlier process left behind."""
-        (found,) = flwr(("list",), home=self._home, log=self._log)
+        (found,) = self._flwr(("list",))
         return [run["run-id"] for run in found["runs"] if not run["status"].startswith("finished")]
 
     def _watch(self) -> None:
@@ -141,6 +163,17 @@ class SuperLink:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     raise NetworkError(f"The SuperLink did not start; {says_why(self._log)}.") from None
                 time.sleep(0.1)
+
+    def _check_secret(self, ca: Path) -> None:
+        """Make sure that the SuperLink asks for the secret: another release of Flower might not."""
+        trust = ssl.create_default_context(cafile=ca)
+        address = f"https://{self.address}/v1/control/list-runs"
+        with httpx.Client(verify=trust, trust_env=False, timeout=START_SECONDS) as client:
+            if client.post(address).status_code != httpx.codes.FORBIDDEN:
+                raise NetworkError(
+                    "This release of Flower lets anybody on this machine end the training; install the "
+                    "release that Sigil asks for."
+                )
 
     def _name_connection(self, ca: Path) -> None:
         """Tell the command ``flwr`` where the SuperLink is."""
