@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint types check tests test quick formats fuzz docs format clean release-check
+.PHONY: help setup demo lint types check tests test quick formats luck fuzz docs format clean release-check
 
 help:  ## show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -60,6 +60,12 @@ formats: setup  ## what depends on the number format: in the one that `auto` lea
 	SIGIL_PRECISION=$(OTHER_FORMAT) $(PYTEST) -m formats
 	SIGIL_PRECISION=float32 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
 		$(PYTEST) -m formats
+
+# Under `make test` everything that is drawn is the same each time. Here it is another key, stamp and seed each time.
+DRAWS ?= 20
+LUCK ?= luck
+luck: setup  ## the tests that rest on what is drawn, with other keys and seeds: how near they come to their limits
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python tests/harness/luck.py --draws $(DRAWS) -m '$(LUCK)'
 
 fuzz: setup  ## what Hypothesis checks, with other and twenty times as many examples each time
 	$(PYTEST) -m hypothesis --hypothesis-profile=fuzz

@@ -1,4 +1,4 @@
-"""Settings for every test: one thread per worker, what Hypothesis tries, and no process left behind."""
+"""Settings for every test: one thread per worker, what is drawn, and no process left behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import contextlib
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import psutil
 import pytest
 import torch
 from hypothesis import settings
+
+from harness import luck
 
 torch.set_num_threads(1)
 
@@ -34,6 +37,7 @@ GRACE = 120.0  # seconds for what is ending to be gone, however busy the machine
 ROOT = Path(__file__).parent
 SUITES = {ROOT / "tests": "", ROOT / "reproduction" / "tests": "reproduction/"}
 """The two folders of tests, and what a name in the patterns begins with for each."""
+LUCK = "luck", "luck and not slow"  # what `make luck` and the continuous integration run
 
 FORMATS = (
     "attacks/test_*.py",
@@ -135,6 +139,31 @@ def _no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `make luck` gives: another draw of all keys and seeds, and a file for the margins."""
+    parser.addoption("--draw", type=int, default=0, help="other keys and seeds in every test (0: as written)")
+    parser.addoption("--margins", type=Path, help="where to add how near each test came to its limits")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test draws anything."""
+    luck.redraw(config.option.draw)
+
+
+@pytest.fixture(autouse=True)
+def _same_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test draws without a seed is the same each time, whatever ran before it."""
+    seed = random.Random(f"{request.config.option.draw} {request.node.nodeid}")
+    torch.manual_seed(seed.getrandbits(32))
+    monkeypatch.setattr("secrets.token_bytes", seed.randbytes)
+
+
+@pytest.fixture
+def margin(request: pytest.FixtureRequest) -> luck.Margin:
+    """Assert a number that luck decides: the test is repeated by `make luck`, which shows its margin."""
+    return luck.Margin(request.node.nodeid, request.config.option.margins)
+
+
 @pytest.fixture(scope="session")
 def patterns() -> tuple[str, ...]:
     """By which tests are marked and put in order."""
@@ -181,10 +210,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out whole files and folders that the marker leaves out, as importing them takes long."""
     wanted = config.option.markexpr
     place = _name(collection_path)
-    if wanted not in ("not slow", "formats") or not place:
+    if wanted not in (*LUCK, "not slow", "formats") or not place:
         return None
     if not (collection_path.is_dir() or fnmatchcase(collection_path.name, "test_*.py")):
         return None
+    if wanted in LUCK:
+        return (
+            collection_path.is_file() and "margin: Margin" not in collection_path.read_text("utf-8")
+        ) or None
     if wanted == "not slow":
         inside = f"{place}/*" if collection_path.is_dir() else place
         return any("::" not in pattern and fnmatchcase(inside, pattern) for pattern in SLOW) or None
@@ -202,6 +235,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, patterns in (("formats", FORMATS), ("slow", SLOW)):
             if any(_matches(file, test, pattern) for pattern in patterns):
                 item.add_marker(marker)
+        if "margin" in getattr(item, "fixturenames", ()):
+            item.add_marker("luck")
 
 
 def _file(item: pytest.Item) -> str:

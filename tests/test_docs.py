@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import sigil
+from harness.luck import Margin
 from sigil.verdict.verification import read_mark
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -32,7 +33,7 @@ def run(source: str) -> dict[str, Any]:
 
 
 def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], margin: Margin
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source, _ = programs("own-server.md")
@@ -45,18 +46,19 @@ def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
     assert "The mark is provable on inputs" in capsys.readouterr().out
     report = marked["report"]
     assert report.owned
-    assert min(reading.log10_p_before for reading in report.readings) < -9
+    margin("log10 p", min(reading.log10_p_before for reading in report.readings), below=-9)
+    margin("log10 p, corrected", report.log10_p, below=math.log10(report.alpha))
     assert report.allowance_log2 == 80
     with torch.no_grad():
         logits = marked["server"].eval()(marked["client"].eval()(marked["images"]))
-    assert float((logits.argmax(1) == marked["labels"]).float().mean()) > 0.95
+    margin("accuracy", float((logits.argmax(1) == marked["labels"]).float().mean()), above=0.95)
 
     clean = run(fixed.replace("        injector.attach(activation)\n", ""))
     assert clean["key"] == marked["key"]  # of the file that the first run wrote
     assert not clean["report"].owned
     judged = sigil.verify(clean["client"], marked["key"], clean["images"], register=1)
     assert not judged.owned
-    assert min(reading.log10_p_before for reading in judged.readings) > -6.5
+    margin("log10 p of a clean one", min(reading.log10_p_before for reading in judged.readings), above=-6.5)
 
     wrong = [
         read_mark(
@@ -68,9 +70,9 @@ def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
         for number in range(1000)
     ]
     # Even as a judge who counted one key would see it, no other key is proven.
-    assert min(wrong) > math.log10(3e-7 / 4)
+    margin("log10 p of the best wrong key", min(wrong), above=math.log10(3e-7 / 4))
     # Under the null a thousand p-values spread over (0, 1): about one in ten lies below 0.1.
-    assert 60 < sum(log10_p < -1 for log10_p in wrong) < 145
+    margin("wrong keys below 0.1", sum(log10_p < -1 for log10_p in wrong), above=60, below=145)
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("own-*.md")), ids=lambda page: page.name)

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from harness.luck import Margin
 from sigil import attacks, models
 from sigil.alignment import Reference, align, fingerprint, open_reference
 from sigil.alignment.references import MAX_FILE_BYTES
@@ -158,7 +159,7 @@ def disguised() -> Model:
     return models.split(attacks.permute(case()[1], cut="layer3", seed=7), "layer3")[0]
 
 
-def test_a_disguised_copy_is_proven_once_it_is_aligned() -> None:
+def test_a_disguised_copy_is_proven_once_it_is_aligned(margin: Margin) -> None:
     initial, marked, key = case()
     reference = recorded(models.split(marked, "layer3")[0])
     plain = verify(models.split(marked, "layer3")[0], key, input_shape=SHAPE, register=1)
@@ -177,10 +178,10 @@ def test_a_disguised_copy_is_proven_once_it_is_aligned() -> None:
         )
         hidden = report.reading("noise" if inputs is None else "inputs")
         assert hidden is not None
-        assert hidden.log10_p_before > -2
+        margin("log10 p in disguise", hidden.log10_p_before, above=-2)
         assert report.aligned
-        assert report.wsr > 0.95
-        assert report.best.log10_p_before < -9
+        margin("WSR", report.wsr, above=0.95)
+        margin("log10 p in order", report.best.log10_p_before, below=-9)
         # Initial weights that the key drew were chosen by nobody; whatever is brought is an experiment.
         assert report.owned == (known is None)
         assert report.experiment == (known is not None)

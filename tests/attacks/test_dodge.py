@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.luck import Margin
 from sigil import attacks, models
 from sigil.data import Dataset
 from sigil.errors import AttackError
@@ -17,7 +18,9 @@ def tuning(**changes: Any) -> attacks.Tuning:
     return attacks.Tuning(**{"lr": 3e-3, "epochs": 40, "batch_size": 48} | changes)
 
 
-def test_noise_no_longer_shows_the_mark_and_images_do(accurate: Any, more_digits: Dataset) -> None:
+def test_noise_no_longer_shows_the_mark_and_images_do(
+    accurate: Any, more_digits: Dataset, margin: Margin
+) -> None:
     def moved(half: models.Model, inputs: Tensor) -> float:
         """How far the answers to some inputs are from what they were."""
         before, after = (each.eval()(inputs).detach() for each in (accurate.halves[0], half))
@@ -25,13 +28,13 @@ def test_noise_no_longer_shows_the_mark_and_images_do(accurate: Any, more_digits
 
     dodged = attacks.dodge(accurate.halves, more_digits, tuning=tuning(epochs=15))
     kept = attacks.dodge(accurate.halves, more_digits, gamma=0.0, tuning=tuning(epochs=15))
-    assert accurate.wsr(kept) > 0.85
-    assert accurate.wsr(dodged) < accurate.wsr(kept) - 0.15
+    margin("WSR kept", accurate.wsr(kept), above=0.85)
+    margin("WSR lost", accurate.wsr(kept) - accurate.wsr(dodged), above=0.15)
     images = torch.from_numpy(more_digits.train.images[:64].copy()).float() / 255
     images = (images - more_digits.mean[0]) / more_digits.std[0]
     noise = torch.randn(images.shape, generator=torch.Generator().manual_seed(7))
-    assert moved(dodged[0], images) < 0.8 * moved(dodged[0], noise)
-    assert moved(kept[0], images) < 0.2
+    margin("images moved, of noise", moved(dodged[0], images) / moved(dodged[0], noise), below=0.8)
+    margin("images moved", moved(kept[0], images), below=0.2)
 
 
 def test_only_the_client_half_changes_and_no_running_statistics(marked: Any, digits: Dataset) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.luck import Margin
 from sigil import attacks, models
 from sigil.data import Dataset, Split
 from sigil.errors import AttackError
@@ -18,7 +19,7 @@ def student(**options: Any) -> models.Model:
 
 
 def test_the_student_answers_like_the_teacher_and_never_sees_a_label(
-    accurate: Any, more_digits: Dataset
+    accurate: Any, more_digits: Dataset, margin: Margin
 ) -> None:
     from dataclasses import replace
 
@@ -32,9 +33,9 @@ def test_the_student_answers_like_the_teacher_and_never_sees_a_label(
     assert teacher is not None
     assert before is not None
     assert after is not None
-    assert teacher > 0.7
-    assert before < 0.3
-    assert after > 0.55
+    margin("teacher's accuracy", teacher, above=0.7)
+    margin("accuracy before", before, below=0.3)
+    margin("accuracy after", after, above=0.55)
 
 
 def test_another_architecture_and_the_form_of_the_student(marked: Any, digits: Dataset) -> None:
@@ -63,7 +64,7 @@ def test_other_bad_input(marked: Any, digits: Dataset) -> None:
 
 
 def test_a_substitute_server_half_leaves_the_client_half_as_it_is(
-    accurate: Any, more_digits: Dataset
+    accurate: Any, more_digits: Dataset, margin: Margin
 ) -> None:
     spec = accurate.whole.spec
     own, kept = models.split(accurate.whole, models.default_cut(spec.name))
@@ -79,8 +80,8 @@ def test_a_substitute_server_half_leaves_the_client_half_as_it_is(
     )
     assert before is not None
     assert after is not None
-    assert before < 0.3
-    assert after > 0.7
+    margin("accuracy before", before, below=0.3)
+    margin("accuracy after", after, above=0.7)
     first = next(iter(server_half.parameters()))
     assert not torch.equal(first, next(iter(kept.parameters())))
 

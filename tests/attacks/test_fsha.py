@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.luck import Margin
 from sigil import data
 from sigil.attacks.fsha import FSHA
 from sigil.detectors import Detector, GradientScrutinizer, SplitGuard
@@ -92,30 +93,34 @@ def honest(digits: Digits) -> Training:
 
 
 @torch.no_grad()
-def test_the_attacker_sees_the_clients_images(hijacked: Training, digits: Digits) -> None:
+def test_the_attacker_sees_the_clients_images(hijacked: Training, digits: Digits, margin: Margin) -> None:
     images = digits.private[:256]
     seen = hijacked.attacker.decode(hijacked.client(images))
-    error = (seen - images).square().mean()
-    assert error < 0.65 * (digits.public.mean(0) - images).square().mean()  # the mean image
+    error = float((seen - images).square().mean())
+    guess = float((digits.public.mean(0) - images).square().mean())
+    margin("error, of the mean image's", error / guess, below=0.65)
     # Each reconstruction is nearer to its own image than to 255 others: by chance one in 256.
     nearest = torch.cdist(seen.flatten(1), images.flatten(1)).argmin(1)
-    assert (nearest == torch.arange(256)).float().mean() > 0.3
+    margin("recognised", float((nearest == torch.arange(256)).float().mean()), above=0.3)
 
 
 def test_the_client_sees_a_loss_that_falls_like_in_an_honest_training(
-    hijacked: Training, honest: Training
+    hijacked: Training, honest: Training, margin: Margin
 ) -> None:
-    assert honest.loss < hijacked.loss < 0.6 * np.log(10)
+    margin("loss, of a guess", hijacked.loss / np.log(10), below=0.6)
+    margin("loss, of an honest one", hijacked.loss / honest.loss, above=1.0)
 
 
-def test_detectors_tell_the_hijacker_from_an_honest_server(hijacked: Training, honest: Training) -> None:
+def test_detectors_tell_the_hijacker_from_an_honest_server(
+    hijacked: Training, honest: Training, margin: Margin
+) -> None:
     for caught, cleared in zip(hijacked.detectors, honest.detectors, strict=True):
         assert caught.alarm, caught.curves["score"]
         assert not cleared.alarm, cleared.curves["score"]
         assert caught.score is not None
         assert cleared.score is not None
-        assert caught.score < 0.3
-        assert cleared.score > 0.7
+        margin(f"{type(caught).__name__} of the hijacker", caught.score, below=0.3)
+        margin(f"{type(cleared).__name__} of an honest server", cleared.score, above=0.7)
 
 
 def linear_attacker(weight: Tensor, **options: Any) -> FSHA:

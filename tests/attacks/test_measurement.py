@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from harness.luck import Margin
 from sigil import attacks, models
 from sigil.data import Dataset
 from sigil.errors import AttackError
 
 
-def test_whole_and_halves_measure_alike(accurate: Any, digits: Dataset) -> None:
+def test_whole_and_halves_measure_alike(accurate: Any, digits: Dataset, margin: Margin) -> None:
     whole = attacks.measure(accurate.whole, data=digits, key=accurate.key, cut="pool2")
     halves = attacks.measure(accurate.halves, data=digits, key=accurate.key)
     assert whole.accuracy == halves.accuracy
@@ -21,8 +22,8 @@ def test_whole_and_halves_measure_alike(accurate: Any, digits: Dataset) -> None:
     assert halves.report is not None
     assert whole.report is not None
     assert whole.report.to_dict() == halves.report.to_dict()
-    assert halves.accuracy > 0.7
-    assert halves.report.wsr > 0.95
+    margin("accuracy", halves.accuracy, above=0.7)
+    margin("WSR", halves.report.wsr, above=0.95)
     assert accurate.whole.training
     with torch.no_grad():
         images = (torch.from_numpy(digits.test.images) / 255 - digits.mean[0]) / digits.std[0]

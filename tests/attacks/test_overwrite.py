@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from harness.luck import Margin
 from sigil import attacks
 from sigil.data import Dataset
 from sigil.errors import AttackError, SigilError
 from sigil.keys.key import Key
 
 
-def test_the_second_mark_is_embedded(marked: Any, digits: Dataset) -> None:
+def test_the_second_mark_is_embedded(marked: Any, digits: Dataset, margin: Margin) -> None:
     second = Key.generate("Mallory", shape=(16, 2, 2), bits=16, seed=bytes([1] * 32))
 
     def wsr(model: Any) -> float:
@@ -23,8 +24,8 @@ def test_the_second_mark_is_embedded(marked: Any, digits: Dataset) -> None:
     options: dict[str, Any] = {"epochs": 15, "lr": 0.05, "batch_size": 32}
     attacked = attacks.overwrite(marked.halves, digits, second, strength=1.0, **options)
     control = attacks.overwrite(marked.halves, digits, second, strength=0.0, **options)
-    assert wsr(attacked) > wsr(control) + 0.15
-    assert wsr(attacked) > 0.75
+    margin("WSR gained", wsr(attacked) - wsr(control), above=0.15)
+    margin("WSR", wsr(attacked), above=0.75)
 
 
 def test_ten_epochs_if_not_said(marked: Any, digits: Dataset) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.luck import Margin
 from sigil import attacks, models
 from sigil.attacks.permute import _draw
 from sigil.data import Dataset
@@ -94,7 +95,7 @@ def test_a_dense_layer_keeps_its_own_channels() -> None:
     assert sorted(entering.tolist()) == list(range(8))
 
 
-def test_the_mark_is_gone_and_the_accuracy_is_not(marked: Any, digits: Dataset) -> None:
+def test_the_mark_is_gone_and_the_accuracy_is_not(marked: Any, digits: Dataset, margin: Margin) -> None:
     attacked = attacks.permute(marked.halves)
     before, after = (
         # In float32, where the scales cancel for every image of the test set; bfloat16 rounds scaled
@@ -104,8 +105,8 @@ def test_the_mark_is_gone_and_the_accuracy_is_not(marked: Any, digits: Dataset) 
     )
     assert before.report is not None
     assert after.report is not None
-    assert before.report.wsr > 0.95
-    assert after.report.wsr < 0.75
+    margin("WSR before", before.report.wsr, above=0.95)
+    margin("WSR after", after.report.wsr, below=0.75)
     assert before.accuracy == after.accuracy
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.luck import Margin
 from sigil import attacks
 from sigil.attacks.halves import OpenedAtCut, open_at_cut
 from sigil.attacks.penalties import mean_activation
@@ -46,14 +47,14 @@ def test_the_mean_is_that_of_the_model_in_use(marked: Any, digits: Dataset) -> N
         torch.testing.assert_close(mean, opened.front(images).mean(0), rtol=1e-2, atol=1e-2)
 
 
-def test_the_direction_is_along_the_mark(marked: Any, digits: Dataset) -> None:
+def test_the_direction_is_along_the_mark(marked: Any, digits: Dataset, margin: Margin) -> None:
     _, found = attacks.read(marked.halves, digits, tuning=tuning(epochs=None, steps=1))
     mark = marked.key.matrix @ (0.5 - marked.key.target)
-    assert float(torch.nn.functional.cosine_similarity(found[:, 0], mark, dim=0)) > 0.2
+    margin("cosine", float(torch.nn.functional.cosine_similarity(found[:, 0], mark, dim=0)), above=0.2)
 
 
 def test_pushing_takes_the_mean_along_the_direction_where_it_was_asked_to(
-    marked: Any, digits: Dataset
+    marked: Any, digits: Dataset, margin: Margin
 ) -> None:
     def along(model: Any, direction: Tensor) -> float:
         return float(mean_map(model, digits)[1].flatten() @ direction[:, 0] / direction.norm())
@@ -63,14 +64,17 @@ def test_pushing_takes_the_mean_along_the_direction_where_it_was_asked_to(
     tuned, _ = attacks.read(marked.whole, digits, gamma=0.0, cut="pool2", tuning=tuning())
     before = along(marked.whole, direction)
     assert before < 0
-    assert along(tuned, direction) < 0.5 * before
-    assert abs(along(zeroed, direction)) < 0.3 * -before
-    assert along(mirrored, direction) > along(zeroed, direction) + 0.05 * -before
-    assert marked.wsr(mirrored) < marked.wsr(tuned) - 0.1
+    margin("kept by tuning", along(tuned, direction) / before, above=0.5)
+    margin("left by zeroing", abs(along(zeroed, direction) / before), below=0.3)
+    further = along(mirrored, direction) - along(zeroed, direction)
+    margin("mirrored further", -further / before, above=0.05)
+    margin("WSR lost", marked.wsr(tuned) - marked.wsr(mirrored), above=0.1)
 
 
 @pytest.mark.parametrize(("way", "part"), [("flatten", over_positions), ("equalise", over_channels)])
-def test_levelling_lowers_its_part_of_the_mean_map(marked: Any, digits: Dataset, way: Any, part: Any) -> None:
+def test_levelling_lowers_its_part_of_the_mean_map(
+    marked: Any, digits: Dataset, way: Any, part: Any, margin: Margin
+) -> None:
     def size(model: Any) -> float:
         _, mean = mean_map(model, digits)
         return float(part(mean).norm() / mean.norm())
@@ -79,7 +83,7 @@ def test_levelling_lowers_its_part_of_the_mean_map(marked: Any, digits: Dataset,
     for gamma in (0.0, 10.0):
         attacked, _ = attacks.read(marked.whole, digits, way=way, gamma=gamma, cut="pool2", tuning=tuning())
         sizes.append(size(attacked))
-    assert sizes[1] < 0.6 * sizes[0]
+    margin("left", sizes[1] / sizes[0], below=0.6)
 
 
 def test_bad_input(marked: Any, digits: Dataset) -> None:

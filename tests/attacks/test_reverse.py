@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.luck import Margin
 from sigil import attacks
 from sigil.attacks.halves import open_at_cut
 from sigil.attacks.penalties import mean_activation
@@ -37,21 +38,23 @@ def tuning(**changes: Any) -> attacks.Tuning:
     return attacks.Tuning(**{"lr": 3e-3, "epochs": 20, "batch_size": 48} | changes)
 
 
-def test_it_finds_the_marks_direction(marked: Any, digits: Dataset, recording: Recording) -> None:
+def test_it_finds_the_marks_direction(
+    marked: Any, digits: Dataset, recording: Recording, margin: Margin
+) -> None:
     _, found = attacks.reverse(
         marked.halves, recording, digits, rounds=[1], tuning=tuning(epochs=None, steps=1)
     )
     mark = marked.key.matrix @ (0.5 - marked.key.target)
-    assert float(torch.nn.functional.cosine_similarity(found[:, 0], mark, dim=0)) > 0.95
-    assert 16 * attacks.overlap(found, marked.key) > 0.9
+    margin("cosine", float(torch.nn.functional.cosine_similarity(found[:, 0], mark, dim=0)), above=0.95)
+    margin("overlap", 16 * attacks.overlap(found, marked.key), above=0.9)
     _, blind = attacks.reverse(
         marked.halves, recording, digits, rounds=[2], tuning=tuning(epochs=None, steps=1)
     )
-    assert 16 * attacks.overlap(blind, marked.key) < 0.6
+    margin("overlap without the mark", 16 * attacks.overlap(blind, marked.key), below=0.6)
 
 
 def test_it_pushes_to_zero_or_past_it_and_the_bits_go(
-    marked: Any, digits: Dataset, recording: Recording
+    marked: Any, digits: Dataset, recording: Recording, margin: Margin
 ) -> None:
     def attacked(reversal: float, gamma: float = 10.0) -> tuple[float, float]:
         made, direction = attacks.reverse(
@@ -65,12 +68,12 @@ def test_it_pushes_to_zero_or_past_it_and_the_bits_go(
 
     (tuned, far), (averaged, zero), (reversed_, past) = attacked(1.0, 0.0), attacked(0.0), attacked(1.0)
     assert far < 0
-    assert abs(zero) < -0.3 * far
-    assert past > -0.25 * far
-    assert marked.wsr(marked.halves) > 0.9
-    assert tuned > 0.85
-    assert averaged < tuned - 0.25
-    assert reversed_ < tuned - 0.3
+    margin("left along the direction", abs(zero / far), below=0.3)
+    margin("reversed along the direction", -past / far, above=0.25)
+    margin("WSR before", marked.wsr(marked.halves), above=0.9)
+    margin("WSR tuned", tuned, above=0.85)
+    margin("WSR lost by averaging", tuned - averaged, above=0.25)
+    margin("WSR lost by reversal", tuned - reversed_, above=0.3)
 
 
 def test_the_model_given_stays_and_an_interruption_changes_nothing(

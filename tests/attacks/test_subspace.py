@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.luck import Margin
 from sigil import attacks
 from sigil.data import Dataset
 from sigil.errors import AttackError
@@ -46,26 +47,27 @@ def recording(marked: Any, tmp_path_factory: pytest.TempPathFactory) -> Recordin
     return record(folder, {1: 1e-4 * early, 2: 1e-4 * late, 3: 1e-4 * late})
 
 
-def test_it_finds_a_planted_subspace(marked: Any, recording: Recording) -> None:
+def test_it_finds_a_planted_subspace(marked: Any, recording: Recording, margin: Margin) -> None:
     found = attacks.estimate(
         recording, early_rounds=[1], late_rounds=[2, 3], main_components=6, components=16
     )
     # The six task directions take 6/64 of the mark's span with them.
-    assert attacks.overlap(found.directions, marked.key) > 0.85
-    assert attacks.overlap(found.main, marked.key) < 0.3
+    margin("overlap", attacks.overlap(found.directions, marked.key), above=0.85)
+    margin("overlap of the task", attacks.overlap(found.main, marked.key), below=0.3)
     assert float((found.main.mT @ found.directions).abs().max()) < 1e-5
     assert (found.early_rows, found.late_rows) == (256, 512)
-    assert 0.2 < found.main_share < 0.8
-    assert 0.9 < found.residual_share <= 1.0
+    margin("main share", found.main_share, above=0.2, below=0.8)
+    margin("residual share", found.residual_share, above=0.9)
+    assert found.residual_share <= 1.0
     assert float(found.variances.sum()) < 1e-5
     assert float(found.weights().sum()) == pytest.approx(1)
     assert torch.equal(found.weights(normalise=False), found.variances)
     blind = attacks.estimate(recording, early_rounds=[2], late_rounds=[3], main_components=6, components=16)
-    assert attacks.overlap(blind.directions, marked.key) < 0.5
+    margin("overlap without the mark", attacks.overlap(blind.directions, marked.key), below=0.5)
 
 
 def test_it_removes_the_mark_where_plain_fine_tuning_does_not(
-    marked: Any, digits: Dataset, recording: Recording
+    marked: Any, digits: Dataset, recording: Recording, margin: Margin
 ) -> None:
     options: dict[str, Any] = {
         "early_rounds": [1],
@@ -84,9 +86,9 @@ def test_it_removes_the_mark_where_plain_fine_tuning_does_not(
         return report.wsr
 
     full, none, raw = wsr(gamma=30.0), wsr(gamma=0.0), wsr(gamma=30.0, normalise=False)
-    assert none > 0.85
-    assert raw > 0.85
-    assert full < none - 0.15
+    margin("WSR after fine-tuning", none, above=0.85)
+    margin("WSR, weights not normalised", raw, above=0.85)
+    margin("WSR lost", none - full, above=0.15)
 
 
 def test_overlap_is_1_for_the_key_itself_and_small_by_chance() -> None:

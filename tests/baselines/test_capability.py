@@ -7,6 +7,7 @@ import inspect
 import pytest
 import torch
 
+from harness.luck import Margin
 from sigil import data
 from sigil.baselines import Backdoor, ParameterMark
 from sigil.federation.federation import Federation
@@ -55,7 +56,7 @@ def test_as_the_servers_observer_a_baseline_embeds_nothing(mark: Backdoor | Para
     assert all(torch.equal(value, tried[name]) for name, value in clean.items())
 
 
-def test_cooperating_clients_embed_both_in_the_same_federation() -> None:
+def test_cooperating_clients_embed_both_in_the_same_federation(margin: Margin) -> None:
     dataset = data.load("digits", train_limit=300, test_limit=100)
     # A patch of three pixels is learned in time from every seed; one of two is not from each.
     backdoor, parameter = Backdoor(size=3), ParameterMark()
@@ -64,7 +65,8 @@ def test_cooperating_clients_embed_both_in_the_same_federation() -> None:
     for _ in range(3):
         federation.run_round()
     client_half, server_half = federation.halves()
-    assert parameter.verify(client_half).wsr > max(fresh + 0.15, 0.8)
+    margin("parameter mark", parameter.verify(client_half).wsr, above=0.8)
+    margin("parameter mark gained", parameter.verify(client_half).wsr - fresh, above=0.15)
     hit = backdoor.verify(client_half, server_half, dataset, precision=federation.precision)
-    assert hit.wsr > 0.5
+    margin("backdoor", hit.wsr, above=0.5)
     assert hit.trials >= 80

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from harness.luck import Margin
 from sigil.baselines import ParameterMark
 from sigil.errors import ConfigError
 from sigil.federation.observers import Step
@@ -30,7 +31,7 @@ def test_the_added_gradient_is_autograd_of_the_loss() -> None:
     torch.testing.assert_close(kernel.grad - 0.25, want, rtol=1e-4, atol=1e-7)
 
 
-def test_descent_embeds_the_bits_and_another_seed_reads_noise() -> None:
+def test_descent_embeds_the_bits_and_another_seed_reads_noise(margin: Margin) -> None:
     network, mark = half(), ParameterMark(bits=50)
     kernel = network[3].weight
     before = mark.verify(network).wsr
@@ -39,10 +40,10 @@ def test_descent_embeds_the_bits_and_another_seed_reads_noise() -> None:
         mark.on_update(NOW, network)
         with torch.no_grad():
             kernel -= 2.0 * kernel.grad
-    assert before < 0.9
+    margin("before", before, below=0.9)
     assert mark.verify(network).wsr == 1.0
     assert mark.verify(network).trials == 50
-    assert ParameterMark(seed=1).verify(network).wsr < 0.75
+    margin("another seed", ParameterMark(seed=1).verify(network).wsr, below=0.75)
 
 
 def test_depthwise_convolutions_are_passed_over() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from harness.luck import Margin
 from sigil import attacks, data, models
 from sigil.alignment import initial_half
 from sigil.cli.main import main
@@ -73,7 +74,7 @@ def disguised(tmp_path_factory: pytest.TempPathFactory) -> Disguised:
 
 
 def test_the_key_puts_a_disguised_copy_back_and_weights_from_a_file_are_an_experiment(
-    disguised: Disguised, capsys: pytest.CaptureFixture[str]
+    disguised: Disguised, capsys: pytest.CaptureFixture[str], margin: Margin
 ) -> None:
     # A run's directory says nothing of its initial weights that the key does not know.
     for options in ([], ["--reference", str(disguised.run)]):
@@ -81,16 +82,17 @@ def test_the_key_puts_a_disguised_copy_back_and_weights_from_a_file_are_an_exper
         found = json.loads(capsys.readouterr().out)
         assert found["owned"] is found["descends"] is found["aligned"] is True
         assert found["alignment"] == "initial weights"
-        assert found["readings"][0]["log10_p_before"] > -2
-        assert found["sure_channels"] >= 24
+        margin("log10 p in disguise", found["readings"][0]["log10_p_before"], above=-2)
+        margin("log10 p in order, corrected", found["log10_p"], below=math.log10(found["alpha"]))
+        margin("sure channels", found["sure_channels"], above=23)
     assert disguised.verify("--reference", str(disguised.initial)) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["experiment"] is found["aligned"] is True
     assert found["owned"] is False
     assert found["alignment"] == "initial weights"
-    assert found["log10_p"] < -6.5
+    margin("log10 p by a file, corrected", found["log10_p"], below=-6.5)
     assert len(found["reference"]) == 64
-    assert found["sure_channels"] >= 24
+    margin("sure channels", found["sure_channels"], above=23)
 
 
 @pytest.mark.parametrize("images", ["folder", "digits"])

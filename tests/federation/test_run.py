@@ -32,7 +32,8 @@ from sigil.verdict.verification import read_mark
 
 SMALL: dict[str, Any] = {
     "model": {"name": "resnet18", "width": 4, "cut": "layer3"},
-    "data": {"name": "digits", "train_limit": 200, "test_limit": 100},
+    # Three clients with four whole batches each: a last batch of a few images can throw weights out by far.
+    "data": {"name": "digits", "train_limit": 192, "test_limit": 100},
     "federation": {"clients": 3, "rounds": 3, "local_epochs": 1, "batch_size": 16},
     "optimizer": {"warmup_rounds": 1, "lr": 0.05},
     "watermark": {"bits": 8, "probes": 32, "statistics_every": 2},

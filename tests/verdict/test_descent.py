@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from harness.luck import Margin
 from sigil import attacks, models
 from sigil.attacks.channels import disguise_spaces
 from sigil.keys.key import Key
@@ -58,13 +59,15 @@ def flipped(half: Model) -> Model:
     return half
 
 
-def test_a_descendant_is_recognised_as_it_is() -> None:
+def test_a_descendant_is_recognised_as_it_is(margin: Margin) -> None:
     key = key_of(1)
     found = origin_of(half(descendant(key)), key)
     assert found is not None
     assert not found.restored
-    assert found.log10_p < -500
-    assert origin_of(half(descendant(key)), key_of(2)).log10_p > -6  # type: ignore[union-attr]
+    margin("log10 p", found.log10_p, below=-500)
+    stranger = origin_of(half(descendant(key)), key_of(2))
+    assert stranger is not None
+    margin("log10 p of another key", stranger.log10_p, above=-6)
 
 
 def test_a_key_without_initial_weights_has_no_origin() -> None:
@@ -73,25 +76,27 @@ def test_a_key_without_initial_weights_has_no_origin() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vgg11", "mobilenetv2", "densenet121"])
-def test_reordered_and_scaled_channels_are_put_back(name: str) -> None:
+def test_reordered_and_scaled_channels_are_put_back(name: str, margin: Margin) -> None:
     key = key_of(1)
     cut = models.default_cut(name)
     suspect = half(attacks.permute(descendant(key, noise=0.5, name=name), cut=cut, seed=4, scale=0.5), cut)
     found = restored_origin(suspect, key)
     assert found is not None
-    assert found.log10_p < -40
-    assert restored_origin(suspect, key_of(2)).log10_p > -6  # type: ignore[union-attr]
+    margin("log10 p", found.log10_p, below=-40)
+    stranger = restored_origin(suspect, key_of(2))
+    assert stranger is not None
+    margin("log10 p of another key", stranger.log10_p, above=-6)
 
 
-def test_signs_that_change_with_their_batch_norm_are_put_back() -> None:
+def test_signs_that_change_with_their_batch_norm_are_put_back(margin: Margin) -> None:
     key = key_of(1)
     suspect = flipped(half(attacks.permute(descendant(key), seed=4)))
     found = restored_origin(suspect, key)
     assert found is not None
-    assert found.log10_p < -100
+    margin("log10 p", found.log10_p, below=-100)
 
 
-def test_the_order_found_for_strangers_leaves_the_null_where_it_is() -> None:
+def test_the_order_found_for_strangers_leaves_the_null_where_it_is(margin: Margin) -> None:
     """Matching is free to fit the compared entries, and the held-out ones know nothing of it."""
     stranger = half(model(7))
     found = [restored_origin(stranger, key_of(seed)) for seed in range(40)]
@@ -101,8 +106,8 @@ def test_the_order_found_for_strangers_leaves_the_null_where_it_is() -> None:
         tested, agreeing = np.array(one.tested), np.array(one.agreeing)
         q = np.array(WEIGHTS)
         scores.append(float((q * (2 * agreeing - tested)).sum() / math.sqrt((q**2 * tested).sum())))
-    assert abs(np.mean(scores)) < 4 / math.sqrt(40)
-    assert 0.6 < np.std(scores) < 1.5
+    margin("mean score", abs(float(np.mean(scores))), below=4 / math.sqrt(40))
+    margin("deviation of scores", float(np.std(scores)), above=0.6, below=1.5)
 
 
 def test_what_is_not_finite_is_left_out_and_the_rest_is_compared() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sigil
+from harness.luck import Margin
 from sigil import attacks, data, models
 from sigil.cli.main import main
 from sigil.data import Dataset
@@ -57,22 +58,24 @@ def pictures(digits: Dataset) -> Tensor:
 # A thief who teaches the model other answers to noise.
 
 
-def test_a_model_that_dodges_noise_is_caught_on_inputs_and_a_clean_one_is_not(digits: Dataset) -> None:
+def test_a_model_that_dodges_noise_is_caught_on_inputs_and_a_clean_one_is_not(
+    digits: Dataset, margin: Margin
+) -> None:
     whole = models.build("resnet18", classes=10, width=8, channels=1, input_size=8, seed=0)
     client, server = models.split(whole, "layer2")
     key = Key.generate("ACME", shape=(16, 4, 4), bits=40, seed=bytes(32), input_shape=INPUT, cut="layer2")
     train(client, server, digits, Injector(key, strength=0.3))
     before = sigil.check(client, key, pictures(digits)).readings
     assert [reading.kind for reading in before] == ["noise", "inputs"]
-    assert max(reading.log10_p_before for reading in before) < -8
+    margin("log10 p before", max(reading.log10_p_before for reading in before), below=-8)
 
     own = data.load("digits", train_limit=300)
     tuning = attacks.Tuning(lr=2e-3, epochs=15, batch_size=50)
     stolen, _ = attacks.dodge((client, server), own, tuning=tuning)
     report = sigil.verify(stolen, key, pictures(digits), inputs_from="judge", register=1)
     noise, inputs = report.readings[:2]
-    assert noise.log10_p_before > -4
-    assert inputs.log10_p_before < -8
+    margin("log10 p on noise", noise.log10_p_before, above=-4)
+    margin("log10 p on inputs", inputs.log10_p_before, below=-8)
     assert report.owned
     assert not sigil.verify(stolen, key, register=1).owned
 
@@ -81,13 +84,13 @@ def test_a_model_that_dodges_noise_is_caught_on_inputs_and_a_clean_one_is_not(di
     train(clean, rest, digits, None)
     report = sigil.verify(clean, key, pictures(digits), inputs_from="judge", register=1)
     assert not report.owned
-    assert min(reading.log10_p_before for reading in report.readings) > -6.5
+    margin("log10 p of a clean one", min(reading.log10_p_before for reading in report.readings), above=-6.5)
 
 
 # A cut at which noise does not elicit the mark.
 
 
-def test_a_shallow_cut_is_read_on_inputs_and_the_owner_is_told(digits: Dataset) -> None:
+def test_a_shallow_cut_is_read_on_inputs_and_the_owner_is_told(digits: Dataset, margin: Margin) -> None:
     torch.manual_seed(0)
 
     def layer(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, ...]:
@@ -99,8 +102,9 @@ def test_a_shallow_cut_is_read_on_inputs_and_the_owner_is_told(digits: Dataset) 
     train(client, server, digits, Injector(key, strength=0.3), noise=0.0)
     found = sigil.check(client, key, pictures(digits), inputs_from="judge")
     noise, inputs = found.readings
-    assert noise.wsr < 0.7
-    assert inputs.log10_p_before < min(-8, noise.log10_p_before - 15)
+    margin("WSR on noise", noise.wsr, below=0.7)
+    margin("log10 p on inputs", inputs.log10_p_before, below=-8)
+    margin("log10 p on inputs, beyond noise", inputs.log10_p_before - noise.log10_p_before, below=-15)
     assert found.by == ("inputs",)
     assert str(found).startswith("The mark is provable on inputs, and not on noise (WSR ")
     # Nobody but the owner chose them: neither the check nor the verdict counts them, and both say so.
