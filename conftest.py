@@ -104,6 +104,7 @@ SLOW = (
     "verdict/test_clean_readings.py",
     "verdict/test_descent.py::test_the_order_found*",
     "verdict/test_dodged_readings.py",
+    "verdict/test_invariance.py",
     "verdict/test_verification.py::*any_of_many_keys",
 )
 """What starts processes or trains for longer than seconds, as patterns; `make quick` leaves it out."""

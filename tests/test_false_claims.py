@@ -95,7 +95,7 @@ def base_model() -> Model:
 
 
 def fitted_reference(base: Model, key: Key) -> Model:
-    """The base model, its channels reordered so that they suit a key: one linear assignment."""
+    """The base model, its channels reordered and scaled so that they suit a key: one linear assignment."""
     half, _ = models.split(copy.deepcopy(base), "layer3")
     with torch.no_grad():
         answers = half(torch.randn(256, *INPUT, generator=torch.Generator().manual_seed(1)))
@@ -104,7 +104,7 @@ def fitted_reference(base: Model, key: Key) -> Model:
     _, matched = scipy.optimize.linear_sum_assignment((wanted @ maps.T).numpy(), maximize=True)
     order = torch.from_numpy(matched)
     model = copy.deepcopy(base)
-    disguise(model, "layer3", order=order, scale=torch.ones(len(order), dtype=torch.float64))
+    disguise(model, "layer3", order=order, scale=1 / spread[order].double())
     return model
 
 

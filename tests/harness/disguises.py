@@ -174,7 +174,8 @@ def turned(case: Case, whole: Model, random: torch.Generator) -> Model:
 def silenced(case: Case, whole: Model, random: torch.Generator) -> Model:
     """One bias in front of a rectifier is −∞: that channel, which is worth least, is zero from now on."""
     whole = copy.deepcopy(whole)
-    links = [link for link in channel_topology(whole.spec).links if link.after is not None]
+    topology = channel_topology(whole.spec)
+    links = [link for link in topology.links if link.after and link.writes not in topology.linear]
     link = links[int(torch.randint(len(links) // 2, (), generator=random))]
     norm = whole.get_submodule(link.after or "")
     assert isinstance(norm, nn.BatchNorm2d)

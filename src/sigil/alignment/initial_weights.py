@@ -11,7 +11,7 @@ Channels that share an order form a *space*, and a *link* is a layer that reads 
 (:mod:`sigil.models.topology`). Going through the spaces from the images to the cut and back, each is matched
 by all of its links whose other side is already in order. The first layers have few numbers and move most, so
 that their order may be found last: a link counts as much as its other side can be trusted, by how much better
-the channels there fit than any others would.
+the channels there fit than any others of ours would.
 
 A filter and the scale γ of its batch norm can change sign together without any effect, so filters are taken
 times the sign of γ. Where no rectifier follows, a whole channel can change sign; such spaces are *linear*,
@@ -139,7 +139,8 @@ class Search:
         self.orders[space], self.signs[space] = order, signs
         own = sizes[rows, columns].copy()
         sizes[rows, columns] = 0.0
-        clear = np.clip(own - sizes[rows].max(1), 0.0, None)
+        # Others of ours: theirs may be copies of each other.
+        clear = np.clip(own - sizes[:, columns].max(0), 0.0, None)
         self.trust[space] = float(clear.sum() / own.sum()) if own.any() else 0.0
         return float(own.mean())
 
