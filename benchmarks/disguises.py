@@ -78,8 +78,8 @@ def numbers(report: Report) -> dict[str, Any]:
     found = next(one for one in report.readings if one.kind == "origin")
     return {
         "wsr": round(report.wsr, 4),
-        "log10_p": round(report.best.log10_p, 1),
-        "log10_p_origin": round(found.log10_p, 1),
+        "log10_p": round(report.best.log10_p_before, 1),
+        "log10_p_origin": round(found.log10_p_before, 1),
         "verdict": outcome(report),
     }
 

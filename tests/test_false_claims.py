@@ -99,7 +99,8 @@ def fitted_reference(base: Model, key: Key) -> Model:
     half, _ = models.split(copy.deepcopy(base), "layer3")
     with torch.no_grad():
         answers = half(torch.randn(256, *INPUT, generator=torch.Generator().manual_seed(1)))
-    maps = answers.mean(0).flatten(1)  # read at their own scale, as the reference's weights are the suspect's
+    spread = answers.transpose(0, 1).flatten(1).std(1).clamp_min(1e-6)
+    maps = answers.mean(0).flatten(1) / spread[:, None]
     wanted = (key.matrix @ (2 * key.target - 1)).view(len(maps), -1)
     _, matched = scipy.optimize.linear_sum_assignment((wanted @ maps.T).numpy(), maximize=True)
     order = torch.from_numpy(matched)

@@ -33,7 +33,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "run").mkdir()
     # Marked by far, and not so well that no client's bits can agree better than the others.
     readings = read_mark(client, key, input_shape=(3, 8, 8), probes=256)
-    while readings[0].log10_p > -8:
+    while readings[0].log10_p_before > -8:
         _push(client, key, torch.ones(BITS, dtype=torch.bool), steps=10)
         readings = read_mark(client, key, input_shape=(3, 8, 8), probes=256)
     record = AgreementRecord(key.commitment, CLIENTS, 1, BITS).added(1, readings)

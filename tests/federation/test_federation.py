@@ -92,7 +92,7 @@ def test_every_mode_learns_the_mark(mode: str, server_halves: str, margin: Margi
     results = [federation.run_round() for _ in range(4)]
     found = federation.read_mark(secret)[0]
     margin("WSR", found.wsr, above=0.9)
-    margin("log10 p", found.log10_p, below=-3)  # what is learned, and not what was there before
+    margin("log10 p", found.log10_p_before, below=-3)  # what is learned, and not what was there before
     assert results[-1].injection["injected_norm"] <= results[-1].injection["main_norm"] * 1.0001
     assert 0.0 <= federation.accuracy() <= 1.0
 

@@ -168,7 +168,7 @@ class SuspectFile:
 
     def _sniff(self, source: int) -> Format:
         """The format that the content shows, which must be the one that the name promises."""
-        start = os.pread(source, 512, 0)
+        start = _read_at(source, 0, 512)
         suffix = self.path.suffix.lower()
         formats: list[Format] = []
         announced = int.from_bytes(start[:8], "little")
@@ -253,7 +253,7 @@ class _Fields:
         if not self._start <= self.position < self._start + len(self._piece):
             self._start = self.position
             self._piece = (
-                os.pread(self._source, 1 << 16, self.position) if self.position < self._size else b""
+                _read_at(self._source, self.position, 1 << 16) if self.position < self._size else b""
             )
             if not self._piece:
                 raise ValueError("beyond the file")
@@ -291,3 +291,13 @@ _WORDS: dict[Format, str] = {
 
 def _signature(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read_at(source: int, place: int, size: int) -> bytes:
+    """Bytes of an open file, which stays where it was."""
+    before = os.lseek(source, 0, os.SEEK_CUR)
+    try:
+        os.lseek(source, place, os.SEEK_SET)
+        return os.read(source, size)
+    finally:
+        os.lseek(source, before, os.SEEK_SET)
