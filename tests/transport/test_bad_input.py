@@ -120,7 +120,7 @@ def full(*arguments: object, **options: object) -> Any:
     [
         lambda folder: processes.quiet(folder / "flower"),
         lambda folder: processes.start("flower-superlink", [], log=folder / "log"),
-        lambda folder: processes.flwr(("list",), home=folder, log=folder / "log"),
+        lambda folder: processes.flwr(("list",), home=folder, log=folder / "log", secret=""),
         lambda folder: certificates.make(folder / "new", clients=1),
     ],
     ids=["Flower's folder", "a log", "a command's log", "certificates"],

@@ -295,9 +295,9 @@ def _signature(status: os.stat_result) -> tuple[int, int, int, int]:
 
 def _read_at(source: int, place: int, size: int) -> bytes:
     """Bytes of an open file, which stays where it was."""
-    before = os.lseek(source, 0, os.SEEK_CUR)
-    try:
-        os.lseek(source, place, os.SEEK_SET)
-        return os.read(source, size)
-    finally:
-        os.lseek(source, before, os.SEEK_SET)
+    with open(source, "rb", buffering=0, closefd=False) as file:
+        before = file.tell()
+        file.seek(place)
+        found = file.read(size)
+        file.seek(before)
+    return found
