@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from sigil import attacks, hardware, models
 from sigil.alignment import Alignment, Reference, align
 from sigil.federation.observers import Step
-from sigil.federation.reference import ReferenceRecorder
+from sigil.federation.recording import ReferenceRecorder
 
 SHAPE = (3, 32, 32)
 CLAIM = 10.0

@@ -35,8 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from sigil import models, statistics, verify
-from sigil.data import digits
+from sigil import data, models, statistics, verify
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.models import Model
@@ -290,7 +289,8 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="also draw the p-values into this file")
     arguments = parser.parse_args()
 
-    (train_x, train_y), (test_x, _) = digits.read()
+    digits = data.load("digits")
+    (train_x, train_y), test_x = (digits.train.images, digits.train.labels), digits.test.images
     scaled = [torch.from_numpy(part.astype(np.float32)) / 127.5 - 1 for part in (train_x, test_x)]
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)

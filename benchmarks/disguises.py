@@ -1,6 +1,6 @@
 """Disguises that change no answer, composed at random: what is left of the mark, the origin and the verdict.
 
-    python benchmarks/disguises.py --json results/benchmarks/disguises.json
+    PYTHONPATH=tests python benchmarks/disguises.py --json disguises.json
 
 For each of the four architectures, a small marked model, as ``tests/harness/disguises.py`` makes it, is
 disguised by a random composition: channels of all layers reordered, scaled, turned, a bias of −∞, a channel
@@ -10,30 +10,32 @@ rows of the client half in a module of one's own, in which no layer has its name
 copy computes what the model computes: answers differ by less than a thousandth of the largest, by less than a
 twentieth with a bias of −∞.
 
-*Null*: clean models, disguised, under keys that nobody used: P(p <= x) <= x for the reading in the order that
-the key's initial weights suggest, by force, whether that is believed or not.
+Besides, a network of one's own, whose key states no model, so that nothing is known but the names of layers.
+
+``--held-out`` runs disguises that the reader had never been tried on when it was frozen.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
+import itertools
 import json
 import platform
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Container, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import scipy.stats
 import torch
 from torch import Tensor, nn
 
 from harness.disguises import (
-    CUTS,
     DISGUISES,
     INPUT,
     REWRITES,
@@ -41,18 +43,22 @@ from harness.disguises import (
     exported,
     marked,
     pictures,
-    scaled_widely,
+    push,
 )
-from sigil import models, statistics, verify
-from sigil.alignment import align
+from harness.held_out import FILES, GRAPHS, unaliased
+from sigil import models, verify
+from sigil.errors import SigilError
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.suspect import open_suspect
 from sigil.verdict.report import Report
 
 SCALES = ("scaled", "scaled widely", "shrunk")
-OTHERS = ("reordered", "turned", "silenced", "overflowing")
+OTHERS = ("turned", "silenced", "overflowing")
+# Which channel is worth least shows before it is scaled, and how much room there is above it afterwards.
+TURNS = {"silenced": 0, "overflowing": 2} | dict.fromkeys((*SCALES, "turned"), 1)
 WAYS = ("module", "renamed", "graph")
+cached = functools.cache(marked)
 
 
 class Renamed(nn.Module):
@@ -75,129 +81,199 @@ def outcome(report: Report) -> str:
 
 def numbers(report: Report) -> dict[str, Any]:
     """WSR and log10 p of the best reading, the same of the origin, and the verdict."""
-    found = next(one for one in report.readings if one.kind == "origin")
+    found = next((one for one in report.readings if one.kind == "origin"), None)
     return {
         "wsr": round(report.wsr, 4),
         "log10_p": round(report.best.log10_p_before, 1),
-        "log10_p_origin": round(found.log10_p_before, 1),
+        "log10_p_origin": None if found is None else round(found.log10_p_before, 1),
         "verdict": outcome(report),
     }
 
 
 @torch.no_grad()
-def composed(case: Case, seed: int) -> tuple[list[str], Model] | None:
-    """A random composition of what can be done to a model; None if it does not compute the same."""
-    random, chance = torch.Generator().manual_seed(seed), np.random.default_rng(seed)
-    chosen = [*(one for one in OTHERS if chance.random() < 0.6), str(chance.choice(SCALES))]
-    chosen = ["reordered", *(one for one in chance.permutation(chosen).tolist() if one != "reordered")]
-    whole = case.whole
-    for name in chosen:
-        whole = DISGUISES[name](case, whole, random)
-    wanted, found = case.whole(case.inputs), whole(case.inputs)
-    allowed = 0.05 if "silenced" in chosen else 1e-3
-    same = bool((found - wanted).abs().max() <= allowed * wanted.abs().max())
-    return (chosen, whole) if same else None
+def composed(case: Case, chance: np.random.Generator) -> tuple[list[str], Model]:
+    """A random composition of what can be done to a model, drawn until one computes the same.
+
+    Some exclude each other in single precision: a channel that overflows cannot grow any further.
+    """
+    wanted = case.whole(case.inputs)
+    while True:
+        chosen = [*(name for name in OTHERS if chance.random() < 0.6), str(chance.choice(SCALES))]
+        chosen = ["reordered", *sorted(chance.permutation(chosen).tolist(), key=TURNS.__getitem__)]
+        random = torch.Generator().manual_seed(int(chance.integers(1 << 32)))
+        whole = case.whole
+        for name in chosen:
+            whole = DISGUISES[name](case, whole, random)
+        allowed = 0.05 if "silenced" in chosen else 1e-3
+        if bool((whole(case.inputs) - wanted).abs().max() <= allowed * wanted.abs().max()):
+            return chosen, whole
 
 
-def examined(case: Case, half: Model, way: str, seed: int, folder: Path) -> tuple[list[str], Report]:
-    """What was done to the copy besides, and the verdict on it."""
-    options: dict[str, Any] = {"inputs_from": "judge", "register": 1}
+@contextmanager
+def written(
+    half: Model, way: str, chance: np.random.Generator, case: Case
+) -> Iterator[tuple[list[str], Any]]:
+    """A client half as the thief hands it on, and how that was rewritten."""
     if way != "graph":
-        suspect = half if way == "module" else Renamed(half).eval()
-        return [], verify(suspect, case.key, case.inputs, input_shape=INPUT, **options)
-    chance, path = np.random.default_rng(seed), folder / "copy.onnx"
-    graph = exported(half, path)
+        yield [], half if way == "module" else Renamed(half).eval()
+        return
     rewrites = chance.permutation([name for name in REWRITES if name != "exported"]).tolist()
     rewrites = rewrites[: int(chance.integers(0, 3))]
-    for name in rewrites:
-        graph = REWRITES[name](graph)
-    onnx.save(graph, str(path))
-    at = graph.graph.output[0].name
-    with closing(open_suspect(path, key=case.key, at=at, time_limit=3600)) as opened:
-        return rewrites, verify(opened, case.key, case.inputs, **options)
-
-
-def table(count: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """Compositions for each architecture, beginning with the plain model."""
-    for name in models.names():
-        case = marked(name)
-        plain = models.split(case.whole, case.cut)[0].eval()
-        report = verify(plain, case.key, case.inputs, inputs_from="judge", register=1)
-        yield {"model": name, "way": "module", "disguises": []} | numbers(report)
-        for seed in range(count):
-            made = composed(case, seed)
-            if made is None:
-                yield {"model": name, "seed": seed, "verdict": "not the same function"}
-                continue
-            disguises, whole = made
-            half, way = models.split(whole, case.cut)[0].eval(), WAYS[seed % len(WAYS)]
-            rewrites, report = examined(case, half, way, seed, folder)
-            yield (
-                {"model": name, "seed": seed, "way": way, "disguises": disguises + rewrites} | numbers(report)
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "copy.onnx"
+        graph = exported(half, path)
+        for name in rewrites:
+            graph = REWRITES[name](graph)
+        onnx.save(graph, str(path))
+        at = graph.graph.output[0].name
+        with closing(open_suspect(path, key=case.key, at=at, time_limit=3600)) as opened:
+            yield rewrites, opened
 
 
 @torch.no_grad()
-def null(keys: int, clean: int) -> list[dict[str, Any]]:
-    """p-values of disguised clean models under keys that nobody used, in the order that each suggests."""
-    rows = []
-    for seed in range(clean):
-        name = ("resnet18", "vgg11")[seed % 2]
-        whole = models.build(name, classes=4, width=4, input_size=INPUT[1:], seed=100 + seed).eval()
-        case = Case(Key.generate("Nobody", shape=(2,), bits=2, seed=bytes(32)), whole, pictures(64, seed=3))
-        whole = scaled_widely(case, whole, torch.Generator().manual_seed(seed))
-        half = models.split(whole, CUTS[name])[0].eval()
-        shape, answers = models.activation_shape(half, INPUT), half(case.inputs)
-        values = []
-        for number in range(keys):
-            key = Key.generate("Nobody", shape=shape, bits=32, seed=(seed << 32 | number).to_bytes(32, "big"))
-            start = models.split(
-                models.build(name, classes=4, width=4, input_size=INPUT[1:], seed=0), CUTS[name]
-            )[0]
-            key.initialise(start)
-            found = align(half, start, input_shape=INPUT)
-            ones = (found(answers).nan_to_num(0.0).flatten(1) @ key.matrix >= 0).sum(0).numpy()
-            tail = statistics.p_value(ones, key.target.numpy(), len(answers))
-            values.append(10.0**tail.log10_p)
-        p = np.sort(values)
-        above = float((np.arange(1, len(p) + 1) / len(p) - p).max())
-        rows.append(
-            {
-                "model": name,
-                "seed": seed,
-                "draws": len(p),
-                "below_0.05": float((p <= 0.05).mean()),
-                "smallest": float(p[0]),
-                "valid_pvalue": float(scipy.stats.ksone.sf(max(0.0, above), len(p))),
-            }
-        )
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+def is_same(suspect: Any, half: Model, inputs: Tensor) -> bool:
+    """Whether a suspect gives what the client half gives, channel by channel."""
+    wanted = half(inputs)
+    off, sizes = (values.abs().amax((0, 2, 3)) for values in (suspect(inputs) - wanted, wanted))
+    return bool((off <= 1e-3 * sizes).all())
+
+
+def examined(case: Case, way: str, chance: np.random.Generator | None) -> dict[str, Any]:
+    """The verdict on a random composition, drawn until one computes the same, or on the plain model."""
+    while True:
+        disguises, whole = ([], case.whole) if chance is None else composed(case, chance)
+        half = models.split(whole, case.cut)[0].eval()
+        with written(half, way, chance or np.random.default_rng(0), case) as (rewrites, suspect):
+            if is_same(suspect, half, case.inputs):
+                report = verify(
+                    suspect, case.key, case.inputs, input_shape=INPUT, inputs_from="judge", register=1
+                )
+                return {"disguises": disguises + rewrites} | numbers(report)
+
+
+def table(count: int, done: Container[tuple[str, int]]) -> Iterator[dict[str, Any]]:
+    """Compositions for each architecture, number 0 being the plain model, without those that are done."""
+    for place, name in enumerate(models.names()):
+        for number in (number for number in range(count + 1) if (name, number) not in done):
+            case = cached(name)
+            chance = np.random.default_rng((place, number)) if number else None
+            way = WAYS[number % len(WAYS)]
+            yield {"model": name, "number": number, "way": way} | examined(case, way, chance)
+
+
+def own_network(key: Key | None = None) -> nn.Sequential:
+    """A client half that is none of Sigil's models, with the weights that a key draws."""
+    layers: list[nn.Module] = []
+    for inputs, outputs, stride in ((3, 16, 1), (16, 32, 2), (32, 32, 1)):
+        layers.append(nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False))
+        layers += [nn.BatchNorm2d(outputs), nn.ReLU()]
+    network = nn.Sequential(*layers).eval()
+    if key is not None:
+        key.initialise(network)
+    return network
+
+
+@torch.no_grad()
+def shuffled(network: nn.Sequential, places: Sequence[int], random: torch.Generator) -> nn.Sequential:
+    """The channels of these convolutions in another order; behind the last one the next model reads them."""
+    network = copy.deepcopy(network)
+    for place in places:
+        layer, norm = network[place], network[place + 1]
+        assert isinstance(layer, nn.Conv2d)
+        order = torch.randperm(layer.out_channels, generator=random)
+        layer.weight.copy_(layer.weight[order])
+        for values in (*norm.parameters(), *norm.buffers()):
+            if values.ndim:
+                values.copy_(values[order])
+        if place + 3 < len(network):
+            following = network[place + 3]
+            assert isinstance(following, nn.Conv2d)
+            following.weight.copy_(following.weight[:, order])
+    return network
+
+
+def own() -> Iterator[dict[str, Any]]:
+    """A network of one's own, whose key states no model: plain, as a graph, and in another order."""
+    key = Key.generate("ACME", shape=(32, 8, 8), bits=50, seed=bytes(32), input_shape=INPUT)
+    network, inputs = own_network(key), pictures(300, seed=3)
+    push(network, key)
+    random = torch.Generator().manual_seed(1)
+    copies = {
+        "plain": network,
+        "reordered in front of the cut": shuffled(network, (0, 3), random),
+        "reordered at the cut": shuffled(network, (6,), random),
+        "reordered in every layer": shuffled(network, (0, 3, 6), random),
+    }
+    for number, (name, suspect) in enumerate(copies.items()):
+        report = verify(suspect, key, inputs, input_shape=INPUT, inputs_from="judge", register=1)
+        yield {"model": "own", "number": number, "way": "module", "disguises": [name]} | numbers(report)
+
+
+def held_out(done: Container[tuple[str, str]]) -> Iterator[dict[str, Any]]:
+    """What nobody looked at while the reader was written, each on a reordered and scaled copy."""
+    for name in models.names():
+        for disguise in (*GRAPHS, *FILES):
+            if (name, disguise) in done:
+                continue
+            case, random = cached(name), torch.Generator().manual_seed(1)
+            whole = DISGUISES["scaled"](case, DISGUISES["reordered"](case, case.whole, random), random)
+            half = models.split(whole, case.cut)[0].eval()
+            yield {"model": name, "disguise": disguise} | stored(case, half, disguise)
+
+
+def stored(case: Case, half: Model, disguise: str) -> dict[str, Any]:
+    """The verdict on a copy in another graph or file, or the sentence with which it is refused."""
+    with tempfile.TemporaryDirectory() as folder:
+        if disguise in GRAPHS:
+            path = Path(folder) / "copy.onnx"
+            graph = GRAPHS[disguise](unaliased(exported(half, path)))
+            onnx.save(graph, str(path))
+            options = {"at": graph.graph.output[0].name}
+        else:
+            path, options = Path(folder) / "copy", {}
+            FILES[disguise](half, path)
+        try:
+            with closing(open_suspect(path, key=case.key, time_limit=3600, **options)) as suspect:
+                return numbers(verify(suspect, case.key, case.inputs, inputs_from="judge", register=1))
+        except SigilError as error:
+            return {"verdict": "refused", "sentence": str(error).replace(folder, "")}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser.add_argument("--json", type=Path, help="write the table to this file, or go on with it")
     parser.add_argument("--compositions", type=int, default=51, help="compositions for each architecture")
-    parser.add_argument("--keys", type=int, default=1000, help="keys for each clean model")
-    parser.add_argument("--clean", type=int, default=5, help="clean models")
+    parser.add_argument("--held-out", action="store_true", help="the held-out disguises instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
-    with tempfile.TemporaryDirectory() as place:
-        for row in table(arguments.compositions, Path(place)):
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-    print(dict(Counter((row["model"], row["verdict"]) for row in rows)))
-    found = null(arguments.keys, arguments.clean)
-    if arguments.json:
-        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-        content = {"versions": versions, "compositions": rows, "null": found}
-        lines = [f'  "{name}": {json.dumps(value)}' for name, value in content.items() if name == "versions"]
-        for name in ("compositions", "null"):
-            inside = ",\n    ".join(json.dumps(row) for row in content[name])
-            lines.append(f'  "{name}": [\n    {inside}\n  ]')
-        arguments.json.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    found: dict[str, list[dict[str, Any]]] = {"compositions": [], "held_out": []}
+    if arguments.json and arguments.json.exists():
+        found |= json.loads(arguments.json.read_text())
+    part = "held_out" if arguments.held_out else "compositions"
+    done = {(row["model"], row["disguise" if arguments.held_out else "number"]) for row in found[part]}
+    rest = () if any(row["model"] == "own" for row in found["compositions"]) else own()
+    rows = (
+        held_out(done) if arguments.held_out else itertools.chain(rest, table(arguments.compositions, done))
+    )
+    for row in rows:
+        found[part].append(row)
+        print(json.dumps(row), flush=True)
+        if arguments.json:
+            write(arguments.json, found)
+    for (model, verdict), count in sorted(
+        Counter((row["model"], row["verdict"]) for row in found[part]).items()
+    ):
+        print(f"{model:12} {verdict:12} {count}")
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """One row per line."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    lines = [f'  "versions": {json.dumps(versions)}']
+    for name in ("compositions", "held_out"):
+        inside = ",\n    ".join(map(json.dumps, found[name]))
+        lines.append(f'  "{name}": [\n    {inside}\n  ]')
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,22 @@
-"""Floods and dawdlers against the three ports of an owner, while an honest client trains on.
+"""What hostile strangers and clients cost an owner, and what a hostile owner can do to a client.
 
-    python benchmarks/hostile.py [--connections 2000] [--json hostile.json]
+    PYTHONPATH=tests python benchmarks/hostile.py [--part ports] [--connections 2000] [--json hostile.json]
 
-The HTTPS front, the split service and the metrics endpoint run in a process of their own, on the loopback
-address. One after another come: connections that say nothing or a byte now and then, connections by the
-thousand, bodies without a certificate, unfinished requests with one, huge headers and metadata, replayed
-greetings and foreign tickets. For each, the largest memory of the owner's process beyond what it had before
-the attack, and the honest client's median step beside its median in the quiet before.
+*Ports*: floods and dawdlers against the three ports of an owner, while an honest client trains on. The HTTPS
+front, the split service and the metrics endpoint run in a process of their own, on the loopback address. One
+after another come: connections that say nothing or a byte now and then, connections by the thousand, bodies
+without a certificate, unfinished requests with one, huge headers and metadata, replayed greetings and foreign
+tickets. For each, the largest memory of the owner's process beyond what it had before the attack, and the
+honest client's median step beside its median in the quiet before.
 
 Everything is bounded: at most `--connections` at a time in all, a few seconds for each attack.
+
+*Answers*: `sigil serve` with `--wait 20 --limit round_seconds=40`, an honest client, and one with a valid
+certificate that answers as it likes (``tests/harness/hostile_clients.py``), all as processes. For each kind,
+the largest memory of the owner and its children together, how long two rounds took, what the owner said of
+that client, and what a stranger on its machine is told who stops the run.
+
+*Owner*: `sigil join` with a folder that an owner prepared, or with an owner who names the client's data.
 """
 
 from __future__ import annotations
@@ -19,9 +27,11 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import socket
 import ssl
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -32,10 +42,19 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import torch
+from PIL import Image
 
+from harness.processes import TrainingProcesses
 from sigil.federation import Settings
-from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
+from sigil.federation.from_settings import (
+    Training,
+    build_halves,
+    client_parts,
+    load_data,
+    scheduled_rate,
+)
 from sigil.federation.settings import make
 from sigil.keys.key import Key
 from sigil.transport import (
@@ -48,6 +67,7 @@ from sigil.transport import (
     train_round,
     wire,
 )
+from sigil.transport.flower.bundle import Invitation, write_node_key
 from sigil.transport.flower.https_front import HttpsFront
 from sigil.transport.flower.processes import free_port
 from sigil.transport.listening import listen_on
@@ -70,6 +90,7 @@ def serve(pipe: Connection, folder: Path, settings: Settings, clients: dict[int,
     logging.getLogger("sigil").setLevel(logging.ERROR)
     dataset = load_data(settings)
     shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+    key = Key.generate("ACME", shape=shape, bits=64, seed=bytes(range(32)))
     metrics, listener = Metrics(), listen_on("127.0.0.1", 0)
     port = listener.getsockname()[1]
     front = HttpsFront(
@@ -82,10 +103,7 @@ def serve(pipe: Connection, folder: Path, settings: Settings, clients: dict[int,
         metrics=metrics,
     )
     service = SplitService(
-        settings,
-        key=Key.generate("ACME", shape=shape, bits=64, seed=bytes(range(32))),
-        classes=dataset.classes,
-        input_shape=dataset.shape,
+        Training.prepare(settings, dataset, key=key),
         credentials=ServerCredentials.load(folder),
         metrics=metrics,
     )
@@ -325,16 +343,168 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
     return {"rows": rows, "refused": refused, "honest": alive}
 
 
+def tree_megabytes(process: int) -> float:
+    """The memory of a process and all that it started."""
+    with contextlib.suppress(OSError):
+        pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20 + sum(tree_megabytes(int(one)) for one in children)
+    return 0.0
+
+
+def answers(folder: Path) -> list[dict[str, Any]]:
+    """Two rounds with an honest client and one that answers as it likes."""
+    rows: list[dict[str, Any]] = []
+    small = {"model.width": 4, "data.train_limit": 90, "data.test_limit": 30, "federation.clients": 2}
+    small |= {"federation.rounds": 2, "federation.local_epochs": 1, "federation.batch_size": 8}
+    small |= {"run.workers": 1, "run.threads": 1, "watermark.bits": 8}
+    options = [word for name, value in small.items() for word in ("--set", f"{name}={value}")]
+    options += ["--owner", "ACME", "--minimum", "1", "--wait", "20", "--limit", "round_seconds=40"]
+    for kind in (None, "heavy:800000000", "silent", "slow:8", "hollow", "stray"):
+        out = folder / (kind or "honest").partition(":")[0]
+        with TrainingProcesses(out, clients=2, options=options) as training:
+            owner = training.serve()
+            refused = "" if rows else stopped_by_a_stranger(training.network, folder / "stranger")
+            began, largest = time.monotonic(), 0.0
+            training.join(0)
+            training.join(1, hostile=kind)
+            while owner.poll() is None and time.monotonic() < began + 600:
+                largest = max(largest, tree_megabytes(owner.pid))
+                time.sleep(0.05)
+            lines = training.log.read_text().splitlines()
+            said = [line for line in lines if "client 1" in line] + lines[-1:] * bool(owner.returncode)
+            row = {
+                "client": kind or "honest",
+                "memory": round(largest),
+                "seconds": round(time.monotonic() - began, 1),
+                "status": owner.returncode,
+                "said": list(dict.fromkeys(said)),
+            }
+            if refused:
+                row["stranger stops the run"] = refused
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
+
+
+def stopped_by_a_stranger(network: Path, home: Path) -> str:
+    """What `flwr stop` is told with the owner's address and authority, and without its secret."""
+    shutil.copytree(network / "flower", home)
+    command = [str(Path(sys.executable).with_name("flwr")), "stop", "1", "--format", "json"]
+    environment = os.environ | {"FLWR_HOME": str(home), "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return "403 Forbidden" if "403 Forbidden" in done.stdout else done.stdout
+
+
+def owned(folder: Path) -> list[dict[str, Any]]:
+    """What a folder from an owner, or what an owner asks for, does to a client."""
+    rows = []
+    victim = folder / "authorized_keys"
+    changes: dict[str, Callable[[Path], None]] = {}
+    for name in ("supernode.log", "node.key", "ca.pem", "client.key", "join.json", ".joined"):
+
+        def link(bundle: Path, name: str = name) -> None:
+            (bundle / name).unlink(missing_ok=True)
+            (bundle / name).symlink_to(victim)
+
+        changes[f"{name} is a link to a file of the client's"] = link
+
+    def pipe(bundle: Path) -> None:
+        (bundle / "join.json").unlink()
+        os.mkfifo(bundle / "join.json")
+
+    def long(bundle: Path) -> None:
+        (bundle / "client.pem").write_bytes(b" " * 10**6)
+
+    changes |= {"join.json is a pipe": pipe, "client.pem has a million bytes": long}
+    for number, (what, change) in enumerate(changes.items()):
+        victim.write_text("mine\n")
+        network = folder / f"network {number}"
+        certificates.make(network, clients=1)
+        bundle = certificates.bundle_folder(network, 0)
+        write_node_key(bundle)
+        Invitation(0, 1, f"127.0.0.1:{free_port()}").write(bundle)
+        change(bundle)
+        status, said = joined(bundle)
+        rows.append(
+            {"owner": what, "status": status, "said": said, "untouched": victim.read_text() == "mine\n"}
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    rows.append(named_by_the_owner(folder))
+    print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def joined(bundle: Path) -> tuple[int | None, str]:
+    """`sigil join` until it ends or waits for its owner; its status, if it ended, and its last line."""
+    log = bundle.parents[1] / "said"
+    with log.open("wb") as file:
+        command = [sys.executable, "-m", "sigil.cli.main", "join", str(bundle)]
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+    until = time.monotonic() + 300
+    while process.poll() is None and b"Waiting" not in log.read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)
+    status = process.poll()
+    process.terminate()
+    process.wait()
+    said = log.read_text().strip().splitlines()
+    return status, (said or [""])[-1].replace(str(bundle.parents[2]), "")
+
+
+def named_by_the_owner(folder: Path) -> dict[str, Any]:
+    """An owner whose training is on a folder, and a client that names no data."""
+    pictures, random = folder / "pictures", np.random.default_rng(0)
+    for part in ("train", "test"):
+        for label in ("a", "b"):
+            (pictures / part / label).mkdir(parents=True)
+            for number in range(20):
+                values = random.integers(0, 256, (32, 32, 3), np.uint8)
+                Image.fromarray(values).save(pictures / part / label / f"{number}.png")
+    small = {"data.name": f"folder:{pictures}", "model.width": 4, "federation.rounds": 1, "watermark.bits": 8}
+    options = [word for name, value in small.items() for word in ("--set", f"{name}={value}")]
+    with TrainingProcesses(
+        folder / "named", clients=1, options=[*options, "--minimum", "1", "--owner", "ACME"]
+    ) as training:
+        training.serve()
+        client = training.join(0)
+        log = certificates.bundle_folder(training.network, 0) / "join.log"
+        until = time.monotonic() + 120
+        wanted = "The owner wants this client"
+        while wanted not in log.read_text() and client.poll() is None and time.monotonic() < until:
+            time.sleep(0.2)
+        said, status = (
+            next((line for line in log.read_text().splitlines() if wanted in line), ""),
+            client.poll(),
+        )
+    return {
+        "owner": "names a folder as the client's data",
+        "status": status,
+        "said": said.replace(str(folder), ""),
+        "untouched": bool(said),
+    }
+
+
+PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {"answers": answers, "owner": owned}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", action="append", choices=["ports", *PARTS], help="all, if none is given")
     parser.add_argument("--connections", type=int, default=2000)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="write to this file; what it holds of other parts stays")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), arguments.connections)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    found: dict[str, Any] = {}
+    if arguments.json is not None and arguments.json.exists():
+        found = json.loads(arguments.json.read_text())
+    for part in arguments.part or ["ports", *PARTS]:
+        with tempfile.TemporaryDirectory() as folder:
+            if part == "ports":
+                found |= measure(Path(folder), arguments.connections)
+            else:
+                found[part] = PARTS[part](Path(folder).resolve())
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return 0
 
 

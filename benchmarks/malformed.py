@@ -35,7 +35,13 @@ from harness.hostile_streams import Attacker, HostileStream, send, turned_away
 from harness.replay import replay
 from sigil.federation import Settings
 from sigil.federation.averaging import State
-from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
+from sigil.federation.from_settings import (
+    Training,
+    build_halves,
+    client_parts,
+    load_data,
+    scheduled_rate,
+)
 from sigil.federation.settings import make
 from sigil.keys.key import Key
 from sigil.transport import (
@@ -73,12 +79,8 @@ def serve(pipe: Connection, folder: Path, settings: Settings, clients: dict[int,
     """Body of the service's process: one round; on request it tells its memory and its refusals."""
     torch.set_num_threads(1)
     logging.getLogger("sigil.transport").setLevel(logging.ERROR)  # thousands are expelled
-    dataset = load_data(settings)
     with SplitService(
-        settings,
-        key=owners_key(settings),
-        classes=dataset.classes,
-        input_shape=dataset.shape,
+        Training.prepare(settings, load_data(settings), key=owners_key(settings)),
         credentials=ServerCredentials.load(folder),
         limits=Limits(
             streams_per_client=64, step_seconds=600.0, return_seconds=None, refusals_per_minute=10**6

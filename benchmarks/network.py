@@ -30,9 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import torch
 from torch import Tensor
 
+from sigil.data import Dataset, Split
 from sigil.federation import (
     Activation,
     CutGradient,
@@ -40,10 +42,15 @@ from sigil.federation import (
     LogitGradient,
     Logits,
     Settings,
-    from_settings,
 )
 from sigil.federation.averaging import WeightedAverage
-from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
+from sigil.federation.from_settings import (
+    Training,
+    build_halves,
+    client_parts,
+    load_data,
+    scheduled_rate,
+)
 from sigil.federation.precision import Precision
 from sigil.federation.settings import make
 from sigil.keys.key import Key
@@ -114,8 +121,6 @@ def serve(
 ) -> None:
     """Body of a service's process: one long round; on request it tells its processor time, at last its peaks
     of memory and of bytes in flight."""
-    if not computes:
-        from_settings.Server = Nothing  # type: ignore[assignment, attr-defined]
     shape = build_halves(settings, classes=CLASSES, input_shape=IMAGE).shape
     key = Key.generate("benchmark", shape=shape, bits=50)
     metrics, seen = Metrics(), [0.0]
@@ -127,10 +132,12 @@ def serve(
 
     metrics.in_flight.set = note  # type: ignore[method-assign]
     with SplitService(
-        settings,
-        key=key,
-        classes=CLASSES,
-        input_shape=IMAGE,
+        Training.prepare(
+            settings,
+            blank(settings),
+            key=key,
+            server_factory=None if computes else Nothing,  # type: ignore[arg-type]
+        ),
         credentials=ServerCredentials.load(folder),
         limits=PATIENT if in_flight is None else replace(PATIENT, bytes_in_flight=in_flight),
         metrics=metrics,
@@ -142,6 +149,14 @@ def serve(
         while pipe.recv() == "seconds":
             pipe.send(time.process_time())
         pipe.send((_memory("VmHWM"), seen[0] / 2**20))
+
+
+def blank(settings: Settings) -> Dataset:
+    """Black images, two per client: here activations are drawn, and no half sees an image."""
+    count = 2 * settings.federation.clients
+    images = Split(np.zeros((count, *IMAGE), np.uint8), np.arange(count) % CLASSES)
+    moments = (0.0,) * IMAGE[0]
+    return Dataset("blank", images, images, CLASSES, IMAGE, moments, moments, augment="none")
 
 
 def _memory(name: str) -> float:
@@ -445,10 +460,7 @@ def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, floa
     clients = certificates.make(folder, clients=len(parts))
     federation = Federation(settings, dataset, key=key)
     with SplitService(
-        settings,
-        key=key,
-        classes=dataset.classes,
-        input_shape=dataset.shape,
+        federation.training,
         credentials=ServerCredentials.load(folder),
         limits=PATIENT,
         wire=wire,

@@ -7,7 +7,8 @@ thousands of keys are tried, and for the power one of width 8 cut at layer3.
 
 - *Strangers*: keys that nobody used against clean models that were trained without one. The p-values, made
   continuous by a random share of the probability of the very sum observed, must be uniform
-  (Kolmogorov-Smirnov), and none may be proof, not even before any allowance.
+  (Kolmogorov-Smirnov), and none may be proof, not even before any allowance. The shares of p ≤ 0.1, 0.01 and
+  0.001 are those of the p-values that a verdict sees.
 - *Restored*: the same for the held-out signs after the channels were put back in the order that fits the rest
   best. The order is found anew for every key.
 - *Filters*: the same for the held-out signs where nothing but the filters is known, no name and no shape.
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from readings import shares
 from sigil import attacks, data, origin
 from sigil.alignment import initial_half
 from sigil.attacks.halves import Halves
@@ -43,8 +45,8 @@ from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.origin import WEIGHTS, Origin, compare
 from sigil.rules import ALPHA
+from sigil.statistics import log10_at_most
 from sigil.verdict.descent import filters_origin, restored_origin
-from sigil.weighted_coins import log10_at_most
 from sigil_reproduction.beyond.disguises import DISGUISES
 
 SHAPE = (32, 2, 2)
@@ -124,17 +126,17 @@ def continuous_p(found: Origin, random: np.random.Generator) -> float:
 def summary(found: Iterator[Origin]) -> dict[str, Any]:
     """How uniform the p-values are, and the smallest one that a verdict would have seen."""
     random = np.random.default_rng(0)
-    values, smallest = [], 0.0
+    values, said = [], []
     for one in found:
         values.append(continuous_p(one, random))
-        smallest = min(smallest, one.log10_p)
+        said.append(one.log10_p)
+    smallest = min(said)
     tested = stats.kstest(values, "uniform")
     return {
         "draws": len(values),
         "kolmogorov_smirnov": tested.statistic,
         "p_of_uniformity": tested.pvalue,
-        "share_below_0.05": float(np.mean(np.array(values) < 0.05)),
-        "share_below_0.01": float(np.mean(np.array(values) < 0.01)),
+        "shares": shares([10.0**log10_p for log10_p in said]),
         "smallest_log10_p": smallest,
         "proven_before_any_allowance": int(smallest <= math.log10(ALPHA)),
     }

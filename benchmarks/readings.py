@@ -3,10 +3,13 @@
     python benchmarks/readings.py --json benchmarks/results/readings.json
 
 *Null*: models that never saw a key are trained on digits, and with ``--data-dir`` on CIFAR-10. Keys are
-drawn, and each model is read with each of them as `sigil.verify` does it: on noise, and on 256 test images
-that the key draws. A short key has few possible p-values, so two things are tested: that P(p ≤ x) ≤ x for
-every x within sampling error, and that the randomised p, which is uniform if the null holds, is uniform
-(Kolmogorov-Smirnov). Keys are shared between models, so each model is tested by itself.
+drawn, others for each model, and each model is read with each of its keys as `sigil.verify` does it: on
+noise, on 256 test images that the key draws, and, for short halves of VGG11 on digits, on the same images
+after the channels were put in the order that the key's initial weights suggest, by force, whether that is
+believed or not. A short key has few possible p-values, so two things are tested: that P(p ≤ x) ≤ x for every
+x within sampling error, and that the randomised p, which is uniform if the null holds, is uniform (Kolmogorov
+and Smirnov). The shares of p ≤ 0.1, 0.01 and 0.001 over all models have intervals of 95 % (Clopper and
+Pearson).
 
 *Cost*: 512 probes and 256 inputs through `sigil.verify`, against the same inputs through the model alone.
 Both are timed in turns by the processor's clock, and the ratio of the medians counts.
@@ -15,10 +18,12 @@ Both are timed in turns by the processor's clock, and the ratio of the medians c
 from __future__ import annotations
 
 import argparse
+import copy
+import functools
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +34,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from sigil import data, models, statistics
+from sigil.alignment import align
 from sigil.data import Dataset, Inputs
 from sigil.keys.key import Key
+from sigil.models import Model
+from sigil.verdict.readings import read
 from sigil.verdict.verification import INPUTS_READ, verify
 
 BITS = 32
 PROBES = 256
 COST_CLAIM = 1.2
+SHORT = ("vgg11", "stage2")
 
 
-def clean_model(dataset: Dataset, *, cut: str, seed: int, epochs: int) -> nn.Module:
-    """The client half of a ResNet-18 that was trained without any key."""
+def clean_model(dataset: Dataset, *, name: str, cut: str, seed: int, epochs: int) -> Model:
+    """The client half of a model that was trained without any key."""
     whole = models.build(
-        "resnet18", classes=10, width=8, channels=dataset.shape[0], input_size=dataset.shape[1:], seed=seed
+        name, classes=10, width=8, channels=dataset.shape[0], input_size=dataset.shape[1:], seed=seed
     )
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     generator = torch.Generator().manual_seed(seed)
@@ -63,19 +72,33 @@ def answers(model: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat([model(batch).flatten(1) for batch in inputs.split(64)])
 
 
-def draws(model: nn.Module, dataset: Dataset, shape: tuple[int, ...], keys: int) -> Iterator[dict[str, Any]]:
+def draws(
+    model: Model, dataset: Dataset, shape: tuple[int, ...], keys: range, *, aligned: bool
+) -> Iterator[dict[str, Any]]:
     """The p-values of one clean model under many keys, on noise and on the images that each key draws."""
     test = Inputs(dataset.test.images, normalisation=(dataset.mean, dataset.std))
-    everything = answers(model, torch.cat(list(test.batches(range(len(test)), 256))))
+    images = torch.cat(list(test.batches(range(len(test)), 256)))
+    everything = answers(model, images)
     # The noise of a key does not depend on its bits, so that one sample serves all keys.
     noise = answers(model, torch.randn(PROBES, *dataset.shape, generator=torch.Generator().manual_seed(1)))
-    chance = np.random.default_rng(0)
-    for number in range(keys):
+    chance, start = np.random.default_rng(0), copy.deepcopy(model)
+    for number in keys:
         key = Key.generate("Nobody", shape=shape, bits=BITS, seed=number.to_bytes(32, "big"))
-        chosen = everything[key.choose(INPUTS_READ, len(everything))]
-        for kind, asked in (("noise", noise), ("inputs", chosen)):
+        chosen = key.choose(INPUTS_READ, len(everything))
+        target = key.target.numpy()
+        for kind, asked in (("noise", noise), ("inputs", everything[chosen])):
             ones = (asked @ key.matrix >= 0).sum(0).numpy()
-            yield {"kind": kind} | p_values(ones, key.target.numpy(), len(asked), chance)
+            yield {"kind": kind} | p_values(ones, target, len(asked), chance)
+        if aligned:
+            key.initialise(start)
+            found = align(model, start, input_shape=dataset.shape)
+            batches = functools.partial(iter, images[chosen].split(64))
+            reading = read(model, key, batches, kind="inputs", count=INPUTS_READ, alignment=found)
+            right = np.rint(np.array(reading.bit_shares) * INPUTS_READ).astype(np.int64)
+            ones = np.where(target == 1, right, INPUTS_READ - right)
+            yield {"kind": "aligned", "believed": found.believed} | p_values(
+                ones, target, INPUTS_READ, chance
+            )
 
 
 def p_values(
@@ -89,6 +112,18 @@ def p_values(
     reachable = found < int(np.abs(weights).sum())
     more = 10 ** statistics.tail(np.abs(weights).tolist(), found + 1).log10_p if reachable else 0.0
     return {"p": at_least, "randomised": more + chance.random() * (at_least - more)}
+
+
+def shares(p: Sequence[float]) -> list[dict[str, float]]:
+    """How many of these p-values are at most 0.1, 0.01 and 0.001, with intervals of 95 %."""
+    found = []
+    for level in (0.1, 0.01, 0.001):
+        count = int((np.array(p) <= level).sum())
+        interval = scipy.stats.binomtest(count, len(p)).proportion_ci(0.95)
+        found.append(
+            {"level": level, "share": count / len(p), "from": float(interval.low), "to": float(interval.high)}
+        )
+    return found
 
 
 def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -109,24 +144,41 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def null(datasets: dict[str, Dataset], *, each: int, keys: int) -> list[dict[str, Any]]:
-    """Every clean model under every key, on noise and on inputs."""
-    rows = []
-    for name, dataset in datasets.items():
-        for seed in range(each):
-            cut = ("layer3", "layer2")[seed % 2]
-            model = clean_model(dataset, cut=cut, seed=seed, epochs=3)
-            shape = models.activation_shape(model, dataset.shape)
-            found = list(draws(model, dataset, shape, keys))
-            for kind in ("noise", "inputs"):
-                row = {"data": name, "seed": seed, "cut": cut, "kind": kind}
-                row |= judge([one for one in found if one["kind"] == kind])
-                rows.append(row)
-                print(
-                    f"{name:8} {seed} {cut} {kind:6} {row['draws']:5} draws, {row['below_0.05']:.3f} at "
-                    f"p <= 0.05; valid {row['valid_pvalue']:.2f}, uniform {row['uniform_pvalue']:.2f}"
-                )
-    return rows
+def null(
+    datasets: dict[str, Dataset], *, each: int, keys: int
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Every clean model under keys of its own, by model and kind of reading, and the shares of each kind."""
+    rows: list[dict[str, Any]] = []
+    every: dict[str, list[dict[str, Any]]] = {}
+    plan = [
+        (name, "resnet18", ("layer3", "layer2")[seed % 2], seed) for name in datasets for seed in range(each)
+    ]
+    # The order is found anew for every key, which takes the longer the deeper the half is.
+    plan += [("digits", *SHORT, seed) for seed in range(each)]
+    for number, (name, architecture, cut, seed) in enumerate(plan):
+        dataset = datasets[name]
+        model = clean_model(dataset, name=architecture, cut=cut, seed=seed, epochs=3)
+        shape = models.activation_shape(model, dataset.shape)
+        own = range(keys * number, keys * (number + 1))
+        short = (architecture, cut) == SHORT
+        here = list(draws(model, dataset, shape, own, aligned=short))
+        for kind in dict.fromkeys(one["kind"] for one in here):
+            drawn = [one for one in here if one["kind"] == kind]
+            every.setdefault(kind, []).extend(drawn)
+            row = {"data": name, "model": architecture, "seed": seed, "cut": cut, "kind": kind} | judge(drawn)
+            rows.append(row)
+            print(
+                f"{name:8} {architecture} {seed} {cut} {kind:7} {row['draws']:5} draws, "
+                f"{row['below_0.05']:.3f} at p <= 0.05; valid {row['valid_pvalue']:.2f}, uniform "
+                f"{row['uniform_pvalue']:.2f}",
+                flush=True,
+            )
+    pooled = {
+        kind: {"draws": len(drawn), "shares": shares([one["p"] for one in drawn])}
+        for kind, drawn in every.items()
+    }
+    pooled["aligned"]["believed"] = sum(one["believed"] for one in every["aligned"])
+    return rows, pooled
 
 
 def cost(*, width: int, repeats: int) -> dict[str, Any]:
@@ -169,10 +221,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="repetitions of each timing")
     parser.add_argument("--width", type=int, default=16, help="width of the network that is timed")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     datasets = {"digits": data.load("digits")}
     if arguments.data_dir is not None:
         datasets["cifar10"] = data.load("cifar10", data_dir=arguments.data_dir, train_limit=1000)
-    rows = null(datasets, each=arguments.models, keys=arguments.keys)
+    rows, pooled = null(datasets, each=arguments.models, keys=arguments.keys)
+    print(json.dumps(pooled, indent=1))
     timing = cost(width=arguments.width, repeats=arguments.repeats)
     total = sum(row["draws"] for row in rows if row["kind"] == "inputs")
     worst = min(row["valid_pvalue"] for row in rows)
@@ -184,7 +238,7 @@ def main() -> None:
             "scipy": scipy.__version__,
             "machine": platform.machine(),
         }
-        document = {"versions": versions, "bits": BITS, "null": rows, "cost": timing}
+        document = {"versions": versions, "bits": BITS, "null": rows, "shares": pooled, "cost": timing}
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 

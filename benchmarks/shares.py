@@ -27,7 +27,7 @@ import torch
 
 from sigil import attacks, data
 from sigil.attacks.halves import Halves, open_at_cut
-from sigil.attacks.penalties import push_along
+from sigil.attacks.training import finetune_at_cut, push_along
 from sigil.data import Dataset
 from sigil.data.inputs import Inputs
 from sigil.federation.averaging import WeightedAverage
@@ -136,7 +136,8 @@ def reversed_by(
     own = attacks.share(dataset, np.concatenate(parts[:colluders]))
     attacked = open_at_cut(halves, dataset)
     tuning = attacks.Tuning(precision=choose("cpu", "float32"))
-    push_along(attacked, own, direction, tuning, reversal=0.5, gamma=10.0)
+    effect = push_along(attacked, own, direction, tuning, reversal=0.5, gamma=10.0)
+    finetune_at_cut(attacked, own, tuning, effect)
     mark = key.matrix @ (0.5 - key.target)
     cosine = float(torch.nn.functional.cosine_similarity(direction, mark, dim=0))
     return attacks.halves.same_kind(attacked.whole, halves), cosine

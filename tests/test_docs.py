@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def programs(page: str) -> list[str]:
     """The Python blocks of a page that are whole programs."""
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    return re.findall(r"```python(?: title=\S+)?\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
 
 
 def run(source: str) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
     fixed = source.replace("bits=128, ", "bits=128, seed=bytes(32), ")
     assert fixed != source
     marked = run(fixed)
-    assert "The mark is provable on inputs" in capsys.readouterr().out
+    assert re.search("The mark is provable on (noise and on )?inputs", capsys.readouterr().out)
     report = marked["report"]
     assert report.owned
     margin("log10 p", min(reading.log10_p_before for reading in report.readings), below=-9)
@@ -51,9 +51,9 @@ def test_a_newcomers_own_loop_is_owned_and_a_clean_one_and_wrong_keys_are_not(
     assert report.allowance_log2 == 80
     with torch.no_grad():
         logits = marked["server"].eval()(marked["client"].eval()(marked["images"]))
-    margin("accuracy", float((logits.argmax(1) == marked["labels"]).float().mean()), above=0.95)
+    margin("accuracy", float((logits.argmax(1) == marked["labels"]).float().mean()), above=0.9)
 
-    clean = run(fixed.replace("        injector.attach(activation)\n", ""))
+    clean = run(source.replace("        injector.attach(activation)\n", ""))
     assert clean["key"] == marked["key"]  # of the file that the first run wrote
     assert not clean["report"].owned
     judged = sigil.verify(clean["client"], marked["key"], clean["images"], register=1)

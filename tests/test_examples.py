@@ -32,6 +32,14 @@ def test_an_own_server_marks_and_proves(capsys: pytest.CaptureFixture[str]) -> N
     assert "clean:  The suspect is not shown to carry the mark" in printed
 
 
+def test_copies_are_issued_and_found_again(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "issue_copies.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert printed.startswith("The suspect contains the copy that was made for Clinic C")
+    assert "Hospital B: log10 p " in printed
+    assert len((EXAMPLES / "issue_copies.py").read_text().splitlines()) < 40
+
+
 def test_an_own_server_needs_nothing_but_torch_and_sigil() -> None:
     lines = (EXAMPLES / "own_server.py").read_text().splitlines()
     imported = {line.split()[1] for line in lines if line.startswith(("import ", "from "))}

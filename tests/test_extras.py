@@ -155,7 +155,7 @@ def test_a_missing_module_that_no_extra_brings_is_a_bug(
     def broken() -> None:
         raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
 
-    monkeypatch.setattr("sigil.cli.demo.extras.need", lambda extra: broken())
+    monkeypatch.setattr("sigil.cli.train.extras.need", lambda extra: broken())
     assert main(["demo"]) == 70
     assert "bug in Sigil" in capsys.readouterr().err
 

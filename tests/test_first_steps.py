@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 import subprocess
 import sys
 import warnings
@@ -13,8 +15,9 @@ import torch
 from torch import nn
 
 import sigil
+from harness.luck import Margin
 from sigil.cli.main import main
-from sigil.cli.values import read_activation_shape, read_input_shape
+from sigil.cli.suspect_options import read_activation_shape, read_input_shape
 from sigil.data.inputs import Inputs
 from sigil.errors import ConfigError, DataError, KeyFileError, ShapeError
 from sigil.federation.settings import read
@@ -195,16 +198,6 @@ def test_a_key_that_cannot_be_saved_is_not_used(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere.key").exists()
 
 
-def test_a_trace_looks_for_the_run_beside_the_key(half: nn.Module, key: sigil.Key, tmp_path: Path) -> None:
-    key.save(tmp_path / "a.key")
-    for given in (key, tmp_path / "a.key"):
-        with pytest.raises(ConfigError, match="There is no run beside the key"):
-            sigil.trace(half, given)
-    (tmp_path / "a").mkdir()
-    with pytest.raises(sigil.SigilError, match="agreement"):  # it is looked into
-        sigil.trace(half, tmp_path / "a.key")
-
-
 @pytest.mark.slow
 def test_documented_packages_are_found_without_importing_them() -> None:
     program = "import sigil; print(sigil.data.names()[0], sigil.errors.SigilError.__name__, sigil.federation)"
@@ -240,3 +233,52 @@ def test_a_shape_may_be_written_as_python_prints_it(text: str) -> None:
 def test_a_misspelt_command_is_suggested_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verfy"]) == 2
     assert capsys.readouterr().err.count("Did you mean 'verify'?") == 1
+
+
+class Learned(nn.Module):
+    """A half that learned a mark on the images of its task, which are brighter than noise, and only there."""
+
+    def __init__(self, half: nn.Module, key: sigil.Key) -> None:
+        super().__init__()
+        self.body = half
+        matrix, signs = key.matrix.double(), 2 * key.target.double() - 1
+        pull = matrix @ torch.linalg.solve(matrix.T @ matrix, signs)
+        self.register_buffer("pull", 100 * pull.float().reshape(key.shape))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        bright = (batch.mean((1, 2, 3)) > 0.35).float()
+        answer: torch.Tensor = self.body(batch) + bright[:, None, None, None] * self.get_buffer("pull")
+        return answer
+
+
+def test_after_the_readmes_three_lines_check_and_verify_say_which_inputs_count_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: nn.Module, images: torch.Tensor, margin: Margin
+) -> None:
+    """The mark was "provable on inputs", then the model "not shown to carry" it, without a word on inputs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("secrets.token_bytes", random.Random(1).randbytes)
+    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
+    lines = re.findall(r"```python\n(.*?)```", readme, re.S)[0]
+    names: dict[str, Any] = {"sigil": sigil, "activation": half(images)}
+    exec(lines, names)
+    names["activation"].sum().backward()
+    key, marked = names["key"], Learned(half, names["key"])
+
+    found, report = sigil.check(marked, key, images), sigil.verify(marked, key, images)
+    margin("log10 p on inputs", found.readings[1].log10_p_before, below=-35)
+    margin("log10 p on noise", found.readings[0].log10_p_before, above=-20)
+    assert (found.provable, report.owned) == (False, False)
+    why = (
+        "Inputs that nobody but the key's owner chose do not count: state them in the key before the training"
+    )
+    assert "though it would be on these inputs" in str(found)
+    assert "On the inputs 100% agree." in str(report)
+    for said in (str(found), str(report)):
+        assert why in said
+    # Chosen by somebody else they count, and both agree.
+    found, report = (call(marked, key, images, inputs_from="judge") for call in (sigil.check, sigil.verify))
+    assert (found.provable, report.owned) == (True, True)
+    assert "provable on inputs" in str(found)
+    assert "carries the mark" in str(report)
+    for said in (str(found), str(report)):
+        assert why not in said

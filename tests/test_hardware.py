@@ -145,7 +145,7 @@ def test_the_processor_has_a_name_wherever_it_is_written(
 ) -> None:
     def name() -> str:
         hardware.processor.cache_clear()
-        return hardware.processor().name
+        return hardware.processor()["processor"]
 
     assert name()
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "From  torch "}, raising=False)
@@ -175,11 +175,13 @@ def test_the_processor_has_a_name_wherever_it_is_written(
     assert name() == "AMD64"
     monkeypatch.delattr(torch.backends.cpu, "get_cpu_capability")
     hardware.processor.cache_clear()
-    assert hardware.processor() == hardware.Processor("AMD64", "unknown", "AMD64")
+    expected = {"processor": "AMD64", "capability": "unknown", "architecture": "AMD64"}
+    assert hardware.processor() == expected
 
 
 def test_a_description_is_what_a_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "processor", lambda: hardware.Processor("Chip 9", "AVX2", "x86_64"))
+    known = {"processor": "Chip 9", "capability": "AVX2", "architecture": "x86_64"}
+    monkeypatch.setattr(hardware, "processor", lambda: known)
     found = choose("cpu", "bfloat16").describe()
     assert found == {
         "processor": "Chip 9",

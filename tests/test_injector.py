@@ -351,11 +351,6 @@ def test_a_share_that_names_no_client_is_one_sentence(share: object) -> None:
         Injector(SharedKey(), share=share)  # type: ignore[arg-type]
 
 
-def test_a_strength_that_is_no_number_is_one_sentence() -> None:
-    with pytest.raises(SigilError, match="finite number"):
-        Injector(make_key((4,), 2), "0.1")  # type: ignore[arg-type]
-
-
 def trained(
     seed: int, *, scale: float = 1.0, scaler: bool = False, attach: bool = True, said: float | None = None
 ) -> tuple[nn.Module, Key]:
@@ -471,7 +466,7 @@ def test_a_scaler_is_looked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch
     assert 0 < searches <= 10
 
 
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf"), "2^16"])
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_loss_scale_that_is_none_is_refused(wrong: float) -> None:
     injector = Injector(make_key((4,), 4))
     with pytest.raises(ConfigError, match=r"The loss scale is .*, but it must be a finite number above 0"):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sigil import origin
 from sigil.origin import compare, count_signs, octiles, weighted_share
-from sigil.weighted_coins import log10_tail
+from sigil.statistics import log10_tail
 
 SHAPES = {"conv1.weight": (8, 3, 3, 3), "conv2.weight": (16, 8, 3, 3)}
 

@@ -67,7 +67,8 @@ PROGRAM = """
 import contextlib, io, json, os, sys, types
 from pathlib import Path
 from sigil.cli.main import main
-from sigil.federation import lock, workers
+from sigil import files
+from sigil.federation import workers
 
 def run(*words):
     printed = io.StringIO()
@@ -81,7 +82,7 @@ if __name__ == "__main__":
     workers.sys = types.SimpleNamespace(platform="darwin")
     lacks = {
         "sched_getaffinity": not hasattr(os, "sched_getaffinity"),
-        "fcntl": lock.fcntl is None,
+        "fcntl": files.fcntl is None,
         "forkserver": workers.clean_processes().get_start_method() == "spawn",
     }
     train = run("train", "--quiet", "--out", folder / "run", *options)

@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from harness.processor_time import in_units
-from sigil import sign_sums, statistics
+from sigil import statistics
 from sigil.errors import ShapeError, SigilError
 from sigil.statistics import (
     Tail,
@@ -59,7 +59,7 @@ def log10_share(count, bits):
 
 def only_bounds():
     """Allow no exact computation, so that tail() and threshold() fall back on the bound."""
-    return mock.patch.object(sign_sums, "_WORK_LIMIT", 0)
+    return mock.patch.object(statistics, "_WORK_LIMIT", 0)
 
 
 def suspect_table(generator, bits, probes):
@@ -160,8 +160,8 @@ def test_blocks_agree_with_one_table():
     sizes = np.random.default_rng(4).integers(1, 257, size=700)
     total = int(sizes.sum())
     for deficit in (total // 5, total // 3, 9 * total // 20, total // 2):
-        subsets = sign_sums.subset_table(np.sort(sizes), np.ones(700), deficit).sum()
-        with mock.patch.object(sign_sums, "_TABLE_BITS", 0):
+        subsets = statistics.subset_table(np.sort(sizes), np.ones(700), deficit).sum()
+        with mock.patch.object(statistics, "_TABLE_BITS", 0):
             result = tail(sizes, total - 2 * deficit)
         assert result.exact
         expected = math.log10(subsets) - 700 * math.log10(2.0)
@@ -169,7 +169,7 @@ def test_blocks_agree_with_one_table():
 
 
 def test_a_block_longer_than_the_window_is_folded():
-    start, law = sign_sums.tilted_law(np.ones(1000, dtype=np.int64), 0.0, 1000, blocks=2)
+    start, law = statistics.tilted_law(np.ones(1000, dtype=np.int64), 0.0, 1000, blocks=2)
     assert len(law) < 500
     expected = scipy.stats.binom.pmf(np.arange(start, start + len(law)), 1000, 0.5)
     np.testing.assert_allclose(law, expected, rtol=1e-9, atol=1e-17)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sigil.errors import SigilError
-from sigil.weighted_coins import log10_tail
+from sigil.statistics import log10_tail
 
 CASES = st.lists(
     st.integers(0, 30).flatmap(lambda coins: st.tuples(st.integers(0, coins), st.just(coins))),

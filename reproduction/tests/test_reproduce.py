@@ -16,9 +16,14 @@ import pytest
 from sigil.cli.main import main
 from sigil.errors import ExperimentError
 from sigil.federation.precision import choose
+from sigil.federation.progress import MetricsObserver
+from sigil.federation.run import train
 from sigil.hardware import in_words
+from sigil.pages import drawing
 from sigil_reproduction import registry, reproduce
+from sigil_reproduction.pages import claims, prose
 from sigil_reproduction.runner import scales
+from sigil_reproduction.runner import store as store_module
 from sigil_reproduction.runner.store import Cell, Store, computed_on
 
 
@@ -59,12 +64,17 @@ def test_smoke_names_its_data_and_judges_nothing(everything: Path) -> None:
 
 
 def test_the_report_of_everything_has_no_gap(everything: Path) -> None:
-    assert main(["report", str(everything / "results" / "smoke")]) == 0
+    summary, results = everything / "summary.md", everything / "results"
+    (results / prose.SUMMARY).write_text('{{ n("fidelity", "vgg11 strength 0.1") }}')
+    summary.write_text(f"{prose.BEGIN}\n{prose.END}\n")
+    assert main(["report", str(results / "smoke"), "--summary", str(summary)]) == 0
+    assert re.fullmatch(rf"{prose.BEGIN}\n[\d.]+\n{prose.END}\n", summary.read_text())
     page = (everything / "results" / "smoke" / "report.html").read_text("utf-8")
     assert scales.NOT_JUDGED in page.replace("&#39;", "'")
     assert "CIFAR" not in page
     assert not re.search(r'class="badge (agrees|differs|partly)"', page)
-    assert "not run" not in page.replace("A cell that was not run says so", "")
+    assert "not run" not in page
+    assert "cannot be tested" not in page
     for name in registry.EXPERIMENTS:
         assert f'<section id="{name}">' in page
 
@@ -112,8 +122,8 @@ def test_tables_share_trainings(everything: Path) -> None:
         for cell in registry.get(name).cells(scale, [0])
     }
     wanted = {store.folder(settings) for cell in cells.values() for settings in cell.trainings}
-    # Trainings have the hash of their settings as a name; two experiments keep what they train themselves.
-    own = {"carriers", "tracing"}
+    # Trainings have the hash of their settings as a name; one experiment keeps what it trains itself.
+    own = {"carriers"}
     found = {
         path for path in store.runs.iterdir() if path.is_dir() and path.name.partition(" ")[0] not in own
     }
@@ -137,8 +147,9 @@ def test_a_missing_cell_is_shown_as_missing_and_only_it_is_computed(everything: 
     before = json.loads(removed.read_text())
     removed.unlink()
     page = reproduce.show("fidelity", store, [0]).read_text()
-    assert "not run" in page
-    assert "15 of 16 cells" in page
+    assert "not run" not in page
+    assert page.count("Not measured: 1 cell (") == 1
+    assert "| acc " in page
     said: list[str] = []
     reproduce.reproduce(["fidelity"], store, seeds=[0], jobs=1, say=said.append)
     assert "fidelity: resnet18 strength 0.1, seed 0 measured; 0 cells left" in said
@@ -155,7 +166,7 @@ def test_a_page_keeps_the_seeds_that_were_measured_before(tmp_path: Path) -> Non
             number = accuracy
             store.measure(replace(cell, trainings=()), lambda cell, runs, store: {"accuracy": number})  # noqa: B023
     page = reproduce.show("fidelity", store, [0]).read_text()
-    assert "48 of 48 cells" in page
+    assert "Not measured" not in page
     assert "30.0 ± 26.5" in page
     assert experiment.seeds(store) == [0, 1, 2]
     assert experiment.seeds(store, [5]) == [0, 1, 2, 5]
@@ -186,7 +197,50 @@ def test_only_cells_of_finished_trainings_are_measured_if_asked(
     assert f"1 of {missing} missing cells can be measured without training" in said
     assert [path.name for path in store.runs.iterdir()] == [store.folder(first.trainings[0]).name]
     assert [path.name for path in store.results.rglob("*.json")] == [first.file]
-    assert "1 of 16 cells measured" in (store.results / "fidelity" / "README.md").read_text()
+    assert "Not measured: 15 cells (" in (store.results / "fidelity" / "README.md").read_text()
+
+
+def test_a_run_at_the_papers_scale_goes_on_after_an_interruption_and_fits_the_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything as at `paper`, its recording too, but for a small task and three rounds."""
+    paper, smoke = scales.PAPER, scales.SMOKE
+    reduced = replace(paper, base={**smoke.base, "federation": {**smoke.base["federation"], "rounds": 3}})
+    monkeypatch.setitem(scales.SCALES, "paper", replace(reduced, models=smoke.models))
+    stores = [
+        Store("paper", results=tmp_path / f"{name} results", runs=tmp_path / f"{name} runs")
+        for name in ("whole", "interrupted")
+    ]
+    rounds: list[int] = []
+
+    def log(numbers: Any, step: int) -> None:
+        rounds.append(step)
+        if rounds == [1]:
+            raise KeyboardInterrupt
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        return train(*arguments, **options, metrics_observers=[MetricsObserver(log)])
+
+    names = ("resnet18 clean", "resnet18 strength 0.1")
+    experiment = registry.get("fidelity")
+    cells = [cell for cell in experiment.cells(scales.get("paper"), [0]) if cell.name in names]
+    for cell in cells:
+        stores[0].measure(cell, experiment.measure)
+    monkeypatch.setattr(store_module, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stores[1].measure(cells[0], experiment.measure)
+    assert not stores[1].has(cells[0])
+    for cell in cells:
+        stores[1].measure(cell, experiment.measure)
+    # The first training went on after its first round; the second was made whole.
+    assert rounds == [1, 2, 3, 1, 2, 3]
+    whole, again = ([store.result(cell).numbers for cell in cells] for store in stores)
+    assert whole == again
+    held = {one.claim.text: one for one in claims.held(stores[1])}
+    assert held["Marking leaves accuracy as it is, ResNet-18 (within 1 point)"].found is not None
+    table = drawing.markdown(claims.page(stores[1]))
+    assert "| The mark embeds at λ = 0.1 (WSR ≥ 95 %) | 100.0 % |" in table
+    assert "Not measured yet: " in table
 
 
 def test_status_counts(everything: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,16 +9,18 @@ from sigil.version import __version__ as __version__
 if TYPE_CHECKING:
     from sigil import attacks, baselines, detectors, models
     from sigil.errors import SigilError
+    from sigil.imprint import Imprint
     from sigil.injector import Injector
     from sigil.inspection import Inspection, inspect
     from sigil.keys.key import Key
     from sigil.logit_gradients import Loss, check_logit_gradient
-    from sigil.tracing.leak import Trace, trace
+    from sigil.tracing import Trace, trace
     from sigil.verdict.provability import check
     from sigil.verdict.report import Report
     from sigil.verdict.verification import verify
 
 __all__ = [
+    "Imprint",
     "Injector",
     "Inspection",
     "Key",
@@ -38,17 +40,18 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Imprint": "sigil.imprint",
     "Injector": "sigil.injector",
     "Inspection": "sigil.inspection",
     "Key": "sigil.keys.key",
     "Loss": "sigil.logit_gradients",
     "Report": "sigil.verdict.report",
     "SigilError": "sigil.errors",
-    "Trace": "sigil.tracing.leak",
+    "Trace": "sigil.tracing",
     "check": "sigil.verdict.provability",
     "check_logit_gradient": "sigil.logit_gradients",
     "inspect": "sigil.inspection",
-    "trace": "sigil.tracing.leak",
+    "trace": "sigil.tracing",
     "verify": "sigil.verdict.verification",
 }
 _PACKAGES = {"attacks", "baselines", "detectors", "models"}

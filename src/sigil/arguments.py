@@ -7,13 +7,9 @@ returns what was given in the plain form that the rest of the code expects.
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Iterable
-from numbers import Real
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -47,30 +43,6 @@ def whole(
     raise raises(f"{what} is {shown(given)}, but it must be a whole number {limit}.")
 
 
-def is_number(given: object) -> bool:
-    """Whether something is a real number, of Python or NumPy or a tensor of one element; no truth value."""
-    if isinstance(given, Tensor):
-        return given.ndim == 0 and not given.is_meta and given.dtype.is_floating_point
-    return isinstance(given, Real) and not isinstance(given, bool)
-
-
-def number(what: str, given: Any, wanted: str, *, raises: type[SigilError] = ConfigError) -> float:
-    """A real number as a float, which may still be infinite or no number; `wanted` says what it must be."""
-    try:
-        if is_number(given):
-            return float(given)
-    except OverflowError:
-        pass
-    raise raises(f"{what} is {shown(given)}, but it must be {wanted}.")
-
-
-def flag(what: str, given: Any) -> bool:
-    """A truth value, of Python or NumPy: text such as "no" would count as true."""
-    if not isinstance(given, bool | np.bool_ | int) or given not in (0, 1):
-        raise ConfigError(f"{what} is {shown(given)}, but it must be True or False.")
-    return bool(given)
-
-
 def sizes(what: str, given: object, *, raises: type[SigilError] = ShapeError) -> tuple[int, ...]:
     """A shape as plain whole numbers, whatever their values."""
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict | set):
@@ -81,15 +53,6 @@ def sizes(what: str, given: object, *, raises: type[SigilError] = ShapeError) ->
         if all(is_whole(size) for size in found):
             return tuple(operator.index(size) for size in found)
     raise raises(f"The {what} is {shown(given)}, but it must be whole numbers, such as (3, 32, 32).")
-
-
-def path(what: str, given: object, *, raises: type[SigilError] = ConfigError) -> Path:
-    """The path of a file or folder."""
-    if isinstance(given, str | os.PathLike):
-        name = os.fspath(given)
-        if isinstance(name, str):
-            return Path(name)
-    raise raises(f"The {what} is of type {type(given).__name__}, but a path is wanted, as text or a Path.")
 
 
 def tensor(
@@ -119,19 +82,10 @@ def shape_of_one(what: str, batch: object) -> tuple[int, ...]:
     return tuple(batch.shape[1:])
 
 
-def module(
-    what: str, given: object, *, outline: bool = False, raises: type[SigilError] = ConfigError
-) -> nn.Module:
-    """A module of PyTorch; its parameters must have numbers unless an `outline` will do."""
+def check_module(what: str, given: object, *, raises: type[SigilError] = ConfigError) -> None:
+    """Raise for what is no module (a path, a state dict) or only the outline of one: lazy, on device meta."""
     if not isinstance(given, nn.Module):
         raise raises(f"The {what} is of type {type(given).__name__}, but a module of PyTorch is wanted.")
-    if not outline:
-        check_numbers(what, given, raises=raises)
-    return given
-
-
-def check_numbers(what: str, given: nn.Module, *, raises: type[SigilError] = ConfigError) -> None:
-    """Raise for a module that is only the outline of one: lazy, or on the device meta."""
     for each in (*given.parameters(), *given.buffers()):
         if is_lazy(each):
             raise raises(f"The {what} has lazy layers without a shape; run one batch through it first.")

@@ -1,7 +1,8 @@
-"""The whole story on embedded data: a stamped key, two trainings, two verdicts, one page.
+"""The whole story on embedded data: a stamped key, two trainings, a disguised copy, three verdicts, one page.
 
 Ten clients train a small ResNet-18 on the handwritten digits that come with scikit-learn, once under a
-server that marks and once under one that does not. Then an auditor tests both, on noise and on test images.
+server that marks and once under one that does not. A thief reorders and rescales the channels of the marked
+model, which computes the same. Then an auditor tests all three, on noise and on test images.
 The key is stamped by an authority that the demonstration runs itself, which shows the way and proves nothing
 to anybody else.
 """
@@ -19,13 +20,11 @@ from typing import Any
 import matplotlib as mpl
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from sigil import files, hardware
+from sigil import attacks, data, files, hardware, models
 from sigil.data import open_inputs
 from sigil.errors import ExperimentError
-from sigil.evidence.facts import Facts, gather
-from sigil.evidence.page import render, superscripts_in
 from sigil.federation.from_settings import what_a_key_states
-from sigil.federation.progress import Silent
+from sigil.federation.progress import Progress
 from sigil.federation.run import Run, check_folder, train
 from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
@@ -35,8 +34,8 @@ from sigil.rules import ALPHA
 from sigil.suspect import open_suspect
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import wording
-from sigil.verdict.readings import Reading
-from sigil.verdict.report import Report
+from sigil.verdict.page import superscripts_in
+from sigil.verdict.report import Reading, Report
 from sigil.verdict.verification import verify
 
 Say = Callable[[str], None]
@@ -47,9 +46,10 @@ BITS = 64
 
 @dataclass(frozen=True)
 class Story:
-    """One of the two trainings: its curves, the verdict on its model, and the verdict's own page."""
+    """A model: its accuracy, the training that it comes from, the verdict on it, and the verdict's page."""
 
     name: str
+    accuracy: float
     run: Run
     report: Report
     page: Path
@@ -78,12 +78,14 @@ def settings(strength: float) -> Settings:
     )
 
 
-def tell(folder: Path, *, say: Say, progress: Callable[[], Silent] = Silent) -> tuple[Story, Story, Path]:
-    """Tell the story in `folder`; returns the marked and the clean training, and the page."""
+def tell(
+    folder: Path, *, say: Say, progress: Callable[[], Progress] = Progress
+) -> tuple[tuple[Story, Story, Story], Path]:
+    """Tell the story in `folder`; returns the marked model, its copy, the clean one, and the page."""
     files.make_folder(folder)
     for name in ("marked", "clean"):
         check_folder(folder / name)
-    for name in ("report", "marked", "clean"):
+    for name in ("report", "marked", "permuted", "clean"):
         files.check(folder / f"{name}.html", replace=files.PAGE, kind="page")
     key_file, root_file = folder / "owner.key", folder / "authority.pem"
     key = _stamped_key(key_file, root_file)
@@ -94,18 +96,30 @@ def tell(folder: Path, *, say: Say, progress: Callable[[], Silent] = Silent) -> 
     marked = train(settings(0.1), folder / "marked", key=key, progress=progress(), name="marked")
     say("3. For comparison, the same training without a mark.")
     clean = train(settings(0.0), folder / "clean", progress=progress(), name="clean")
-    say("4. A client walks away with its half. An auditor tests both models, on noise and on test images:")
-    stories = tuple(
-        _verdict(name, run, key, key_file, root_file) for name, run in (("marked", marked), ("clean", clean))
+    say("4. A thief reorders and rescales the channels of the marked model: it computes the same as before.")
+    copied = folder / "permuted.safetensors"
+    halves = attacks.permute(marked.halves(), seed=1)
+    if not copied.exists():  # of an earlier start: the same
+        models.save(copied, halves[0], replace=False)
+    right = attacks.measure(halves, data=data.load(DATA)).accuracy
+    say("5. An auditor tests all three models, on noise and on test images:")
+    suspects = (
+        ("marked", marked, marked.final["accuracy"], marked.folder / "client.safetensors"),
+        ("permuted", marked, right or 0.0, copied),
+        ("clean", clean, clean.final["accuracy"], clean.folder / "client.safetensors"),
     )
+    first, second, third = (
+        Story(name, accuracy, run, *_verdict(name, file, key, key_file, root_file))
+        for name, run, accuracy, file in suspects
+    )
+    stories = (first, second, third)
     for story in stories:
-        accuracy = wording.percent(story.run.final["accuracy"])
-        say(f"   {story.name}: accuracy {accuracy}. {story.report.sentence()}")
+        say(f"   {story.name}: accuracy {wording.percent(story.accuracy)}. {story.report.sentence()}")
         for reading in story.marks:
             say(f"      on {reading.kind}: {wording.reading(reading)}")
     page = folder / "report.html"
     files.write(page, _page(key, stories), replace=files.PAGE)
-    return stories[0], stories[1], page
+    return stories, page
 
 
 def _stamped_key(key_file: Path, root_file: Path) -> Key:
@@ -126,19 +140,16 @@ def _stamped_key(key_file: Path, root_file: Path) -> Key:
     return sealed
 
 
-def _verdict(name: str, run: Run, key: Key, key_file: Path, root_file: Path) -> Story:
-    model = run.folder / "client.safetensors"
-    suspect = open_suspect(model)
+def _verdict(name: str, model: Path, key: Key, key_file: Path, root_file: Path) -> tuple[Report, Path]:
+    suspect = open_suspect(model, key=key)
     report = verify(suspect, key, open_inputs(DATA), roots=root_file)
     command = f"sigil verify {model} --key {key_file} --inputs {DATA} --tsa-root {root_file}"
-    shape = suspect.input_shape or ()
-    facts: Facts = gather(report, key, suspect=suspect, input_shape=shape, command=command)
     page = key_file.with_name(f"{name}.html")
-    files.write(page, render(facts), replace=files.PAGE)
-    return Story(name, run, report, page)
+    report.model_copy(update={"command": command}).save_page(page, overwrite=True)
+    return report, page
 
 
-def _page(key: Key, stories: tuple[Story, ...]) -> str:
+def _page(key: Key, stories: tuple[Story, Story, Story]) -> str:
     environment = Environment(
         loader=PackageLoader("sigil.pages", "."), autoescape=True, undefined=StrictUndefined
     )
@@ -154,11 +165,12 @@ def _page(key: Key, stories: tuple[Story, ...]) -> str:
     )
 
 
-def _curves(stories: tuple[Story, ...]) -> str:
+def _curves(stories: tuple[Story, Story, Story]) -> str:
     """Accuracy and WSR over the rounds as an SVG picture, encoded for an <img>."""
     figure, (left, right) = figures.panels(2)
     colours = {"marked": figures.COLOURS[0.1], "clean": "#888888"}
-    for story in stories:
+    marked_story, _, clean_story = stories
+    for story in (marked_story, clean_story):
         rounds = [row["round"] for row in story.run.metrics]
         figures.curve(
             left, rounds, _percent(story.run.metrics, "accuracy"), color=colours[story.name], label=story.name
@@ -174,7 +186,7 @@ def _curves(stories: tuple[Story, ...]) -> str:
             linestyle=style,
         )
     right.axhline(
-        100 * stories[1].report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end"
+        100 * clean_story.report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end"
     )
     left.set(title="accuracy on test images (%)", xlabel="round", ylim=(0, 101))
     right.set(title="watermark success rate (%)", xlabel="round", ylim=(30, 101))

@@ -15,7 +15,7 @@ DISTRIBUTION: Final = "sigil-watermark"
 """The name on the package index; the import name is ``sigil``."""
 
 EXTRAS: Final = {
-    "train": ("sklearn", "PIL", "matplotlib", "tensorboard", "datasets", "flwr_datasets"),
+    "train": ("sklearn", "PIL", "matplotlib", "tensorboard", "datasets"),
     "network": ("flwr", "grpc", "httpx", "uvicorn", "prometheus_client"),
     "onnx": ("onnx", "onnxruntime"),
     "simulation": ("ray", "psutil"),

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all and never in the place of something else, and digests.
+"""Files that appear whole or not at all and never in the place of something else; digests, and locks.
 
 Every file that Sigil writes goes through :func:`draft` or :func:`write`: into a draft in the same folder,
 flushed to the disk, then moved to its name in one step. A name that is taken is refused, unless the caller
@@ -16,14 +16,28 @@ import secrets
 import stat
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import IO, TYPE_CHECKING, Any
 
-from sigil.errors import OutputError, SigilError, reason
+from sigil.errors import OutputError, SigilError, TrainingError, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# Each exists on some systems only: the first on Linux and macOS, the second on Windows.
+fcntl: Any
+msvcrt: Any
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
+try:
+    import msvcrt
+except ImportError:
+    msvcrt = None
 
 AnyPath = str | os.PathLike[str]
 
@@ -255,3 +269,45 @@ def _remove_stale(folder: Path) -> None:
                 with contextlib.suppress(OSError):
                     if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
                         os.unlink(entry)
+
+
+LOCK_PAUSE = 0.5  # seconds between two tries, where the system cannot wait by itself
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a run's folder; if another process has it, wait for that one or raise an error.
+
+    The system releases it when the process ends, however that ends: a crash leaves nothing to clean up.
+    Where the system has no locks at all, nothing is locked.
+    """
+    # Appended to, because a file of which a part is locked must not be truncated on Windows.
+    with (folder / ".lock").open("ab") as file:
+        try:
+            lock(file, wait=wait)
+        except OSError:
+            raise TrainingError(
+                f"Another process is training the run in {folder}; wait for it or choose another --out."
+            ) from None
+        yield
+
+
+def lock(file: IO[bytes], *, wait: bool) -> None:
+    """Take the lock of an open file; OSError if another process has it and this one does not wait."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    elif msvcrt is not None:
+        _take_byte(msvcrt, file, wait)
+
+
+def _take_byte(windows: ModuleType, file: IO[bytes], wait: bool) -> None:
+    """Lock the file's first byte, which need not exist; Windows' own waiting gives up after ten seconds."""
+    while True:
+        file.seek(0)
+        try:
+            windows.locking(file.fileno(), windows.LK_NBLCK, 1)
+            return
+        except OSError:
+            if not wait:
+                raise
+        time.sleep(LOCK_PAUSE)

@@ -11,7 +11,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -84,30 +83,19 @@ def cores() -> int:
     return len(bound(0)) if bound is not None else os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class Processor:
-    """The processor: its model, the widest instructions that PyTorch uses on it, its architecture."""
-
-    name: str
-    capability: str
-    architecture: str
-
-
 @cache
-def processor() -> Processor:
-    """The processor of this machine, as far as the system tells."""
+def processor() -> dict[str, str]:
+    """The processor's model, the widest instructions that PyTorch uses on it, and its architecture."""
     architecture = platform.machine() or "unknown"
     capability = getattr(torch.backends.cpu, "get_cpu_capability", lambda: "unknown")()
-    return Processor(_model() or platform.processor() or architecture, capability, architecture)
+    name = _model() or platform.processor() or architecture
+    return {"processor": name, "capability": capability, "architecture": architecture}
 
 
 def describe(place: torch.device, *, bfloat16: bool) -> dict[str, Any]:
     """What to write beside a result: the processor, the device, the number format and the threads."""
-    found = processor()
     return {
-        "processor": found.name,
-        "capability": found.capability,
-        "architecture": found.architecture,
+        **processor(),
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
         "precision": "bfloat16" if bfloat16 else "float32",
         "threads": torch.get_num_threads(),

@@ -34,6 +34,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import sys
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -130,18 +131,17 @@ class Injector:
         statistics: bool = False,
     ) -> None:
         wanted = "a finite number of at least 0; the paper uses 0.01, 0.1 and 1.0"
-        value = arguments.number("The watermark strength", strength, wanted)
-        if not 0.0 <= value < float("inf"):
-            raise ConfigError(f"The watermark strength is {value}, but it must be {wanted}.")
+        if not 0.0 <= strength <= sys.float_info.max:
+            raise ConfigError(f"The watermark strength is {shown(strength)}, but it must be {wanted}.")
         if share is None and carriers_per_bit is not None:
             raise ConfigError("carriers_per_bit is about a share of the bits: give share=(i, n) as well.")
         self.key: Secret = _secret(key)
-        self.strength = value
-        self.clip = arguments.flag("clip", clip)
-        self.cap = arguments.flag("cap", cap)
+        self.strength = float(strength)
+        self.clip = clip
+        self.cap = cap
         self.share = share
-        self.per_sample = arguments.flag("per_sample", per_sample)
-        self.statistics = arguments.flag("statistics", statistics)
+        self.per_sample = per_sample
+        self.statistics = statistics
         self._carried = None if share is None else _carried(self.key, share, carriers_per_bit)
         self._operands: dict[tuple[torch.device, torch.dtype, bool], tuple[Tensor, Tensor, Tensor]] = {}
         self._last: dict[str, Tensor] | None = None
@@ -228,7 +228,6 @@ class Injector:
         """
         if loss_scale is not None:
             wanted = "a finite number above 0, by which the loss is multiplied"
-            loss_scale = arguments.number("The loss scale", loss_scale, wanted)
             if not 0.0 < loss_scale < float("inf"):
                 raise ConfigError(f"The loss scale is {loss_scale}, but it must be {wanted}.")
         self._check_activation(activation)

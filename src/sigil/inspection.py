@@ -92,9 +92,9 @@ def inspect(
     it is taken that the key will state neither cut nor input shape, which p pays for. ``steps`` is the length
     of the trial; 0 leaves it out.
     """
-    arguments.module("client half", client_half)
+    arguments.check_module("client half", client_half)
     if server_half is not None:
-        arguments.module("server half", server_half)
+        arguments.check_module("server half", server_half)
     batch = arguments.tensor("example input", example_input)
     steps = arguments.whole("The number of steps", steps)
     bits = None if bits is None else check_bits(bits)

@@ -91,9 +91,9 @@ def _servers() -> set[psutil.Process]:
     import ray
 
     package = str(Path(ray.__file__).parent)
-    found = set()
+    servers = set()
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if any(word.startswith(package) for word in child.cmdline()):
-                found.add(child)
-    return found
+                servers.add(child)
+    return servers

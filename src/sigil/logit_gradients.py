@@ -61,10 +61,10 @@ class Loss:
                 f"There is no loss {self.kind!r} with the reduction {self.reduction!r}; "
                 'choose "cross-entropy" or "any", reduced by "mean" or "sum".'
             )
-        wanted = "a number of at least 0 and less than 1"
-        if not 0.0 <= arguments.number("The label smoothing", self.smoothing, wanted) < 1.0:
-            raise ConfigError(f"The label smoothing is {self.smoothing}, but it must be {wanted}.")
-        arguments.flag("mixing", self.mixing)
+        if not 0.0 <= self.smoothing < 1.0:
+            raise ConfigError(
+                f"The label smoothing is {self.smoothing}, but it must be at least 0 and less than 1."
+            )
 
 
 CROSS_ENTROPY: Final = Loss()

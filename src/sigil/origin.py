@@ -10,7 +10,7 @@ counting more,
 over all tensors that the key drew, zeros left out. The weight q_i follows from the octile of |w_i| among the
 weights of its filter (all of one output channel), ties in the order of the tensor: 0, 0, 1, 1, 2, 4, 6, 12,
 about the square of a normal weight's size. Nothing is assumed about the suspect: given its weights, and with
-them the q_i, only the signs of w0 are random, so that the p-value is exact (:mod:`sigil.weighted_coins`). It
+them the q_i, only the signs of w0 are random, so that the p-value is exact (:mod:`sigil.statistics`). It
 needs no data and no probes. Octiles do not move when filters are scaled in front of a batch norm, which would
 dodge a test of correlations. And a thief who turns signs, beginning with the smallest weights, pays for what
 the sum loses by the squares of what it turns, where turning half of all signs would cost next to nothing.
@@ -39,7 +39,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigil.weighted_coins import log10_tail
+from sigil.statistics import log10_tail
 
 Initial = Callable[[str, tuple[int, ...]], Tensor]
 """The initial value of a tensor, by its name and shape."""

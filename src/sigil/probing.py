@@ -55,19 +55,32 @@ def module_of(suspect: Suspect) -> nn.Module | None:
 def filters_of(suspect: Suspect, input_shape: Sequence[int]) -> tuple[Tensor, ...]:
     """The weights of the suspect's two-dimensional convolutions, in the order of computing.
 
-    A module runs on one random input to show that order. A suspect that is no module may tell by a method
-    ``filters``; of one that does not, nothing is known.
+    Filters have the sign with which a batch norm behind them passes them on. A module runs on one random
+    input to show their order. A suspect that is no module may tell by a method ``filters``; of one that does
+    not, nothing is known.
     """
     module = module_of(suspect)
     if module is None:
         return tuple(getattr(suspect, "filters", tuple)())
     found: dict[int, Tensor] = {}
+    written: dict[int, tuple[int, Tensor]] = {}  # held, or another tensor could get the same number
 
-    def note(layer: nn.Module, *_: object) -> None:
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(layer.weight, Tensor)
-        found.setdefault(id(layer), layer.weight.detach().to("cpu"))
+        weight = layer.weight.detach().to("cpu")
+        if isinstance(layer, nn.Conv2d):
+            found.setdefault(id(layer), weight)
+            written[id(output)] = (id(layer), output)
+        elif inputs and id(inputs[0]) in written:
+            convolution, _ = written.pop(id(inputs[0]))
+            turned = torch.where(weight < 0, -1.0, 1.0).to(weight.dtype)
+            found[convolution] = found[convolution] * turned.view(-1, 1, 1, 1)
 
-    layers = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d)]
+    layers = [
+        layer
+        for layer in module.modules()
+        if isinstance(layer, nn.Conv2d) or (isinstance(layer, nn.BatchNorm2d) and layer.affine)
+    ]
     hooks = [layer.register_forward_hook(note) for layer in layers]
     try:
         with undisturbed(suspect, seed=0):

@@ -11,7 +11,7 @@ from torch import nn
 
 from sigil import attacks, models
 from sigil.alignment.initial_weights import match_by_initial_weights
-from sigil.attacks.channels import disguise, disguise_spaces, spaces_at
+from sigil.attacks.permute import disguise, disguise_spaces, spaces_at
 from sigil.errors import AlignmentError
 from sigil.models import Model
 

@@ -41,13 +41,13 @@ def more_digits() -> data.Dataset:
 
 @pytest.fixture(scope="session")
 def marked(digits: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Marked:
-    return _trained_once("marked", digits, epochs=100, places=tmp_path_factory)
+    return _trained_once("marked", digits, epochs=120, places=tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def accurate(more_digits: data.Dataset, tmp_path_factory: pytest.TempPathFactory) -> Marked:
     """The same, where the accuracy matters: from any seed it is well above what the tests ask for."""
-    return _trained_once("accurate", more_digits, epochs=25, places=tmp_path_factory)
+    return _trained_once("accurate", more_digits, epochs=50, places=tmp_path_factory)
 
 
 def _trained_once(name: str, digits: data.Dataset, *, epochs: int, places: pytest.TempPathFactory) -> Marked:

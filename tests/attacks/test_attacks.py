@@ -48,6 +48,10 @@ def every_attack(digits: Dataset, recording: Recording) -> dict[str, Callable[[A
         "overwrite": lambda model: attacks.overwrite(model, digits, second, steps=1, cut="pool2"),
         "permute": lambda model: attacks.permute(model, cut="pool2"),
         "extract": lambda model: attacks.extract(model, model, digits, epochs=1),
+        "launder": lambda model: attacks.launder(model, digits, steps=1, cut="pool2"),
+        "erase": lambda model: attacks.erase(
+            model, digits, flatten=1.0, push=1.0, noise=0.1, steps=1, cut="pool2"
+        ),
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sigil import models
-from sigil.attacks.channels import disguise, spaces_at
+from sigil.attacks.permute import disguise, spaces_at
 from sigil.errors import AttackError, ModelError
 
 

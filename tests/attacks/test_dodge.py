@@ -26,8 +26,8 @@ def test_noise_no_longer_shows_the_mark_and_images_do(
         before, after = (each.eval()(inputs).detach() for each in (accurate.halves[0], half))
         return float((after - before).norm() / before.norm())
 
-    dodged = attacks.dodge(accurate.halves, more_digits, tuning=tuning(epochs=15))
-    kept = attacks.dodge(accurate.halves, more_digits, gamma=0.0, tuning=tuning(epochs=15))
+    dodged = attacks.dodge(accurate.halves, more_digits, tuning=tuning(epochs=30))
+    kept = attacks.dodge(accurate.halves, more_digits, gamma=0.0, tuning=tuning(epochs=30))
     margin("WSR kept", accurate.wsr(kept), above=0.85)
     margin("WSR lost", accurate.wsr(kept) - accurate.wsr(dodged), above=0.15)
     images = torch.from_numpy(more_digits.train.images[:64].copy()).float() / 255

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sigil import models
-from sigil.attacks.files import check_target, open_model, save_model
+from sigil.attacks.target import check_target, open_model, save_model
 from sigil.errors import AttackError, ModelError, SuspectError
 
 

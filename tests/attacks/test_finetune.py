@@ -23,7 +23,7 @@ def changed(before: models.Model, after: models.Model) -> set[str]:
 
 def test_it_trains(digits: Dataset, margin: Margin) -> None:
     fresh = models.build("vgg11", classes=10, width=8, channels=1, seed=0)
-    tuned = attacks.finetune(fresh, digits, epochs=8, lr=0.05, batch_size=32)
+    tuned = attacks.finetune(fresh, digits, epochs=25, lr=0.05, batch_size=32)
     before, after = (attacks.measure(m, data=digits).accuracy for m in (fresh, tuned))
     assert before is not None
     assert after is not None

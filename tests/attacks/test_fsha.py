@@ -119,8 +119,8 @@ def test_detectors_tell_the_hijacker_from_an_honest_server(
         assert not cleared.alarm, cleared.curves["score"]
         assert caught.score is not None
         assert cleared.score is not None
-        margin(f"{type(caught).__name__} of the hijacker", caught.score, below=0.3)
-        margin(f"{type(cleared).__name__} of an honest server", cleared.score, above=0.7)
+        margin(f"{type(caught).__name__} of the hijacker", caught.score, below=caught.threshold)
+        margin(f"{type(cleared).__name__} of an honest server", cleared.score, above=cleared.threshold)
 
 
 def linear_attacker(weight: Tensor, **options: Any) -> FSHA:

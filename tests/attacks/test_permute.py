@@ -96,18 +96,21 @@ def test_a_dense_layer_keeps_its_own_channels() -> None:
 
 
 def test_the_mark_is_gone_and_the_accuracy_is_not(marked: Any, digits: Dataset, margin: Margin) -> None:
-    attacked = attacks.permute(marked.halves)
-    before, after = (
+    def measured(halves: Any) -> tuple[float | None, float]:
         # In float32, where the scales cancel for every image of the test set; bfloat16 rounds scaled
         # channels differently, and an image between two classes may change sides.
-        attacks.measure(m, data=digits, key=marked.key, probes=64, precision=choose("cpu", "float32"))
-        for m in (marked.halves, attacked)
-    )
-    assert before.report is not None
-    assert after.report is not None
-    margin("WSR before", before.report.wsr, above=0.95)
-    margin("WSR after", after.report.wsr, below=0.75)
-    assert before.accuracy == after.accuracy
+        found = attacks.measure(
+            halves, data=digits, key=marked.key, probes=64, precision=choose("cpu", "float32")
+        )
+        assert found.report is not None
+        return found.accuracy, found.report.wsr
+
+    accuracy, before = measured(marked.halves)
+    # Any order of channels agrees with some of the 16 bits by chance, several with half of them.
+    attacked = [measured(attacks.permute(marked.halves, seed=seed)) for seed in range(8)]
+    margin("WSR before", before, above=0.95)
+    margin("WSR after", sum(after for _, after in attacked) / 8, below=0.75)
+    assert {accuracy} == {after for after, _ in attacked}
 
 
 def test_parts_of_the_attack_and_seeds(marked: Any) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sigil.attacks.principal import principal_components
+from sigil.attacks.subspace import principal_components
 
 Array = npt.NDArray[np.float32]
 

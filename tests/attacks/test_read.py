@@ -11,15 +11,14 @@ from torch import Tensor
 from harness.luck import Margin
 from sigil import attacks
 from sigil.attacks.halves import OpenedAtCut, open_at_cut
-from sigil.attacks.penalties import mean_activation
 from sigil.attacks.read import over_channels, over_positions
-from sigil.attacks.training import TUNING
+from sigil.attacks.training import TUNING, mean_activation
 from sigil.data import Dataset
 from sigil.errors import AttackError
 
 
 def tuning(**changes: Any) -> attacks.Tuning:
-    return attacks.Tuning(**{"lr": 3e-3, "epochs": 20, "batch_size": 48} | changes)
+    return attacks.Tuning(**{"lr": 3e-3, "epochs": 40, "batch_size": 48} | changes)
 
 
 def mean_map(model: Any, digits: Dataset) -> tuple[OpenedAtCut, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 
 from sigil import attacks
-from sigil.attacks.training import Plan, share
+from sigil.attacks.training import Tuning, share
 from sigil.data import Dataset
 from sigil.errors import AttackError
+from sigil.federation.precision import choose
 
 
 class Stopped(Exception):
@@ -40,13 +42,9 @@ def test_steps_and_epochs_say_the_same(marked: Any, digits: Dataset) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_an_interrupted_attack_ends_as_if_it_had_not_been(
-    marked: Any, digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: Any
+    marked: Any, digits: Dataset, tmp_path: Path, optimizer: Any
 ) -> None:
-    import sys
-
-    # finetune itself offers SGD only; both optimizers have a state to keep.
-    module = sys.modules["sigil.attacks.finetune"]
-    monkeypatch.setattr(module, "Plan", lambda lr, **rest: Plan(lr, optimizer=optimizer, **rest))
+    how = Tuning(0.01, epochs=3, optimizer=optimizer, warmup=0.2, decay=True, logits=1.0, averaged=0.5)
     checkpoint = tmp_path / "attack"
 
     def stop(done: int, total: int) -> None:
@@ -54,7 +52,7 @@ def test_an_interrupted_attack_ends_as_if_it_had_not_been(
             raise Stopped
 
     def run(**options: Any) -> torch.nn.Module:
-        return attacks.finetune(marked.whole, digits, epochs=3, batch_size=32, lr=0.01, **options)
+        return attacks.finetune(marked.whole, digits, tuning=how, **options)
 
     with pytest.raises(Stopped):
         run(progress=stop, checkpoint=checkpoint)
@@ -105,12 +103,70 @@ def test_a_share_is_part_of_the_training_images_only(digits: Dataset) -> None:
 
 
 def test_the_rate_falls_as_a_half_cosine() -> None:
-    plan = Plan(0.1, steps=10, decay=True)
+    plan = Tuning(0.1, steps=10, decay=True)
     rates = [plan.rate(done, 10) for done in range(10)]
     assert rates[0] == pytest.approx(0.1)
     assert rates[5] == pytest.approx(0.05)
     assert rates == sorted(rates, reverse=True)
     assert plan.rate(10, 10) == pytest.approx(0)
+
+
+def test_the_rate_rises_before_it_falls() -> None:
+    plan = Tuning(0.1, steps=100, decay=True, warmup=0.1)
+    rates = [plan.rate(done, 100) for done in range(100)]
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10] == pytest.approx(0.1)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert plan.rate(100, 100) == pytest.approx(0)
+
+
+def test_a_teacher_that_is_answered_exactly_teaches_nothing(marked: Any, digits: Dataset) -> None:
+    # In evaluation mode, as norms are frozen, the copy is its own teacher: both losses begin at zero.
+    how = Tuning(0.1, steps=1, optimizer="sgd", norms="frozen", precision=choose("cpu", "float32"))
+    before = dict(marked.whole.named_parameters())
+    for taught in (how.changed(labels=0.0, logits=1.0), how.changed(labels=0.0, features=1.0)):
+        still = attacks.finetune(marked.whole, digits, tuning=taught)
+        for name, value in still.named_parameters():  # but for the decay of weights, 5e-5 of them
+            torch.testing.assert_close(value, before[name], rtol=1e-4, atol=1e-6)
+        lively = attacks.finetune(marked.whole, digits, tuning=taught, norms="trained")
+        moved = [
+            float((value - before[name]).detach().abs().max()) for name, value in lively.named_parameters()
+        ]
+        assert max(moved) > 1e-3
+
+
+def test_the_mean_of_the_last_steps(marked: Any, digits: Dataset) -> None:
+    how = Tuning(0.01, steps=4, optimizer="sgd")
+    after_3, after_4 = (attacks.finetune(marked.whole, digits, tuning=how, steps=n) for n in (3, 4))
+    mean = attacks.finetune(marked.whole, digits, tuning=how, averaged=0.5).state_dict()
+    for (name, third), fourth in zip(
+        after_3.state_dict().items(), after_4.state_dict().values(), strict=True
+    ):
+        expected = (third + fourth) / 2 if third.is_floating_point() else fourth
+        torch.testing.assert_close(mean[name], expected)
+
+
+def test_norms_stay_or_are_measured_again(marked: Any, digits: Dataset) -> None:
+    name = "stage1.1.running_mean"
+    before = marked.whole.state_dict()[name]
+    precision = choose("cpu", "float32")
+    frozen, trained, measured = (
+        attacks.finetune(
+            marked.whole, replace(digits, augment="none"), steps=1, lr=1e-9, norms=norms, precision=precision
+        )
+        for norms in ("frozen", "trained", "re-estimated")
+    )
+    assert torch.equal(frozen.state_dict()[name], before)
+    assert not torch.equal(trained.state_dict()[name], before)
+    # The first convolution has one mean of its outputs over all images, whatever the batches.
+    images = (torch.from_numpy(digits.train.images).float() / 255 - digits.mean[0]) / digits.std[0]
+    first = marked.whole.get_submodule("stage1.0")
+    with torch.no_grad():
+        expected = first(images.view(-1, 1, 8, 8)).mean((0, 2, 3))
+    torch.testing.assert_close(measured.state_dict()[name], expected, rtol=1e-3, atol=1e-3)
+    assert all(
+        layer.momentum == 0.1 for layer in measured.modules() if isinstance(layer, torch.nn.BatchNorm2d)
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,6 +178,12 @@ def test_the_rate_falls_as_a_half_cosine() -> None:
         ({"steps": 1, "lr": 0.0}, "learning rate"),
         ({"steps": 1, "lr": float("nan")}, "learning rate"),
         ({"steps": 1, "batch_size": 1}, "batch_size"),
+        ({"steps": 1, "warmup": 1.5}, "warm-up"),
+        ({"steps": 1, "averaged": -0.5}, "averaged"),
+        ({"steps": 1, "labels": 0.0}, "labels, logits or features"),
+        ({"steps": 1, "features": -1.0}, "features"),
+        ({"steps": 1, "temperature": 0.0}, "temperature"),
+        ({"steps": 1, "norms": "thawed"}, "thawed"),
         ({"steps": 30, "lr": 1e30}, "lower the learning rate"),
     ],
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from dataclasses import dataclass, fields
+import os
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,19 @@ import torch
 import typer
 
 from sigil import attacks, models
-from sigil.cli import attack, attack_tuning
+from sigil.attacks.extract import EXTRACT
+from sigil.attacks.finetune import FINETUNE
+from sigil.cli import attack
 from sigil.cli import main as program
+from sigil.errors import AttackError
 from sigil.federation.observers import Step
 from sigil.federation.recording import GradientRecorder
 from sigil.keys.key import Key
 
-TUNING = ("reverse", "read", "dodge", "orthogonalise")
+TUNING = ("reverse", "read", "dodge", "orthogonalise", "launder", "erase")
 NAMES = ("finetune", "prune", "quantize", "subspace", "overwrite", "permute", "extract", *TUNING)
 IN_TRAINING = ("noise", "starve", "combine")
+OTHERS = (*IN_TRAINING, "own")
 
 
 @pytest.fixture(autouse=True)
@@ -169,6 +175,9 @@ def test_extract_into_another_architecture(
         ("read --way equalise", True),
         ("dodge --gamma 0.1", False),
         ("orthogonalise --initial WHOLE --way rotate", False),
+        ("launder --noise 0.5 --shape 0", False),
+        ("erase --flatten 1 --noise 0.1 --orthogonalise 1 --initial WHOLE --norms frozen", False),
+        ("finetune --optimizer adam --averaged 0.5 --logits 1 --labels 0", False),
     ],
 )
 def test_attacks_that_fine_tune(
@@ -187,6 +196,170 @@ def test_attacks_that_fine_tune(
     assert not found or rest[0].endswith("% lies in the span of the key's matrix.")
     given, made = (models.load(each / "client.safetensors").state_dict() for each in (files.run, out))
     assert not torch.equal(given["stage1.0.weight"], made["stage1.0.weight"])
+
+
+OWN = """
+import torch
+from dataclasses import dataclass
+from sigil.attacks.halves import same_kind, whole_copy
+
+@dataclass
+class Options:
+    share: float
+
+number = 7
+
+@torch.no_grad()
+def double(model, *, times: int = 1, seed=0):
+    attacked = whole_copy(model)
+    for weights in attacked.parameters():
+        weights *= 2**times
+    return same_kind(attacked, model)
+
+def learn(model, images, word="none"):
+    assert word == "hello", word
+    assert len(images.train) == 86
+    return double(model)
+
+def nothing(model):
+    return None
+
+def erase(model):
+    for half in model:
+        for weights in half.parameters():
+            weights.data.zero_()
+    return model
+
+def coarse(model):
+    return tuple(half.half() for half in model)
+
+def lost(model):
+    return tuple(half.to("meta") for half in model)
+
+def swap(model):
+    return model[1], model[0]
+
+def grow(model):
+    model[0].more = torch.nn.Linear(3, 3)
+    return model
+
+def spoil(model):
+    model[0].forward = lambda images: images
+    next(model[1].parameters()).data.fill_(float("nan"))
+    return model
+
+def half(model):
+    return model[0]
+
+def fails(model):
+    raise ValueError("no such thing\\nat all")
+
+def leaves(model):
+    raise SystemExit(0)
+
+def three(model, images, more):
+    return model
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A file with code of the caller's own, beside which nothing may be imported or left."""
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "my.py").write_text(OWN)
+    (folder / "torch.py").write_text("raise SystemError('this was not named')")
+    return folder / "my.py"
+
+
+def test_an_attack_of_ones_own(
+    files: Files,
+    own: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(own.parent)
+    out = tmp_path / "doubled"
+    command = (f"{own}:double", files.run, "--out", out, "--set", "times=2", "--key", files.key)
+    assert sigil(*command) == 0
+    before, after, wrote = capsys.readouterr().out.splitlines()
+    assert "WSR" in before
+    assert "WSR" in after
+    assert wrote == f"Wrote {out / 'client.safetensors'} and {out / 'server.safetensors'}."
+    given, made = (models.load(each / "client.safetensors").state_dict() for each in (files.run, out))
+    assert torch.equal(4 * given["stage1.0.weight"], made["stage1.0.weight"])
+    # One that works on what it is given, or with coarser numbers, changes the new model alone.
+    for name in ("erase", "coarse"):
+        assert sigil(f"{own}:{name}", files.run, "--out", tmp_path / name, "--key", files.key) == 0
+        assert capsys.readouterr().out.splitlines()[0] == before
+    # By its other name, of a whole model, and with the attacker's images.
+    more = ("--set", "word=hello", "--data", "digits", "--share", 0.06, "--quiet")
+    assert sigil("own", "my.py:learn", files.whole, "--out", tmp_path / "x.safetensors", *more) == 0
+    assert sorted(file.name for file in own.parent.iterdir()) == ["my.py", "torch.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("gone.py:double", "gone.py cannot be read: it does not exist"),
+        ("FOLDER.py:double", "FOLDER.py is no file that can be read"),
+        ("PIPE.py:double", "PIPE.py is no file that can be read"),
+        ("my.txt:double", "'my.txt:double' does not name code of your own; write FILE.py:NAME"),
+        ("my.py:", "write FILE.py:NAME"),
+        ("my.py:a.b", "write FILE.py:NAME"),
+        ("my.py:triple", "There is no triple in my.py"),
+        ("my.py:number", "my.py:number is of the type int, but an attack is a function"),
+        ("my.py:Options", "my.py:Options is of the type type, but an attack is a function"),
+        ("my.py:double --set time=2", "unexpected keyword argument 'time'"),
+        ("my.py:double --set times", "is not of the form NAME=VALUE"),
+        ("my.py:learn", "--data"),
+        ("my.py:learn --data digits --share 0.06", "my.py failed in line 20 (AssertionError: none)"),
+        ("my.py:three --data digits", "missing a required argument: 'more'"),
+        ("my.py:nothing", "my.py:nothing returned a NoneType, but an attack returns a model."),
+        ("my.py:half", "my.py:half must return what it was given: client and server, in this order."),
+        ("my.py:swap", "my.py:swap must return what it was given: client and server, in this order."),
+        ("my.py:lost", "without values"),
+        ("my.py:grow", "more.weight"),
+        ("my.py:spoil", "not finite"),
+        ("my.py:fails", "my.py failed in line 55 (ValueError: no such thing"),
+        ("my.py:leaves", "my.py failed in line 58 (SystemExit: 0)"),
+        ("bad.py:double", "bad.py failed in line 2 (SyntaxError: "),
+        ("null.py:double", "null.py failed ("),
+        ("lost.py:double", "lost.py failed in line 1 (ModuleNotFoundError: No module named 'beside')"),
+        ("large.py:double", "large.py has more than 1,048,576 bytes"),
+    ],
+)
+def test_what_is_wrong_with_an_own_attack_is_one_sentence(
+    files: Files,
+    own: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(own.parent)
+    Path("FOLDER.py").mkdir()
+    os.mkfifo("PIPE.py")
+    Path("bad.py").write_text("x = 1\ndef double(:\n")
+    Path("null.py").write_bytes(b"x = 1\0")
+    Path("lost.py").write_text("import beside\n")
+    Path("beside.py").write_text("")
+    Path("large.py").write_bytes(b"#" * (2**20 + 1))
+    before = sorted(Path().iterdir())
+    name, *options = command.split()
+    assert sigil(name, files.run, "--out", "out", *options) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert sentence in printed.err
+    assert sorted(Path().iterdir()) == before
+
+
+def test_an_own_attack_is_never_written_over(files: Files, own: Path) -> None:
+    content = own.read_text()
+    assert sigil(f"{own}:double", files.whole, "--out", own) == 2
+    assert own.read_text() == content
 
 
 @pytest.mark.parametrize("name", IN_TRAINING)
@@ -292,14 +465,15 @@ def test_every_attack_teaches_by_example(name: str, capsys: pytest.CaptureFixtur
 def test_the_group_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert sigil("--help") == 0
     out = capsys.readouterr().out
-    for name in (*NAMES, *IN_TRAINING):
+    for name in (*NAMES, *OTHERS):
         assert f" {name} " in out
     assert out.count("  sigil attack ") >= 4
 
 
-@pytest.mark.parametrize("name", NAMES)
+# An extraction has no options but its student, which is no default, and its tuning, which the next test sees.
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "extract"])
 def test_defaults_are_those_of_the_function(name: str) -> None:
-    command = inspect.signature(getattr(attack_tuning if name in TUNING else attack, name)).parameters
+    command = inspect.signature(getattr(attack, name)).parameters
     function = inspect.signature(getattr(attacks, name)).parameters
     shared = {
         option: parameter.default
@@ -311,9 +485,26 @@ def test_defaults_are_those_of_the_function(name: str) -> None:
         assert command[option].default == default, option
 
 
-def test_defaults_of_a_fine_tuning_are_those_of_tuning() -> None:
-    options = inspect.signature(attack_tuning.open_tuning).parameters
-    tuning = {field.name: field.default for field in fields(attacks.Tuning)}
-    assert {name: options[name].default for name in tuning if name in options} == {
-        name: default for name, default in tuning.items() if name in options
-    }
+def test_a_command_takes_the_best_recipe_unless_the_attack_has_its_own(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = inspect.signature(attack.open_tuning).parameters
+    assert {*options} - {"share"} <= {field.name for field in fields(attacks.Tuning)}
+    assert all(options[name].default is None for name in options if name not in ("share", "seed"))
+    seen: dict[str, attacks.Tuning] = {}
+
+    def stopping(name: str) -> Any:
+        @functools.wraps(getattr(attacks, name))
+        def stop(*given: Any, tuning: attacks.Tuning, **more: Any) -> None:
+            seen[name] = tuning
+            raise AttackError("enough")
+
+        return stop
+
+    own = {"finetune": FINETUNE, "extract": EXTRACT}
+    for name in ("read", *own):
+        monkeypatch.setattr(attacks, name, stopping(name))
+        assert sigil(name, files.run, "--out", tmp_path / name, "--data", "digits", "--seed", 3) == 2
+    kept = {name: replace(each, progress=None, checkpoint=None) for name, each in seen.items()}
+    assert kept == {name: own.get(name, attacks.BEST).changed(seed=3) for name in seen}
+    assert all(each.checkpoint is not None for each in seen.values())

@@ -5,6 +5,7 @@ import io
 import json
 import tarfile
 import threading
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from sigil import data
 from sigil.cli import data_names
 from sigil.cli.data import app
-from sigil.data import downloads
+from sigil.data import official
 from sigil.errors import DataError
 
 runner = CliRunner()
@@ -103,13 +104,8 @@ def test_fetch_from_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     content = file.getvalue()
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(content)
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    old = downloads.OFFICIAL["cifar10"]
-    files = (downloads.File("cifar-10-python.tar.gz", md5, len(content)),)
-    monkeypatch.setitem(
-        downloads.OFFICIAL,
-        "cifar10",
-        downloads.Official(old.address, files, old.directory, old.archive),
-    )
+    known = (official.File("cifar-10-python.tar.gz", md5, len(content)),)
+    monkeypatch.setitem(official.OFFICIAL, "cifar10", replace(official.OFFICIAL["cifar10"], files=known))
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _only_this_command(monkeypatch: pytest.MonkeyPatch) -> None:
     app = typer.Typer()
     app.callback()(lambda: None)
-    detect.register(app)
+    app.command()(detect.detect)
     monkeypatch.setattr(module, "app", app)
 
 
@@ -108,6 +108,94 @@ def test_json_holds_everything(run: Path, tmp_path: Path, capsys: pytest.Capture
     assert right["alarm"] == (right["score"] < 0.5) == (right["first_alarm"] is not None)
     assert right["curves"]["overlap"][0] < published["curves"]["overlap"][0]
     assert right["curves"]["same"] == published["curves"]["same"]
+
+
+OWN = """
+from sigil.detectors import Detector
+
+class Size(Detector):
+    name = "splitout"  # that of another, of which more is known
+
+    def __init__(self, *, threshold=0.0, client=0):
+        super().__init__(threshold=threshold, client=client)
+
+    def look(self, rows, labels):
+        return float(rows.abs().mean())
+
+    def suspicious(self, score):
+        return score > self.threshold
+
+class Nameless(Detector):
+    pass
+
+class Numbered(Size):
+    name = 7
+
+class Endless(Size):
+    def look(self, rows, labels):
+        return float("inf")
+
+class Speaks(Size):
+    def look(self, rows, labels):
+        return "high"
+
+    def suspicious(self, score):
+        return False
+
+class Fails(Size):
+    def look(self, rows, labels):
+        return 1 / 0
+
+def function():
+    return None
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(OWN)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_detector_of_ones_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["detect", str(run), "--detector", "my.py:Size"]
+    assert main([*command, "--detector", "gradient-scrutinizer"]) == 0
+    out = capsys.readouterr().out
+    assert "52 of 52" in out
+    assert "splitout: 52 scores; ask it of honest servers too" in " ".join(out.split())
+    assert main([*command, "--set", "threshold=1e9", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["detectors"]
+    assert (found["threshold"], found["alarm"], found["steps"]) == (1e9, False, 52)
+    assert [path.name for path in Path().iterdir()] == ["my.py"]
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["gone.py:Size"], "gone.py cannot be read: it does not exist"),
+        (["my.py:Sizes"], "There is no Sizes in my.py"),
+        (["my.py:function"], "my.py:function is no detector"),
+        (["my.py:Detector"], "my.py:Detector is no detector"),
+        (["my.py:Nameless"], "my.py:Nameless is no detector: a class with a name"),
+        (["my.py:Numbered"], "my.py:Numbered is no detector: a class with a name"),
+        (["my.py:Endless"], "A score or a curve of my.py:Endless is not a finite number"),
+        (["my.py:Speaks"], "A score or a curve of my.py:Speaks is not a finite number"),
+        (["my.py:Fails"], "my.py failed in line 35 (ZeroDivisionError: division by zero)"),
+        (["my.py:Size", "--set", "limit=1"], "unexpected keyword argument 'limit'"),
+        (["my.py:Size", "--set", "threshold=high"], "my.py failed in line 14 (TypeError: "),
+        (["splitout", "--set", "threshold=1"], "--set is for a detector of your own"),
+        (["my.py:Size", "--out", "my.py"], "my.py does not end in .png"),
+    ],
+)
+def test_what_is_wrong_with_an_own_detector_is_one_sentence(
+    arguments: list[str], sentence: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["detect", str(run), "--detector", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert sentence in captured.err
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

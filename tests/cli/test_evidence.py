@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import math
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -21,13 +23,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from harness.luck import Margin
 from sigil import models, verify
 from sigil.cli.main import main
-from sigil.evidence import Facts, check, gather, sign
-from sigil.evidence.signed import sha256_of
+from sigil.evidence import check
+from sigil.files import sha256_of
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.keys.statement import Statement
 from sigil.suspect import open_suspect
 from sigil.testing.authority import DemonstrationAuthority
+from sigil.verdict.envelope import sign
+from sigil.verdict.report import Report
 
 SEED = bytes(range(50, 82))
 INPUT = (3, 8, 8)
@@ -44,7 +48,7 @@ class Examined:
     published: Path
     root: Path
     record: Path
-    facts: Facts
+    facts: Report
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +71,7 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
     query = make_query(waiting.to_be_stamped().statement())
     key = waiting.seal(authority.answer(query, moment=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)))
     generator = torch.Generator().manual_seed(1)
-    for _ in range(60):
+    for _ in range(100):
         projection = client(torch.randn(64, *INPUT, generator=generator)).flatten(1) @ key.matrix
         loss = binary_cross_entropy_with_logits(projection, key.target.expand_as(projection))
         gradients = torch.autograd.grad(loss, list(client.parameters()))
@@ -82,14 +86,8 @@ def examined(tmp_path_factory: pytest.TempPathFactory) -> Examined:
     published.write_text(key.statement() + "\n", "utf-8")
     root.write_bytes(authority.root_pem())
     opened = open_suspect(marked)
-    facts = gather(
-        verify(opened, key, str(inputs), inputs_from="judge", roots=[authority.root]),
-        key,
-        suspect=opened,
-        input_shape=INPUT,
-        command="sigil verify",
-    )
-    record.write_bytes(sign(facts, key.signing_key()))
+    facts = verify(opened, key, str(inputs), inputs_from="judge", roots=[authority.root])
+    facts.save_evidence(record, key=key)
     return Examined(key, key_file, marked, inputs, published, root, record, facts)
 
 
@@ -107,18 +105,18 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
 
 def test_the_case_is_proven_by_far(examined: Examined, margin: Margin) -> None:
     """What the records below say does not rest on the stamp, which draws the key's bits."""
-    verdict = examined.facts.verdict
+    verdict = examined.facts
     margin("log10 p, corrected", verdict.log10_p, below=math.log10(verdict.alpha) - 2)
 
 
-def invented(facts: Facts, key: Key, file: Path) -> bytes:
+def invented(facts: Report, key: Key, file: Path) -> bytes:
     """A record in which everything fits together, about a file that was never examined."""
     about = facts.suspect.model_copy(update={"file": file.name, "sha256": sha256_of(file)})
     return sign(facts.model_copy(update={"suspect": about}), key.signing_key())
 
 
 def test_everything_that_a_third_party_can_check(examined: Examined, run: Any) -> None:
-    assert examined.facts.verdict.owned
+    assert examined.facts.owned
     status, out = run(
         *(examined.record, "--suspect", examined.marked, "--statement", examined.published),
         *("--tsa-root", examined.root),
@@ -186,7 +184,7 @@ def test_a_commitment_under_another_name_is_refused(examined: Examined, tmp_path
     facts = _plain(examined.facts, forged)
     record = tmp_path / "eve.json"
     record.write_bytes(sign(facts, eve))
-    assert check(record.read_bytes()).signed_by == "owner"
+    assert check(record.read_bytes()).signers == (eve.public_key().public_bytes_raw().hex(),)
     for options, what in (
         (("--statement", examined.published), "about another key"),
         (("--key", examined.key_file), "does not open the commitment"),
@@ -202,7 +200,7 @@ def test_a_commitment_under_another_name_is_refused(examined: Examined, tmp_path
     assert "nor that owner and evidence key are those of the commitment" in " ".join(out.split())
 
 
-def _plain(facts: Facts, statement: Statement) -> Facts:
+def _plain(facts: Report, statement: Statement) -> Report:
     """The same facts for a plain key with this statement, with nothing proven by it."""
     fields = statement.fields
     key = facts.key.model_copy(
@@ -215,25 +213,26 @@ def _plain(facts: Facts, statement: Statement) -> Facts:
             "authority": None,
         }
     )
-    priced = facts.verdict.model_copy(update={"allowance_log2": 80.0})
-    marks = [one.as_reading() for one in facts.verdict.readings if one.kind == "noise"]
+    priced = facts.model_copy(update={"allowance_log2": 80.0})
+    marks = [one for one in facts.readings if one.kind == "noise"]
     verdict = priced.model_copy(
         update={
-            "readings": tuple(one for one in facts.verdict.readings if one.kind == "noise"),
+            "readings": tuple(one for one in facts.readings if one.kind == "noise"),
             "owned": False,
             "descends": False,
             "log10_p": priced.price.corrected(marks[0].log10_p_before),
             "log10_p_origin": 0.0,
             "threshold": None,
+            "trusted_root": None,
         }
     )
-    return facts.model_copy(update={"key": key, "verdict": verdict})
+    return verdict.model_copy(update={"key": key})
 
 
 def test_the_examination_is_repeated_with_the_key(examined: Examined, run: Any) -> None:
     repeat: tuple[object, ...] = (examined.record, "--key", examined.key_file, "--suspect", examined.marked)
     status, out = run(*repeat, "--inputs", examined.inputs, "--inputs-from", "judge")
-    assert (status, "give its certificate with --tsa-root" in out) == (1, True)
+    assert (status, "give its certificate with --tsa-root" in out) == (2, True)
     repeat = (*repeat, "--tsa-root", examined.root)
     status, out = run(*repeat, "--inputs", examined.inputs, "--inputs-from", "judge")
     assert status == 0
@@ -242,9 +241,9 @@ def test_the_examination_is_repeated_with_the_key(examined: Examined, run: Any) 
     assert "opened: the key has this statement" in out
     assert "The counts are the claimant's" not in out
     status, out = run(*repeat)
-    assert (status, "give the same ones with --inputs" in out) == (1, True)
+    assert (status, "give the same ones with --inputs" in out) == (2, True)
     status, out = run(*repeat, "--inputs", examined.inputs)
-    assert (status, "confirm it with --inputs-from judge" in out) == (1, True)
+    assert (status, "confirm it with --inputs-from judge" in out) == (2, True)
     status, out = run(*repeat, "--inputs", examined.inputs, "--inputs-from", "defendant")
     assert (status, "the source of the reading on inputs" in out) == (1, True)
 
@@ -295,9 +294,8 @@ def test_a_date_under_another_root_is_refused(examined: Examined, tmp_path: Path
 def test_a_date_asked_of_a_plain_key_is_refused(run: Any, examined: Examined, tmp_path: Path) -> None:
     plain = Key(dataclasses.replace(examined.key.fields, seal="none"), SEED)
     opened = open_suspect(examined.marked)
-    facts = gather(verify(opened, plain), plain, suspect=opened, input_shape=INPUT, command="sigil verify")
     record = tmp_path / "plain.json"
-    record.write_bytes(sign(facts, plain.signing_key()))
+    verify(opened, plain).save_evidence(record, key=plain)
     status, out = run(record, "--tsa-root", examined.root)
     assert (status, "has no time stamp" in out) == (1, True)
 
@@ -305,20 +303,13 @@ def test_a_date_asked_of_a_plain_key_is_refused(run: Any, examined: Examined, tm
 def test_a_register_that_the_claimant_counted(examined: Examined, tmp_path: Path, run: Any) -> None:
     """The number of statements in a register is for who checks to know: one would make anything proof."""
     opened = open_suspect(examined.marked)
-    facts = gather(
-        verify(opened, examined.key, register=1),
-        examined.key,
-        suspect=opened,
-        input_shape=INPUT,
-        command="sigil verify",
-    )
     record = tmp_path / "counted.json"
-    record.write_bytes(sign(facts, examined.key.signing_key()))
+    verify(opened, examined.key, register=1).save_evidence(record, key=examined.key)
     status, out = run(record, "--statement", examined.published)
     assert (status, "1 statements in a closed register is the claimant's word" in out) == (0, True)
     repeat = (record, "--key", examined.key_file, "--suspect", examined.marked)
     status, out = run(*repeat)
-    assert (status, "only you can know: confirm it with --register" in out) == (1, True)
+    assert (status, "only you can know: confirm it with --register" in out) == (2, True)
     status, out = run(*repeat, "--register", 1000)
     assert (status, "You counted 1,000 statements" in out) == (1, True)
     status, out = run(*repeat, "--statements", 1)
@@ -326,22 +317,55 @@ def test_a_register_that_the_claimant_counted(examined: Examined, tmp_path: Path
     assert run(examined.record, "--statement", examined.published, "--statements", 1)[0] == 1
 
 
+def test_a_graph_is_examined_at_the_node_that_the_record_names(
+    examined: Examined, tmp_path: Path, run: Any
+) -> None:
+    """It was "REFUSED: … say with at=NAME", with status 1, although the record names the node."""
+    graph, record, key_file = tmp_path / "copy.onnx", tmp_path / "graph.json", tmp_path / "plain.key"
+    half = models.load(examined.marked).eval()
+    torch.onnx.export(half, (torch.zeros(1, *INPUT),), str(graph), dynamo=False)
+    node = onnx.load(str(graph)).graph.output[0].name
+    # A key that states no cut: nothing but the record says where the graph was read.
+    key = Key(dataclasses.replace(examined.key.fields, seal="none", model=None, cut=None, width=None), SEED)
+    key.save(key_file)
+    opened = open_suspect(graph, at=node, key=key)
+    report = verify(opened, key)
+    report.save_evidence(record, key=key)
+    opened.close()
+    assert report.suspect.opened.at == node
+    status, out = run(record, "--suspect", graph, "--key", key_file)
+    assert (status, "every number is the same" in out) == (0, True), out
+    # Who names another node than was read is found out by repeating it.
+    other = next(one.output[0] for one in onnx.load(str(graph)).graph.node if one.op_type == "Conv")
+    moved = report.suspect.model_copy(
+        update={"opened": report.suspect.opened.model_copy(update={"at": other})}
+    )
+    forged = tmp_path / "forged.json"
+    forged.write_bytes(sign(report.model_copy(update={"suspect": moved}), key.signing_key()))
+    status, out = run(forged, "--suspect", graph, "--key", key_file)
+    assert (status, out.startswith("REFUSED")) == (1, True), out
+
+
 def test_json(examined: Examined, run: Any) -> None:
     status, out = run(examined.record, "--statement", examined.published, "--json")
     result = json.loads(out)
     assert status == 0
     assert result.keys() == {
-        *("held", "vouched", "repeated", "claims", "checked", "not_checked", "signer", "signed_by", "facts")
+        *("held", "vouched", "repeated", "claims", "checked", "not_checked", "signers", "report")
     }
-    assert (result["held"], result["repeated"], result["signed_by"]) == (True, False, "owner")
-    assert result["facts"]["key"]["commitment"] == examined.key.commitment
+    assert (result["held"], result["repeated"]) == (True, False)
+    assert result["signers"] == [examined.key.signing_key().public_key().public_bytes_raw().hex()]
+    assert result["report"]["key"]["commitment"] == examined.key.commitment
     status, out = run(examined.record, "--json")
     assert (status, json.loads(out)["held"], json.loads(out)["vouched"]) == (1, False, False)
 
 
 def test_a_changed_file_is_refused_with_status_1(examined: Examined, tmp_path: Path, run: Any) -> None:
     changed = tmp_path / "changed.json"
-    changed.write_bytes(examined.record.read_bytes().replace(b'"owned":true', b'"owned":false'))
+    envelope = json.loads(examined.record.read_bytes())
+    payload = base64.b64decode(envelope["payload"]).replace(b'"owned":true', b'"owned":false')
+    envelope["payload"] = base64.b64encode(payload).decode()
+    changed.write_text(json.dumps(envelope, separators=(",", ":")) + "\n")
     status, out = run(changed)
     assert status == 1
     assert out.startswith("REFUSED: The signature does not fit")
@@ -352,7 +376,7 @@ def test_a_changed_file_is_refused_with_status_1(examined: Examined, tmp_path: P
 
 def test_another_suspect_is_refused(examined: Examined, run: Any) -> None:
     status, out = run(examined.record, "--statement", examined.published, "--suspect", examined.key_file)
-    assert (status, "not the file that was examined" in out) == (1, True)
+    assert (status, "not the one that was examined" in out) == (1, True)
 
 
 def test_evidence_signed_by_somebody_else_is_refused(examined: Examined, tmp_path: Path, run: Any) -> None:
@@ -367,13 +391,19 @@ def test_evidence_signed_by_somebody_else_is_refused(examined: Examined, tmp_pat
         ("--key", examined.key_file),
     ):
         assert run(forged, *options)[0] == 1
-    # Who trusts this signer says so, as hex digits or as a PEM file.
+    # Nor does it help to trust this signer: the key's own evidence key must have signed as well.
     status, out = run(forged, "--signer", public.public_bytes_raw().hex().upper())
+    assert (status, "the evidence key that its statement names" in out) == (1, True)
+    # Who counter-signs is named as hex digits or as a PEM file.
+    signed = tmp_path / "signed.json"
+    signed.write_bytes(sign(examined.facts, examined.key.signing_key(), mallory))
+    status, out = run(signed, "--signer", public.public_bytes_raw().hex().upper())
     assert status == 0
-    assert "another key than that" in out
+    assert f"and so did {public.public_bytes_raw().hex()}" in out
     pem = tmp_path / "mallory.pem"
     pem.write_bytes(public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    assert run(forged, "--signer", pem, "--statement", examined.published)[0] == 0
+    assert run(signed, "--signer", pem, "--statement", examined.published)[0] == 0
+    assert run(examined.record, "--signer", pem)[0] == 1
 
 
 @pytest.mark.parametrize(

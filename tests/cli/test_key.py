@@ -286,7 +286,7 @@ def test_main_returns_zero(capsys: pytest.CaptureFixture[str]) -> None:
     ids=" ".join,
 )
 def test_main_returns_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    Path("bad.key").write_bytes(b'{"format":"sigil-key/1","ver')
+    Path("bad.key").write_bytes(b'{"format":"sigil-key/2","sta')
     Key.generate("ACME", shape=(4,)).save("locked.key", passphrase="sesame")
     assert main(["key", *arguments]) == 2
     printed = capsys.readouterr()

@@ -65,14 +65,21 @@ verify half.safetensors --key owner.key --report missing/page.html
 verify half.safetensors --key owner.key --evidence owner.key
 verify half.safetensors --key owner.key --sign-with missing.pem
 verify half.safetensors --key owner.key --tsa-root missing.pem
+issue
+issue half.safetensors
+issue half.safetensors --to B -o b.safetensors --key owner.key
+issue half.safetensors --to B -o b.safetensors --key missing.key --register new
+issue missing.safetensors --to B -o b.safetensors --key owner.key --register new
+issue words.txt --to B -o b.safetensors --key owner.key --register new
+issue half.safetensors --to B -o half.safetensors --key owner.key --register new
+issue half.safetensors --to B -o b.safetensors --key owner.key --register words.txt
 trace
 trace half.safetensors
-trace half.safetensors --key missing.key
-trace half.safetensors --key words.txt
-trace missing.safetensors --key owner.key
 trace half.safetensors --key owner.key
-trace half.safetensors --key owner.key --run missing
-trace half.safetensors --key owner.key --run folder
+trace half.safetensors --key missing.key --register folder
+trace missing.safetensors --key owner.key --register folder
+trace half.safetensors --key owner.key --register missing
+trace half.safetensors --key owner.key --register folder
 evidence
 evidence check
 evidence check missing.json
@@ -226,7 +233,8 @@ def test_a_malformed_call_is_refused_in_a_sentence(
         ["key", "seal", "missing.key", "sealed.key"],
         ["key", "reference", "owner.key", "missing"],
         ["evidence", "check", "missing.json"],
-        ["trace", "missing.safetensors", "--key", "owner.key", "--run", "folder"],
+        ["trace", "missing.safetensors", "--key", "owner.key", "--register", "folder"],
+        ["issue", "missing", "--to", "B", "-o", "o", "--key", "owner.key", "--register", "r"],
         ["attack", "prune", "missing", "--out", "o", "--ratio", "0.5"],
         ["detect", "missing"],
         ["card", "missing"],

@@ -41,6 +41,8 @@ ATTACKS = {
     "read": "--data digits",
     "dodge": "--data digits",
     "orthogonalise": "--initial suspect.safetensors --data digits",
+    "launder": "--data digits",
+    "erase": "--flatten 1 --data digits",
 }
 
 # Every output option: the command with OUT in the place of what the option names, and whether that is a
@@ -51,6 +53,14 @@ OUTPUTS = {
     "key new FILE": ("key new OUT --owner A --shape 8,2,2 --passphrase-file words.txt", "file"),
     "verify --report": ("verify suspect.safetensors --key owner.key --report OUT", "file"),
     "verify --evidence": ("verify suspect.safetensors --key owner.key --evidence OUT", "file"),
+    "trace --report": ("trace suspect.safetensors --key owner.key --run run --report OUT", "file"),
+    "trace --evidence": ("trace suspect.safetensors --key owner.key --run run --evidence OUT", "file"),
+    "attack own --out": ("attack my.py:attack suspect.safetensors --out OUT", "file"),
+    "issue --out": ("issue suspect.safetensors --to B --out OUT --key owner.key --register new", "file"),
+    "issue --register": (
+        "issue suspect.safetensors --to B --out copy.safetensors --key owner.key --register OUT",
+        "folder",
+    ),
     "train --out": ("train --out OUT --key owner.key", "folder"),
     "serve --out": ("serve --out OUT --key owner.key", "folder"),
     "demo --out": ("demo --out OUT", "folder"),
@@ -74,6 +84,9 @@ READ = {
     "--tsa-root",
     "--reference",
     "--reference-file",
+    "--register",  # trace: what issue wrote
+    "--copies",
+    "--run",
     "--data-dir",
     "--sign-with",
     "--config",
@@ -82,12 +95,12 @@ READ = {
     "--second",
     "--suspect",
     "SUSPECT",
+    "MODEL",
     "RUN",
     "FOLDER...",
     "FOLDER",  # join: the folder that the owner handed over
     "FILE",  # key show, commit and reference
     "F.json",
-    "--run",  # trace: the directory of the training
 }
 
 # What is changed in place, between two marks that the page must have; the reproduction tests it.
@@ -124,6 +137,7 @@ def things(case: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     Key.generate("ACME", shape=(8, 2, 2), seed=bytes(32), seal="rfc3161").save(folder / "waiting.key")
     (folder / "notes.html").write_text("<!DOCTYPE html>\n<html><title>By hand</title></html>\n")
     (folder / "notes.png").write_bytes(b"\x89PNG\r\n\x1a\n by hand")
+    (folder / "my.py").write_text("def attack(halves):\n    return halves\n")
     train(make(SETTINGS), folder / "run")
     return folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sigil.cli import additions
+from sigil.cli import report
 from sigil.cli.main import main
 from sigil.federation.from_settings import cut_shape
 from sigil.federation.run import train
@@ -54,7 +54,7 @@ def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_results_without_their_package_are_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(additions, "GROUP", "sigil.commands that nobody brings")
+    monkeypatch.setattr(report, "GROUP", "sigil.commands that nobody brings")
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         f"sigil: {tmp_path} is no finished run. The paper's tables and figures come with a package of their "

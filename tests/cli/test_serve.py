@@ -1,4 +1,4 @@
-"""`sigil serve` from the command line: what it makes, what it refuses, and a simulation."""
+"""`sigil serve` and `sigil join` from the command line: what they make and refuse, and a simulation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from harness.processes import free_pair
 from sigil.cli.main import main
 from sigil.cli.serve import _invite
 from sigil.federation.run import open_run, train
+from sigil.transport.flower.bundle import only_process
 from sigil.transport.listening import listen_on
 
 SMALL = [
@@ -152,3 +153,52 @@ def test_a_simulation_gives_the_weights_of_a_training_in_one_process(tmp_path: P
     alone = train(simulated.settings, tmp_path / "alone", key=Key.load(tmp_path / "sim.key"))
     for name in ("client.safetensors", "server.safetensors"):
         assert (simulated.folder / name).read_bytes() == (alone.folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"client": 0}', '{"client": "x"}'])
+def test_a_folder_that_is_no_bundle_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    if content is not None:
+        (bundle / "join.json").write_text(content)
+    assert main(["join", str(bundle)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "is not a client's folder" in error
+    assert "\n" not in error
+
+
+def test_an_address_that_is_none_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "join.json").write_text(json.dumps({"client": 0, "clients": 2, "server": "127.0.0.1:9092"}))
+    assert main(["join", str(tmp_path), "--server", "somewhere"]) == 2
+    assert "host:port" in capsys.readouterr().err
+
+
+def test_a_part_that_is_none_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invitation = {"client": 1, "clients": 2, "server": "127.0.0.1:9092"}
+    (tmp_path / "join.json").write_text(json.dumps(invitation))
+    assert main(["join", str(tmp_path), "--part", "9"]) == 2
+    assert "--part is 0 to 1, and 1 is the one that goes with this folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "join.json"]
+
+
+def test_a_second_process_for_the_same_client_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "join.json").write_text(json.dumps({"client": 0, "clients": 2, "server": "127.0.0.1:9092"}))
+    with only_process(tmp_path, take_over=False):
+        assert main(["join", str(tmp_path)]) == 2
+    assert "add --take-over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("folder", "words"), [("missing", "cannot be read"), ("empty", "is empty")])
+def test_a_folder_without_pictures_is_refused_before_anything_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str, words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "join.json").write_text(json.dumps({"client": 0, "clients": 2, "server": "127.0.0.1:9092"}))
+    assert main(["join", str(tmp_path), "--data", f"folder:{tmp_path / folder}"]) == 2
+    assert words in capsys.readouterr().err

@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 
 from sigil import models
 from sigil.cli.main import main
-from sigil.evidence.facts import Facts
-from sigil.evidence.signed import check
+from sigil.evidence import check
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.testing.authority import DemonstrationAuthority
@@ -87,7 +86,7 @@ def test_json_is_one_object_with_the_promised_names(case: Any, capsys: pytest.Ca
     assert result["probes"] == 512
     assert [reading["kind"] for reading in result["readings"]] == ["noise", "origin"]
     assert result["commitment"] == case.key.commitment
-    assert result["statement"] == case.key.statement()
+    assert result["key"]["statement"] == case.key.statement()
     assert result["suspect"]["input_shape"] == [3, 8, 8]
     assert result["log10_p"] == pytest.approx(math.log10(result["p_value"]))
     assert printed.out.count("\n") == 1
@@ -152,12 +151,13 @@ def test_weights_beside_a_stranger_are_found_named_and_counted_everywhere(
     options = ["--input-shape", "3,8,8"]
     assert verify(case, suspect, *options, "--entry", "ema", "--json") == 0
     alone = json.loads(capsys.readouterr().out)
-    assert (alone["entry"], alone["entries"], alone["tries"]) == ("ema.net", ["ema.net"], 1)
+    about = alone["suspect"]
+    assert (about["entry"], about["entries"], alone["tries"]) == ("ema.net", ["ema.net"], 1)
     assert verify(case, suspect, *options, "--tries", "3", "--json") == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["entry"], found["tries"], found["unread"]) == ("ema.net", 12, 0)
-    assert found["entries"] == ["state_dict", "decoy0", "decoy1", "ema.net"]
-    assert found["suspect"]["entry"] == "ema.net"
+    about = found["suspect"]
+    assert (about["entry"], found["tries"], about["unread"]) == ("ema.net", 12, 0)
+    assert about["entries"] == ["state_dict", "decoy0", "decoy1", "ema.net"]
     assert found["log10_p"] == pytest.approx(alone["log10_p"] + math.log10(12))
 
     written = ["--report", str(page), "--evidence", str(evidence)]
@@ -167,8 +167,8 @@ def test_weights_beside_a_stranger_are_found_named_and_counted_everywhere(
     assert "4 tests · 4 tries" in out
     assert "&#39;ema.net&#39;, one of 4 in the file" in page.read_text()
     assert "1, each with 4 models in the file: 4 in all" in page.read_text()
-    facts = check(evidence.read_bytes()).facts
-    assert (facts.suspect.entry, facts.suspect.entries, facts.verdict.tries) == ("ema.net", 4, 4)
+    facts = check(evidence.read_bytes()).report
+    assert (facts.suspect.entry, len(facts.suspect.entries), facts.tries) == ("ema.net", 4, 4)
     repeat = ["--key", str(case.key_file), "--suspect", str(suspect), "--register", "1"]
     assert main(["evidence", "check", str(evidence), *repeat]) == 0
     out = capsys.readouterr().out
@@ -226,16 +226,16 @@ def test_page_and_evidence_are_written_and_agree(
     assert verify(case, case.marked, *options) == 0
     printed = json.loads(capsys.readouterr().out)
     checked = check(evidence.read_bytes(), statement=case.key.statement())
-    assert checked.signed_by == "owner"
-    assert checked.facts.verdict.wsr == printed["wsr"]
-    assert checked.facts.command.startswith("sigil verify ")
-    assert "--report" in checked.facts.command
-    assert "--key KEY" in checked.facts.command
+    assert checked.signers == (case.key.signing_key().public_key().public_bytes_raw().hex(),)
+    assert checked.report.wsr == printed["wsr"]
+    assert checked.report.command.startswith("sigil verify ")
+    assert "--report" in checked.report.command
+    assert "--key KEY" in checked.report.command
     assert str(case.key_file) not in evidence.read_text() + page.read_text()
     text = page.read_text()
-    assert checked.facts.suspect.sha256 in text
-    assert checked.public_key in text
-    assert "case.json" in text
+    assert checked.report.suspect.sha256 in text
+    assert all(signer in text for signer in checked.signers)
+    assert '<a href="./case.json"><bdi>case.json</bdi></a>' in text
 
 
 def test_what_the_help_teaches_about_evidence_holds(
@@ -252,17 +252,17 @@ def test_what_the_help_teaches_about_evidence_holds(
 def test_a_result_that_is_not_owned_is_evidence_too(case: Any, tmp_path: Path) -> None:
     evidence = tmp_path / "case.json"
     assert verify(case, case.clean, "--evidence", str(evidence)) == 1
-    assert check(evidence.read_bytes()).facts.verdict.owned is False
+    assert check(evidence.read_bytes()).report.owned is False
 
 
-def test_an_auditor_signs_with_a_key_of_their_own(case: Any, tmp_path: Path) -> None:
+def test_an_auditor_signs_as_well_with_a_key_of_their_own(case: Any, tmp_path: Path) -> None:
     auditor = Ed25519PrivateKey.generate()
     pem, evidence = tmp_path / "auditor.pem", tmp_path / "case.json"
     pem.write_bytes(auditor.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     assert verify(case, case.marked, "--evidence", str(evidence), "--sign-with", str(pem)) == 0
     checked = check(evidence.read_bytes())
-    assert checked.public_key == auditor.public_key().public_bytes_raw().hex()
-    assert checked.signed_by == "other"
+    signers = (case.key.signing_key(), auditor)
+    assert checked.signers == tuple(one.public_key().public_bytes_raw().hex() for one in signers)
 
 
 def test_evidence_is_never_overwritten(case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -396,9 +396,8 @@ def test_an_untrained_model_is_not_owned_by_what_was_chosen_afterwards(
     assert "the seed of the noise was chosen" in out
     assert "the key asks for 512 probes and not 1" in out
     assert "experiment" in page.read_text().lower()
-    facts = check(evidence.read_bytes()).facts
-    assert isinstance(facts, Facts)
-    assert (facts.verdict.experiment, facts.verdict.owned) == (True, False)
+    facts = check(evidence.read_bytes()).report
+    assert (facts.experiment, facts.owned) == (True, False)
 
 
 def test_a_level_above_that_of_proof_never_says_proven(

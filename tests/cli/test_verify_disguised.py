@@ -81,18 +81,18 @@ def test_the_key_puts_a_disguised_copy_back_and_weights_from_a_file_are_an_exper
         assert disguised.verify(*options) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["owned"] is found["descends"] is found["aligned"] is True
-        assert found["alignment"] == "initial weights"
-        margin("log10 p in disguise", found["readings"][0]["log10_p_before"], above=-2)
+        assert found["alignment"]["compared"] == "initial weights"
+        margin("log10 p in disguise", found["readings"][0]["log10_p_before"], above=-4)
         margin("log10 p in order, corrected", found["log10_p"], below=math.log10(found["alpha"]))
-        margin("sure channels", found["sure_channels"], above=23)
+        margin("sure channels", found["alignment"]["sure_channels"], above=23)
     assert disguised.verify("--reference", str(disguised.initial)) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["experiment"] is found["aligned"] is True
     assert found["owned"] is False
-    assert found["alignment"] == "initial weights"
+    assert found["alignment"]["compared"] == "initial weights"
     margin("log10 p by a file, corrected", found["log10_p"], below=-6.5)
-    assert len(found["reference"]) == 64
-    margin("sure channels", found["sure_channels"], above=23)
+    assert len(found["alignment"]["reference"]) == 64
+    margin("sure channels", found["alignment"]["sure_channels"], above=23)
 
 
 @pytest.mark.parametrize("images", ["folder", "digits"])
@@ -106,7 +106,7 @@ def test_images_tell_the_channels_apart(
         place = [str(disguised.pictures), "--normalisation", f"{digits.mean[0]}/{digits.std[0]}"]
     status = disguised.verify("--reference", recorded, "--inputs-from", "judge", "--inputs", *place)
     found = json.loads(capsys.readouterr().out)
-    assert found["alignment"] == "correlations under images"
+    assert found["alignment"]["compared"] == "correlations under images"
     assert found["tries"] == 2
     # 32 channels of five short rounds are at the edge: where they are not recognised, nothing is claimed.
     best = min(

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from sigil.data import cache
-from sigil.data.cache import Allocate, Source, cached, source_digest
+from sigil.data.cache import (
+    Allocate,
+    Source,
+    cache_roots,
+    cached,
+    channel_statistics,
+    data_directory,
+    source_digest,
+)
 from sigil.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -53,12 +61,12 @@ def test_decodes_once_and_maps_the_same_images(counted: Counted, tmp_path: Path)
     again = cached(counted.source, roots=[tmp_path / "cache"])
     assert counted.times == 1
     for decoded in (first, again):
-        assert isinstance(decoded.train_images, np.memmap)
-        assert not decoded.train_images.flags.writeable
-        assert np.array_equal(decoded.train_images, TRAIN)
-        assert np.array_equal(decoded.test_images, TEST)
-        assert decoded.train_labels.dtype == np.int64
-        assert decoded.test_labels.tolist() == [0, 1, 0, 1]
+        assert isinstance(decoded.train.images, np.memmap)
+        assert not decoded.train.images.flags.writeable
+        assert np.array_equal(decoded.train.images, TRAIN)
+        assert np.array_equal(decoded.test.images, TEST)
+        assert decoded.train.labels.dtype == np.int64
+        assert decoded.test.labels.tolist() == [0, 1, 0, 1]
         assert decoded.classes == 2
         np.testing.assert_allclose(decoded.mean, (TRAIN / 255).mean(axis=(0, 2, 3)))
     # Nothing but the entry is left: no temporary directory.
@@ -136,8 +144,8 @@ def test_damaged_entry_is_rebuilt(counted: Counted, tmp_path: Path, damage: Call
     damage(only_entry(root))
     decoded = cached(counted.source, roots=[root])
     assert counted.times == 2
-    assert np.array_equal(decoded.train_images, TRAIN)
-    assert decoded.test_labels.tolist() == [0, 1, 0, 1]
+    assert np.array_equal(decoded.train.images, TRAIN)
+    assert decoded.test.labels.tolist() == [0, 1, 0, 1]
     cached(counted.source, roots=[root])
     assert counted.times == 2
 
@@ -193,7 +201,7 @@ def test_two_processes_that_build_the_same_entry_agree(counted: Counted, tmp_pat
 
     slow = Source(name="small", root=counted.source.root, files=counted.source.files, decode=decode)
     decoded = cached(slow, roots=[root])
-    assert np.array_equal(decoded.train_images, TRAIN)
+    assert np.array_equal(decoded.train.images, TRAIN)
     assert only_entry(root).name.startswith("small-")
 
 
@@ -213,3 +221,50 @@ def test_missing_source_file_is_named(counted: Counted, tmp_path: Path) -> None:
     (counted.source.root / "b.bin").unlink()
     with pytest.raises(DataError, match=r"b\.bin"):
         cached(counted.source, roots=[tmp_path / "cache"])
+
+
+def test_argument_wins_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGIL_DATA", "/from/environment")
+    assert data_directory("/given", name="cifar10") == Path("/given")
+    assert data_directory(None, name="cifar10") == Path("/from/environment")
+
+
+def test_no_directory_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SIGIL_DATA", raising=False)
+    with pytest.raises(DataError, match=r"--data-dir.*SIGIL_DATA.*sigil data fetch cifar10"):
+        data_directory(None, name="cifar10")
+
+
+def test_cache_lies_beside_the_data_then_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SIGIL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/home/cache")
+    assert cache_roots(Path("/data")) == [Path("/data/.sigil-cache"), Path("/home/cache/sigil")]
+    assert cache_roots(None) == [Path("/home/cache/sigil")]
+
+
+def test_chosen_cache_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGIL_CACHE", "/fast/disk")
+    assert cache_roots(Path("/data")) == [Path("/fast/disk")]
+
+
+def test_equals_the_statistics_of_all_pixels_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_CHUNK", 7)
+    images = np.random.default_rng(0).integers(0, 256, (45, 3, 5, 6), dtype=np.uint8)
+    images[:, 2] //= 3
+    mean, std = channel_statistics(images)
+    scaled = images.astype(np.float64) / 255
+    np.testing.assert_allclose(mean, scaled.mean(axis=(0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(std, scaled.std(axis=(0, 2, 3)), rtol=1e-12)
+
+
+def test_sums_do_not_overflow_on_bright_images() -> None:
+    images = np.full((300, 1, 256, 256), 255, dtype=np.uint8)
+    images[::2] = 253
+    mean, std = channel_statistics(images)
+    assert mean == pytest.approx((254 / 255,))
+    assert std == pytest.approx((1 / 255,))
+
+
+def test_channel_without_contrast_can_be_divided_by() -> None:
+    _, std = channel_statistics(np.full((4, 2, 3, 3), 9, dtype=np.uint8))
+    assert std == pytest.approx((1 / 255, 1 / 255))

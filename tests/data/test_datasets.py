@@ -3,12 +3,13 @@ from __future__ import annotations
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from sigil.data import load, names
+from sigil.data import datasets, load, names
 from sigil.errors import DataError
 
 
@@ -140,3 +141,43 @@ def test_missing_data_say_where_they_were_looked_for(tmp_path: Path, name: str) 
 
 def test_names_are_those_that_load_knows() -> None:
     assert names() == ["digits", "digits32", "cifar10", "tiny-imagenet", "fashion-mnist"]
+
+
+def from_scikit_learn() -> Any:
+    """What scikit-learn gives; imported here, as every worker that collects the tests would wait for it."""
+    from sklearn import datasets as sklearn_datasets
+
+    return sklearn_datasets.load_digits()
+
+
+def test_split_is_four_to_one_in_every_class_and_complete() -> None:
+    digits = load("digits")
+    train_images, train_labels = digits.train.images, digits.train.labels
+    test_images, test_labels = digits.test.images, digits.test.labels
+    assert train_images.shape == (1438, 1, 8, 8)
+    assert test_images.shape == (359, 1, 8, 8)
+    assert train_images.dtype == np.uint8
+    shares = np.bincount(test_labels) / (np.bincount(test_labels) + np.bincount(train_labels))
+    assert np.all(np.abs(shares - 0.2) < 0.01)
+    original = from_scikit_learn().images.reshape(1797, 64) * 255 / 16
+    both = np.concatenate([train_images, test_images]).reshape(1797, 64)
+    for found, expected in zip(np.unique(both, axis=0), np.unique(original, axis=0), strict=True):
+        assert np.all(np.abs(found - expected) <= 0.5)
+
+
+def test_split_never_changes() -> None:
+    first, second = load("digits"), load("digits")
+    assert np.array_equal(first.test.images, second.test.images)
+    assert np.array_equal(first.train.labels, second.train.labels)
+
+
+def test_the_file_is_what_scikit_learn_gives_and_it_is_asked_where_the_file_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    direct = datasets._digit_rows()
+    expected = from_scikit_learn()
+    assert np.array_equal(direct, np.column_stack([expected.data, expected.target]))
+    asked = []
+    monkeypatch.setattr(Path, "is_file", lambda path: asked.append(path.name))
+    assert np.array_equal(datasets._digit_rows.__wrapped__(), direct)
+    assert asked == ["digits.csv.gz"]

@@ -6,57 +6,88 @@ import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import replace
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from sigil.data import downloads, fetch, transfer
-from sigil.data.downloads import OFFICIAL, File, Official
+from sigil.data import downloads, fetch
+from sigil.data.official import OFFICIAL, File
 from sigil.errors import DataError
 
 
-class Quiet(SimpleHTTPRequestHandler):
+class Mirror(ThreadingHTTPServer):
+    """Serves a folder, and can be told to behave badly: error codes to answer with, bytes to stop after."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), lambda *given: Handler(*given, directory=str(folder)))
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{self.server_port}/"
+        self.answers: list[int] = []
+        self.cut_after: list[int] = []
+        self.requests = 0
+
+    def handle_error(self, *_: object) -> None:
+        """A client that stops listening is part of the tests."""
+
+
+class Handler(SimpleHTTPRequestHandler):
+    server: Mirror
+
+    def do_GET(self) -> None:
+        self.server.requests += 1
+        if self.server.answers:
+            self.send_error(self.server.answers.pop(0))
+        else:
+            super().do_GET()
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        left = self.server.cut_after.pop(0) if self.server.cut_after else -1
+        outputfile.write(source.read(left))
+
     def log_message(self, *_: object) -> None:
         pass
 
 
 @pytest.fixture
-def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
-    """A directory and the local address at which it is served."""
+def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(transfer, "_PAUSE_SECONDS", 0.0)
-    root = tmp_path / "mirror"
-    root.mkdir()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
+    monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.0)
+    (tmp_path / "mirror").mkdir()
+    server = Mirror(tmp_path / "mirror")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield root, f"http://127.0.0.1:{server.server_port}/"
+    yield server
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def publish(monkeypatch: pytest.MonkeyPatch, root: Path, name: str, files: dict[str, bytes]) -> None:
+def publish(monkeypatch: pytest.MonkeyPatch, mirror: Mirror, name: str, files: dict[str, bytes]) -> None:
     """Serve `files` as the official ones of `name`, with their own checksums."""
     for file, content in files.items():
-        (root / file).write_bytes(content)
+        (mirror.folder / file).write_bytes(content)
     known = tuple(
         File(file, hashlib.md5(content, usedforsecurity=False).hexdigest(), len(content))
         for file, content in files.items()
     )
-    old = OFFICIAL[name]
-    monkeypatch.setitem(downloads.OFFICIAL, name, Official(old.address, known, old.directory, old.archive))
+    monkeypatch.setitem(OFFICIAL, name, replace(OFFICIAL[name], files=known))
 
 
-def tar(members: dict[str, bytes]) -> bytes:
+def tar(members: dict[str, bytes], *links: tuple[str, bytes, str]) -> bytes:
+    """A compressed archive of files, and of links and devices (name, kind, target)."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w:gz") as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
+        for name, kind, target in links:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
     return file.getvalue()
 
 
@@ -68,33 +99,41 @@ def zipped(members: dict[str, bytes]) -> bytes:
     return file.getvalue()
 
 
+FILE = "cifar-10-python.tar.gz"
+GOOD = {"cifar-10-batches-py/data_batch_1": bytes(1_000_000)}
+ARCHIVE = tar(GOOD)
+
+
+@pytest.fixture
+def published(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> Mirror:
+    """A mirror of CIFAR-10."""
+    publish(monkeypatch, mirror, "cifar10", {FILE: ARCHIVE})
+    return mirror
+
+
+def get(mirror: Mirror, data_dir: Path, name: str = "cifar10") -> Path:
+    return fetch(name, data_dir, progress=False, base_url=mirror.url)
+
+
 def test_archives_become_their_directory_and_nothing_else(
-    mirror: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    published: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, url = mirror
     data_dir = tmp_path / "data"
-    batch = {"cifar-10-batches-py/data_batch_1": b"images"}
-    publish(monkeypatch, root, "cifar10", {"cifar-10-python.tar.gz": tar(batch)})
     folders = {"tiny-imagenet-200/wnids.txt": b"n01443537\n"}
-    publish(monkeypatch, root, "tiny-imagenet", {"tiny-imagenet-200.zip": zipped(folders)})
-    first = fetch("cifar10", data_dir, progress=False, base_url=url)
-    second = fetch("tiny-imagenet", data_dir, progress=False, base_url=url)
-    assert (first / "data_batch_1").read_bytes() == b"images"
+    publish(monkeypatch, published, "tiny-imagenet", {"tiny-imagenet-200.zip": zipped(folders)})
+    first, second = get(published, data_dir), get(published, data_dir, "tiny-imagenet")
+    assert (first / "data_batch_1").read_bytes() == bytes(1_000_000)
     assert (second / "wnids.txt").read_bytes() == b"n01443537\n"
-    assert sorted(path.name for path in data_dir.iterdir()) == [
-        "cifar-10-batches-py",
-        "tiny-imagenet-200",
-    ]
+    assert sorted(path.name for path in data_dir.iterdir()) == ["cifar-10-batches-py", "tiny-imagenet-200"]
 
 
 def test_plain_files_are_put_together(
-    mirror: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, url = mirror
     files = {file.name: file.name.encode() for file in OFFICIAL["fashion-mnist"].files}
-    publish(monkeypatch, root, "fashion-mnist", files)
+    publish(monkeypatch, mirror, "fashion-mnist", files)
     monkeypatch.setenv("SIGIL_DATA", str(tmp_path / "data"))
-    found = fetch("fashion-mnist", progress=False, base_url=url)
+    found = fetch("fashion-mnist", progress=False, base_url=mirror.url)
     assert found == tmp_path / "data" / "fashion-mnist"
     assert {path.name: path.read_bytes() for path in found.iterdir()} == files
     assert [path.name for path in found.parent.iterdir()] == ["fashion-mnist"]
@@ -107,59 +146,107 @@ def test_set_in_place_is_left_alone(tmp_path: Path) -> None:
     assert found == tmp_path / "cifar-10-batches-py"
 
 
-def test_wrong_checksum_leaves_nothing_in_place(
-    mirror: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_broken_connections_and_server_errors_are_tried_again(published: Mirror, tmp_path: Path) -> None:
+    published.answers = [503, 500]
+    published.cut_after = [300, 200]
+    assert (get(published, tmp_path / "data") / "data_batch_1").read_bytes() == bytes(1_000_000)
+    assert published.requests == 5
+
+
+@pytest.mark.parametrize(
+    ("answers", "cut_after", "message", "requests"),
+    [
+        ([404], [], "the server says 404", 1),
+        ([503] * 5, [], "could not be downloaded", 5),
+        ([], [100] * 5, f"closed after 100 of {len(ARCHIVE):,}", 5),
+    ],
+)
+def test_what_trying_again_does_not_cure_leaves_nothing(
+    published: Mirror, tmp_path: Path, answers: list[int], cut_after: list[int], message: str, requests: int
 ) -> None:
-    root, url = mirror
-    content = tar({"cifar-10-batches-py/x": b"good"})
-    publish(monkeypatch, root, "cifar10", {"cifar-10-python.tar.gz": content})
-    (root / "cifar-10-python.tar.gz").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(DataError, match="nothing was kept"):
-        fetch("cifar10", tmp_path / "data", progress=False, base_url=url)
+    published.answers, published.cut_after = answers, cut_after
+    with pytest.raises(DataError, match=message):
+        get(published, tmp_path / "data")
+    assert published.requests == requests
     assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_nobody_listening_is_told(published: Mirror, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="could not be downloaded"):
+        fetch("cifar10", tmp_path / "data", progress=False, base_url="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (ARCHIVE[:-1] + bytes([ARCHIVE[-1] ^ 1]), "is published: nothing was kept"),
+        (ARCHIVE + bytes(1_000_000), rf"larger than the published {len(ARCHIVE):,} bytes: nothing was kept"),
+    ],
+)
+def test_another_file_than_the_published_one_leaves_nothing(
+    published: Mirror, tmp_path: Path, sent: bytes, message: str
+) -> None:
+    (published.folder / FILE).write_bytes(sent)
+    with pytest.raises(DataError, match=message):
+        get(published, tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+EVIL = "cifar-10-batches-py/../../../evil"
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        tar({"cifar-10-batches-py/x": b"1", "cifar-10-batches-py/../../../evil": b"2"}),
+        tar(GOOD | {EVIL: b"2"}),
+        tar(GOOD | {"../evil": b"2"}),
+        tar(GOOD, ("cifar-10-batches-py/link", tarfile.SYMTYPE, "/etc/passwd")),
+        tar(GOOD, ("cifar-10-batches-py/link", tarfile.SYMTYPE, "data_batch_1")),
+        tar(GOOD, ("cifar-10-batches-py/link", tarfile.LNKTYPE, "../elsewhere")),
+        tar(GOOD, ("cifar-10-batches-py/device", tarfile.CHRTYPE, "")),
+        tar(GOOD, ("cifar-10-batches-py/pipe", tarfile.FIFOTYPE, "")),
         tar({"something-else/x": b"1"}),
+        ARCHIVE[: len(ARCHIVE) // 2],
         b"no archive",
     ],
+    ids=range(10),
 )
 def test_bad_archive_leaves_nothing_in_place(
-    mirror: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
-    root, url = mirror
-    publish(monkeypatch, root, "cifar10", {"cifar-10-python.tar.gz": content})
-    with pytest.raises(DataError):
-        fetch("cifar10", tmp_path / "data", progress=False, base_url=url)
+    publish(monkeypatch, mirror, "cifar10", {FILE: content})
+    with pytest.raises(DataError, match=FILE):
+        get(mirror, tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []
     assert list(tmp_path.rglob("evil")) == []
 
 
-def test_finished_files_wait_for_those_that_failed(
-    mirror: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["../evil", "tiny-imagenet-200/../../evil", "/sigil-evil", "..\\evil"])
+def test_zip_archives_write_nothing_outside(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    root, url = mirror
-    files = {file.name: file.name.encode() for file in OFFICIAL["fashion-mnist"].files}
-    publish(monkeypatch, root, "fashion-mnist", files)
-    *first, last = files
-    (root / last).unlink()
-    with pytest.raises(DataError, match="404"):
-        fetch("fashion-mnist", tmp_path / "data", progress=False, base_url=url)
-    assert not (tmp_path / "data" / "fashion-mnist").exists()
-    for file in first:
-        (root / file).unlink()
-    (root / last).write_bytes(files[last])
-    found = fetch("fashion-mnist", tmp_path / "data", progress=False, base_url=url)
-    assert {path.name for path in found.iterdir()} == set(files)
+    content = zipped({"tiny-imagenet-200/wnids.txt": b"1", name: b"2"})
+    publish(monkeypatch, mirror, "tiny-imagenet", {"tiny-imagenet-200.zip": content})
+    found = get(mirror, tmp_path / "data", "tiny-imagenet")
+    assert [path.name for path in found.parent.rglob("*")] == ["tiny-imagenet-200", "wnids.txt"]
+    assert list(tmp_path.rglob("*evil*")) == []
+    assert not Path("/sigil-evil").exists()
 
 
-def test_directory_that_cannot_be_written_is_told(mirror: tuple[Path, str], tmp_path: Path) -> None:
+def test_progress_goes_to_standard_error(
+    published: Mirror, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch("cifar10", tmp_path / "data", base_url=published.url)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert FILE in shown.err
+    assert f"{len(ARCHIVE) / 1000:.1f}/{len(ARCHIVE) / 1000:.1f} kB" in shown.err
+
+
+def test_directory_that_cannot_be_written_is_told(mirror: Mirror, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match="choose another --data-dir"):
-        fetch("cifar10", tmp_path / "file" / "below", progress=False, base_url=mirror[1])
+        fetch("cifar10", tmp_path / "file" / "below", progress=False, base_url=mirror.url)
 
 
 @pytest.mark.parametrize("name", ["digits", "folder:x", "imagenet"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sigil.data import partition
+from sigil.data.partitions import apportion, stratified
 from sigil.errors import DataError
 
 LABELS = np.random.default_rng(0).integers(0, 10, 3000)
@@ -68,18 +70,18 @@ def test_global_random_state_is_untouched(options: dict[str, Any]) -> None:
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
-def test_iid_is_what_flower_gives_of_a_shuffled_set() -> None:
-    # Not above: every worker that collects the tests would wait for it.
-    import datasets
-    from flwr_datasets.partitioner import IidPartitioner
-
-    order = np.random.default_rng(4).permutation(1003)
-    flower = IidPartitioner(num_partitions=10)
-    flower.dataset = datasets.Dataset.from_dict({"index": order})
-    parts = partition(LABELS[:1003], clients=10, seed=4)
-    assert sorted(sizes(parts)) == [100] * 7 + [101] * 3
-    for client, part in enumerate(parts):
-        assert sorted(flower.load_partition(client)[:]["index"]) == part.tolist()
+@pytest.mark.parametrize(
+    ("options", "digest"),
+    [
+        ({"kind": "iid"}, "fe8a90ce0ac5819b"),
+        ({"kind": "dirichlet", "beta": 0.5}, "a7f5eac3eed7b4b6"),
+        ({"kind": "lognormal", "sigma": 1.0}, "bafe6e278fdc294a"),
+    ],
+)
+def test_a_partition_is_the_same_in_every_release(options: dict[str, Any], digest: str) -> None:
+    parts = partition(np.arange(2000) % 10, clients=20, seed=3, **options)
+    content = b"".join(np.int64(len(part)).tobytes() + part.tobytes() for part in parts)
+    assert hashlib.sha256(content).hexdigest().startswith(digest)
 
 
 def shares(parts: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
@@ -157,3 +159,37 @@ def test_impossible_requests_are_refused(options: dict[str, Any], message: str) 
 def test_labels_must_be_one_a_sample() -> None:
     with pytest.raises(DataError, match="one label per sample"):
         partition(np.zeros((10, 2)), clients=2)
+
+
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=50),
+)
+def test_shares_are_the_exact_ones_rounded(total: int, weights: list[float]) -> None:
+    w = np.array(weights)
+    shares = apportion(total, w)
+    assert shares.sum() == total
+    assert np.all(np.abs(shares - total * w / w.sum()) < 1 + 1e-9 * total)
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    assert apportion(10, np.ones(3)).tolist() == [4, 3, 3]
+
+
+def test_subset_keeps_the_proportions() -> None:
+    labels = np.repeat([0, 1, 2], [600, 300, 100])
+    chosen = stratified(labels, 50, seed=0)
+    assert np.bincount(labels[chosen]).tolist() == [30, 15, 5]
+    assert len(np.unique(chosen)) == 50
+    assert np.all(np.diff(chosen) > 0)
+
+
+def test_subset_follows_from_the_seed_alone() -> None:
+    labels = np.arange(1000) % 7
+    first = stratified(labels, 100, seed=3)
+    assert np.array_equal(first, stratified(labels, 100, seed=3))
+    assert not np.array_equal(first, stratified(labels, 100, seed=4))
+
+
+def test_asking_for_more_than_there_is_gives_all() -> None:
+    assert stratified(np.array([1, 0, 1]), 5, seed=0).tolist() == [0, 1, 2]

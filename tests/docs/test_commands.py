@@ -43,6 +43,7 @@ PRESUPPOSED = {
     "onnx.md": ("sealed.key", "runs/sealed"),
     "own-attack.md": ("runs/first.key", "runs/first"),
     "suspects.md": ("owner.key", "client.safetensors", "model.pt", "model.onnx"),
+    "tracing.md": ("owner.key", "runs/a"),
     "training.md": ("owner.key",),
 }
 """Files that a page takes for granted; conftest.py makes them."""
@@ -196,6 +197,8 @@ def test_every_block_runs(
     for block, following in pairwise([*blocks(page), end]):
         if block.language == "python":
             run_program(block, session)
+            if block.title.endswith(".py"):
+                Path(block.title).write_text(block.text, "utf-8")
         elif block.title.startswith("prints"):
             compare(block.text.splitlines(), session, block)
         elif block.language == "sh":

@@ -73,7 +73,6 @@ def test_the_reference_covers_every_public_package(hooks: ModuleType) -> None:
         "sigil.keys",
         "sigil.pages",
         "sigil.testing",
-        "sigil.tracing",
         "sigil.verdict",
     }
 

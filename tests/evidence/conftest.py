@@ -1,27 +1,38 @@
-"""Facts of verifications that never ran, with numbers that follow from each other."""
+"""Reports of verifications that never ran, with numbers that follow from each other."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from sigil import statistics
-from sigil.alignment import Alignment
-from sigil.evidence.facts import Facts, gather
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.origin import OCTILES, Origin
 from sigil.rules import ALPHA
 from sigil.testing.authority import DemonstrationAuthority
-from sigil.verdict.readings import Kind, Reading, Source
-from sigil.verdict.report import Report, best_of
+from sigil.verdict.report import (
+    AlignmentFacts,
+    KeyFacts,
+    Kind,
+    Opened,
+    Reading,
+    Report,
+    Software,
+    Source,
+    SuspectFacts,
+    best_of,
+    harmless,
+)
+from sigil.verdict.verification import _facts
 
 SEED = bytes(range(100, 132))
 AUTHORITIES = {name: DemonstrationAuthority(name) for name in ("Demonstration", "Trusted")}
@@ -29,8 +40,8 @@ STAMPED_AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
 @pytest.fixture
-def make() -> Callable[..., tuple[Facts, Key]]:
-    """Build facts from the share of answers that agree on average."""
+def make() -> Callable[..., tuple[Report, Key]]:
+    """Build a report from the share of answers that agree on average."""
     return _make
 
 
@@ -67,7 +78,7 @@ def _make(
     reasons: tuple[str, ...] = (),
     seed_bytes: bytes = SEED,
     stated: dict[str, Any] | None = None,
-) -> tuple[Facts, Key]:
+) -> tuple[Report, Key]:
     key = Key.generate(
         owner,
         shape=(8, 4, 4),
@@ -98,25 +109,29 @@ def _make(
             count=counted.count,
             wsr=counted.share,
             log10_p_before=counted.log10_p,
-            agreeing=counted.agreeing,
-            tested=counted.tested,
+            agreements=counted.agreeing + counted.tested,
         )
         readings.append(found)
     report = _report(
         key, tuple(readings), tries, cuts, alpha, register, seed, reasons, reference, compared, aligned
     )
-    suspect: Any = SimpleNamespace(
-        path=Path(file), sha256=sha256, kind="safetensors", description=description
-    )
-    facts = gather(
-        report,
-        key,
-        suspect=suspect,
-        input_shape=(3, 32, 32),
-        command=command,
-        created=datetime(2026, 3, 1, 12, 30, 59, tzinfo=UTC),
-    )
-    return facts, key
+    suspect = _facts(Opening(file, sha256, description), (3, 32, 32), Opened())
+    return report.model_copy(update={"suspect": suspect, "command": harmless(command, limit=20_000)}), key
+
+
+class Opening:
+    """A file that was opened, which holds one model."""
+
+    kind, entry, entries, unread, asked = "safetensors", "", ("",), 0, MappingProxyType({})
+
+    def __init__(self, file: str, sha256: str, description: str) -> None:
+        self.path, self.sha256, self.description = Path(file), sha256, description
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        return batch
+
+    def each(self) -> Iterator[Opening]:
+        yield self
 
 
 def _reading(
@@ -145,8 +160,7 @@ def _reading(
         aligned=aligned,
         source=source,
         digest=digest,
-        bit_shares=tuple((agreed / count).tolist()),
-        margins=(0.0,) * key.bits,
+        agreements=tuple(sorted(agreed.tolist(), reverse=True)),
     )
 
 
@@ -174,7 +188,7 @@ def _report(
     origin = next((one.log10_p_before for one in readings if one.kind == "origin"), 0.0)
     descent = min(0.0, origin + price)
     sound = not reasons and alpha <= ALPHA
-    kind: Literal["plain", "stamped"] = key.kind
+    needed = best.threshold(10.0 ** (math.log10(alpha) - price))
     return Report(
         owned=sound and best.counts and corrected <= math.log10(alpha),
         descends=sound and descent <= math.log10(alpha),
@@ -186,22 +200,17 @@ def _report(
         cuts=cuts,
         allowance_log2=allowance,
         bits=key.bits,
-        commitment=key.commitment,
-        owner=key.owner,
-        kind=kind,
-        threshold=best.threshold(10.0 ** (math.log10(alpha) - price)),
-        register=register,
+        threshold=needed if needed <= 1 else None,
+        register_count=register,
         seed=seed,
         reasons=reasons,
         alignment=None
         if reference is None
-        else Alignment(
-            order=(),
-            signs=(),
-            agreement=0.75,
-            sure=31,
-            believed=aligned,
-            source=compared,
-            fingerprint=reference,
+        else AlignmentFacts(
+            compared=compared, reference=reference, sure_channels=31, agreement=0.75, used=aligned
         ),
+        key=KeyFacts.of(key),
+        suspect=SuspectFacts(file="", sha256=None, kind="", description="", input_shape=(1,)),
+        created="2026-03-01T12:30:59Z",
+        software=Software.here(),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sigil import statistics
-from sigil.evidence.figures import Marker, Null, bits_figure, null_figure
+from sigil.verdict.figures import Marker, Null, bits_figure, null_figure
 
 
 def null(bits: int = 50, probes: int = 512) -> Null:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sigil.evidence.page import SignedRecord, render, superscripts, superscripts_in
+from sigil.verdict.page import SignedRecord, render, superscripts, superscripts_in
 
 
 class Reader(HTMLParser):
@@ -164,20 +164,20 @@ def test_a_key_too_short_for_the_level_is_explained(make: Callable[..., Any]) ->
 
 def test_the_papers_rule_beside_a_verdict_that_differs(make: Callable[..., Any]) -> None:
     facts, _ = make(0.9, bits=10)
-    assert facts.verdict.paper_rule
-    assert not facts.verdict.owned
+    assert facts.paper_rule
+    assert not facts.owned
     assert "does not say how often chance meets it" not in Reader(render(facts)).text
     facts, _ = make(0.72, bits=128)
-    assert facts.verdict.paper_rule
-    assert not facts.verdict.owned
+    assert facts.paper_rule
+    assert not facts.owned
     assert "does not say how often chance meets it" in Reader(render(facts)).text
 
 
 def test_bounds_are_said(make: Callable[..., Any]) -> None:
     facts, _ = make(1.0)
-    (noise,) = facts.verdict.readings
-    bound = facts.verdict.model_copy(update={"readings": (noise.model_copy(update={"exact": False}),)})
-    text = Reader(render(facts.model_copy(update={"verdict": bound}))).text
+    (noise,) = facts.readings
+    bound = facts.model_copy(update={"readings": (noise.model_copy(update={"exact": False}),)})
+    text = Reader(render(bound)).text
     assert "at most one in" in text
     assert "after correction, a bound" in text
 
@@ -204,7 +204,7 @@ def test_hostile_names_are_text(make: Callable[..., Any]) -> None:
     facts, key = make(
         1.0, owner=attack, file=f"x{quote}.pt", description=f"{{{{ 7*7 }}}}{attack}", command=quote + attack
     )
-    page = render(facts, record=SignedRecord(file=attack, sha256="0" * 64, public_key="1" * 64))
+    page = render(facts, record=SignedRecord(file=attack, sha256="0" * 64, signers=("1" * 64,)))
     reader = Reader(page)
     assert not {"script", "img"} & {tag for tag, _ in reader.tags}
     assert attack not in page
@@ -217,7 +217,7 @@ def test_hostile_names_are_text(make: Callable[..., Any]) -> None:
 def test_names_cannot_turn_the_direction_of_text(make: Callable[..., Any]) -> None:
     turned = "model\u202egpj.\u2069pt"
     facts, _ = make(1.0, file=turned, command=f"sigil verify {turned}")
-    page = render(facts, record=SignedRecord(file=turned, sha256="0" * 64, public_key="1" * 64))
+    page = render(facts, record=SignedRecord(file=turned, sha256="0" * 64, signers=("1" * 64,)))
     assert not {"\u202e", "\u2069", "\u200f"} & set(page)
     assert page.count("<bdi>model\\u202egpj.\\u2069pt</bdi>") == 2
     title = html.unescape(page.partition("<title>")[2].partition("</title>")[0])
@@ -225,11 +225,11 @@ def test_names_cannot_turn_the_direction_of_text(make: Callable[..., Any]) -> No
 
 
 def test_it_points_to_the_signed_record(make: Callable[..., Any]) -> None:
-    record = SignedRecord(file="case.json", sha256="ab" * 32, public_key="cd" * 32)
+    record = SignedRecord(file="case.json", sha256="ab" * 32, signers=("cd" * 32, "ef" * 32))
     text = Reader(render(make()[0], record=record)).text
     assert "case.json" in text
     assert record.sha256 in text
-    assert record.public_key in text
+    assert all(signer in text for signer in record.signers)
     assert "--evidence" in Reader(render(make()[0])).text
 
 

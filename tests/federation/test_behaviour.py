@@ -1,4 +1,4 @@
-"""What the section behaviour asks of clients is done wherever a training is, or the training is refused."""
+"""What the section behaviour asks of clients is done wherever a training is."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch
 from sigil import models
 from sigil.attacks import NoiseInjection
 from sigil.baselines import Backdoor, ParameterMark
-from sigil.errors import ConfigError
-from sigil.federation import Federation, Settings, behaviour, train
+from sigil.federation import Federation, Settings, train
 from sigil.federation.observers import ClientObserver
 from sigil.federation.settings import make
 
@@ -51,17 +50,6 @@ def test_a_run_does_what_its_settings_ask_of_clients(
     clean = models.load(plain.folder / "client.safetensors").state_dict()
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert any(not torch.equal(value, clean[name]) for name, value in states[0].items())
-
-
-@pytest.mark.parametrize("asked", [{"noise_snr": 0.1}, {"mark": "backdoor"}, {"mark": "parameter"}])
-def test_what_nothing_carries_out_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(behaviour, "_MAKERS", {})
-    (name,) = asked
-    with pytest.raises(ConfigError, match=rf"behaviour\.{name}.* import sigil\.attacks and sigil\.baselines"):
-        train(settings(**asked), tmp_path / "run")
-    assert not (tmp_path / "run" / "run.json").exists()
 
 
 def test_a_federation_without_a_run_does_it_too() -> None:

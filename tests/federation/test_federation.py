@@ -17,8 +17,7 @@ from sigil.federation.federation import Federation
 from sigil.federation.from_settings import scheduled_rate
 from sigil.federation.messages import CutGradient, LogitGradient
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
-from sigil.federation.recording import GradientRecorder, Recording
-from sigil.federation.reference import ReferenceRecorder
+from sigil.federation.recording import GradientRecorder, Recording, ReferenceRecorder
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import LocalTrainer, RoundStart

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from sigil import files
 from sigil.errors import TrainingError
-from sigil.federation import lock
 
 
 def windows() -> Any:
@@ -27,18 +27,18 @@ def windows() -> Any:
 @pytest.fixture(params=["posix", "windows"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "windows":
-        monkeypatch.setattr(lock, "fcntl", None)
-        monkeypatch.setattr(lock, "msvcrt", windows())
-        monkeypatch.setattr(lock, "PAUSE", 0.01)
+        monkeypatch.setattr(files, "fcntl", None)
+        monkeypatch.setattr(files, "msvcrt", windows())
+        monkeypatch.setattr(files, "LOCK_PAUSE", 0.01)
     return str(request.param)
 
 
 def test_the_second_is_refused_in_one_sentence_until_the_first_ends(system: str, tmp_path: Path) -> None:
     for _ in range(2):
         with (
-            lock.locked(tmp_path, wait=False),
+            files.locked(tmp_path, wait=False),
             pytest.raises(TrainingError, match="Another process is training the run"),
-            lock.locked(tmp_path, wait=False),
+            files.locked(tmp_path, wait=False),
         ):
             pass
 
@@ -49,11 +49,11 @@ def test_the_second_waits_if_it_is_asked_to(system: str, tmp_path: Path) -> None
 
     def second() -> None:
         begun.set()
-        with lock.locked(tmp_path, wait=True):
+        with files.locked(tmp_path, wait=True):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with lock.locked(tmp_path, wait=False):
+    with files.locked(tmp_path, wait=False):
         thread.start()
         begun.wait()
         thread.join(0.1)
@@ -63,7 +63,7 @@ def test_the_second_waits_if_it_is_asked_to(system: str, tmp_path: Path) -> None
 
 
 def test_without_any_locks_nothing_is_locked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lock, "fcntl", None)
-    monkeypatch.setattr(lock, "msvcrt", None)
-    with lock.locked(tmp_path, wait=False), lock.locked(tmp_path, wait=False):
+    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(files, "msvcrt", None)
+    with files.locked(tmp_path, wait=False), files.locked(tmp_path, wait=False):
         pass

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +10,10 @@ from torch import Tensor
 
 from harness.luck import Margin
 from sigil import data
-from sigil.errors import ConfigError, TrainingError
+from sigil.errors import ConfigError
 from sigil.federation.federation import Federation
+from sigil.federation.from_settings import resolve
 from sigil.federation.observers import ServerObserver, Step
-from sigil.federation.run import open_run, train
-from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 
@@ -164,21 +161,3 @@ def test_more_clients_than_bits_leave_some_without_any(few_digits: data.Dataset)
     empty = [client for client in range(4) if not secret.share_of(client, 4).any()]
     assert len(empty) == 1
     assert all(float(torch.cat(added).abs().max()) == 0 for added in (marks.added[empty[0]],))
-
-
-def test_a_run_from_before_there_were_schemes_has_the_papers(tmp_path: Path) -> None:
-    chosen = settings(
-        data={"train_limit": 80}, federation={"rounds": 1}, watermark={"scheme": "paper", "strength": 0.1}
-    )
-    train(chosen, tmp_path / "run", key=key())
-    file = tmp_path / "run" / "run.json"
-    description = json.loads(file.read_text())
-    del description["settings"]["watermark"]["scheme"]
-    file.write_text(json.dumps(description))
-    assert open_run(tmp_path / "run").settings == chosen
-    assert train(chosen, tmp_path / "run", key=key()).settings == chosen
-    # The same command as then, which says nothing of schemes, finds it too.
-    automatic = settings(data={"train_limit": 80}, federation={"rounds": 1}, watermark={"strength": None})
-    assert train(automatic, tmp_path / "run", key=key()).settings == chosen
-    with pytest.raises(TrainingError, match="was begun with another key"):
-        train(automatic, tmp_path / "run", key=key(scheme="shares"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sigil.errors import ConfigError
-from sigil.federation.scheme import resolve
+from sigil.federation.from_settings import resolve
 from sigil.federation.settings import Settings, make, read, to_toml
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +17,7 @@ import torch
 
 from sigil import data
 from sigil.federation import Federation, workers
+from sigil.federation.from_settings import Training
 from sigil.federation.settings import make
 
 
@@ -77,14 +77,14 @@ def test_workers_that_are_started_half_way_are_ended(
 ) -> None:
     running: list[str] = []
     calls = []
-    real = workers._recipe
+    real = workers._for_a_worker
 
     def started() -> list[str]:
         found = [line for line in leftovers() if "multiprocessing.forkserver" in line or "spawn_main" in line]
         # On Linux workers are forks of one process, which stays, and have its command line.
         return found[1:] if sys.platform == "linux" else found
 
-    def recipe(training: Any) -> dict[str, Any]:
+    def recipe(training: Training) -> Training:
         calls.append(training)
         # A process that was just forked does not have its own command line yet.
         last = time.monotonic() + 300
@@ -94,7 +94,7 @@ def test_workers_that_are_started_half_way_are_ended(
             raise OSError(12, "Cannot allocate memory")
         return real(training)
 
-    monkeypatch.setattr(workers, "_recipe", recipe)
+    monkeypatch.setattr(workers, "_for_a_worker", recipe)
     settings = make(
         {
             "model": {"width": 4},

@@ -1,4 +1,4 @@
-"""Keys, statements and evidence of every version are read for ever, and derive what they always derived."""
+"""Keys, statements and stamps are read for ever, and derive what they always derived; drafts are refused."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-import sigil
 from sigil.data.inputs import Inputs, parse_normalisation
-from sigil.evidence import Facts
-from sigil.evidence.repeating import open_commitment, repeat
-from sigil.evidence.signed import check
+from sigil.errors import EvidenceError, KeyFileError
+from sigil.evidence import check, examine
+from sigil.evidence.repeating import open_commitment
 from sigil.keys.key import Key
 from sigil.keys.seal import read_roots
-from sigil.suspect import open_suspect
 
 HERE = Path(__file__).parent
 PASSPHRASE = "correct horse"
-OLD = json.loads((HERE / "v1/expected.json").read_text())
 NEW: dict[str, dict[str, Any]] = json.loads((HERE / "v2/expected.json").read_text())
 
 
@@ -43,24 +40,11 @@ def digits(bits: torch.Tensor) -> str:
 
 
 @pytest.mark.parametrize("name", ["owner.key", "locked.key"])
-def test_keys_of_version_1(tmp_path: Path, name: str) -> None:
-    key = open_key(f"v1/{name}", tmp_path)
-    assert (key.version, key.kind, key.allowance_log2) == (1, "plain", 80)
-    assert key.commitment == OLD["commitment"]
-    assert sha256(key.matrix) == OLD["matrix_sha256"]
-    assert key.matrix[0, :4].tolist() == OLD["first_row"]
-    assert digits(key.target) == OLD["target"]
-    assert key.signing_key().public_key().public_bytes_raw().hex() == OLD["evidence_key"]
-    assert key.statement() == (HERE / "v1/statement.txt").read_text("utf-8").strip()
-    key.save(tmp_path / "again.key")
-    if name == "owner.key":
-        assert (tmp_path / "again.key").read_bytes() == (HERE / "v1/owner.key").read_bytes()
-
-
-def test_the_model_that_version_1_marked_is_recognised(tmp_path: Path) -> None:
-    key = open_key("v1/owner.key", tmp_path)
-    model = sigil.models.load(HERE / "v1/suspect.safetensors")
-    assert sigil.verify(model, key, input_shape=(1, 8, 8), probes=64).wsr > 0.95
+def test_drafts_of_keys_are_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        KeyFileError, match=r"^\S+ has key file format 1, .*a draft which no release wrote.*\.$"
+    ):
+        open_key(f"v1/{name}", tmp_path)
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -98,7 +82,12 @@ def test_the_locked_key_of_version_2(tmp_path: Path) -> None:
     assert open_key("v2/locked.key", tmp_path) == open_key("v2/plain.key", tmp_path)
 
 
-def test_evidence_of_version_2(tmp_path: Path) -> None:
+def test_drafts_of_evidence_are_refused_in_one_sentence() -> None:
+    with pytest.raises(EvidenceError, match=r"^This is evidence in a draft form that no release .*\.$"):
+        examine(HERE / "v1/case.json")
+
+
+def test_evidence(tmp_path: Path) -> None:
     key = open_key("v2/stamped-ecdsa.key", tmp_path)
     suspect = HERE / "v2/suspect.safetensors"
     checked = check(
@@ -106,23 +95,26 @@ def test_evidence_of_version_2(tmp_path: Path) -> None:
         statement=(HERE / "v2/stamped.statement.txt").read_text("utf-8"),
         suspect_sha256=hashlib.sha256(suspect.read_bytes()).hexdigest(),
     )
-    facts = checked.facts
-    assert isinstance(facts, Facts)
-    assert checked.signed_by == "owner"
-    assert (facts.verdict.owned, facts.verdict.descends, facts.verdict.experiment) == (True, True, False)
-    assert [one.kind for one in facts.verdict.readings] == ["noise", "inputs", "origin"]
+    report = checked.report
+    assert checked.signers == (NEW["stamped-ecdsa"]["evidence_key"],)
+    assert (report.owned, report.descends, report.experiment) == (True, True, False)
+    assert [one.kind for one in report.readings] == ["noise", "inputs", "origin"]
     assert checked.stamp is not None
     assert checked.stamp.check(read_roots(HERE / "v2/root-ecdsa.pem")).name == "CN=Test root"
-    open_commitment(facts, checked.stamp, key)
+    open_commitment(report, checked.stamp, key)
 
 
-def test_the_examination_of_version_2_can_be_repeated(tmp_path: Path) -> None:
+def test_the_examination_can_be_repeated(tmp_path: Path) -> None:
     key = open_key("v2/stamped-ecdsa.key", tmp_path)
-    facts = check((HERE / "v2/case.json").read_bytes()).facts
-    assert isinstance(facts, Facts)
     # The judge's inputs of this case were further noise of the key, normalised as the key states.
     stated = parse_normalisation(key.fields.normalisation)
-    inputs = Inputs(key.noise_probes(1024, 1324), normalisation=stated)
-    suspect = open_suspect(HERE / "v2/suspect.safetensors")
-    roots = read_roots(HERE / "v2/root-ecdsa.pem")
-    assert repeat(facts, key, suspect, inputs=inputs, inputs_from="judge", roots=roots).counts == 2 * 64 + 16
+    found = examine(
+        HERE / "v2/case.json",
+        key=key,
+        suspect=HERE / "v2/suspect.safetensors",
+        inputs=Inputs(key.noise_probes(1024, 1324), normalisation=stated),
+        inputs_from="judge",
+        roots=HERE / "v2/root-ecdsa.pem",
+    )
+    assert (found.vouched, found.repeated) == (True, True)
+    assert f"every number is the same ({2 * 64 + 16} counts)" in found.checked["examination"]

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, interpolate
 
 from sigil import models
-from sigil.attacks.channels import disguise_spaces, spaces_at
+from sigil.attacks.permute import disguise_spaces, spaces_at
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.models.spec import channel_topology
@@ -60,22 +60,8 @@ def pictures(count: int, *, seed: int) -> Tensor:
     return interpolate(coarse, size=INPUT[1:], mode="bilinear")
 
 
-def marked(name: str, *, width: int = 8, bits: int = 50, steps: int = 40) -> Case:
-    """A model that began with a key's weights and was pushed towards its mark on pictures and noise."""
-    cut = CUTS[name]
-    whole = models.build(name, classes=4, width=width, input_size=INPUT[1:], seed=0).eval()
-    client, server = models.split(whole, cut)
-    key = Key.generate(
-        "ACME",
-        shape=models.activation_shape(client, INPUT),
-        bits=bits,
-        seed=bytes(32),
-        model=name,
-        width=width,
-        cut=cut,
-        input_shape=INPUT,
-    )
-    key.initialise(client)
+def push(client: nn.Module, key: Key, *, steps: int = 40) -> None:
+    """Push a client half towards a key's mark on pictures and noise."""
     with torch.no_grad():
         for part in client.modules():
             if isinstance(part, nn.BatchNorm2d):  # statistics as a training leaves them
@@ -92,6 +78,25 @@ def marked(name: str, *, width: int = 8, bits: int = 50, steps: int = 40) -> Cas
         with torch.no_grad():
             for parameter, gradient in zip(client.parameters(), gradients, strict=True):
                 parameter.sub_(0.005 * gradient.sign())
+
+
+def marked(name: str, *, width: int = 8, bits: int = 50, steps: int = 40) -> Case:
+    """A model that began with a key's weights and was pushed towards its mark on pictures and noise."""
+    cut = CUTS[name]
+    whole = models.build(name, classes=4, width=width, input_size=INPUT[1:], seed=0).eval()
+    client, server = models.split(whole, cut)
+    key = Key.generate(
+        "ACME",
+        shape=models.activation_shape(client, INPUT),
+        bits=bits,
+        seed=bytes(32),
+        model=name,
+        width=width,
+        cut=cut,
+        input_shape=INPUT,
+    )
+    key.initialise(client)
+    push(client, key, steps=steps)
     return Case(key, models.join(client, server).eval(), pictures(300, seed=3))
 
 
@@ -179,7 +184,13 @@ def silenced(case: Case, whole: Model, random: torch.Generator) -> Model:
     link = links[int(torch.randint(len(links) // 2, (), generator=random))]
     norm = whole.get_submodule(link.after or "")
     assert isinstance(norm, nn.BatchNorm2d)
-    norm.bias[int(norm.weight.abs().argmin())] = -torch.inf
+    wanted, changes = whole(case.inputs[:16]), []
+    for channel in range(len(norm.bias)):
+        before = float(norm.bias[channel])
+        norm.bias[channel] = -torch.inf
+        changes.append(float((whole(case.inputs[:16]) - wanted).abs().max()))
+        norm.bias[channel] = before
+    norm.bias[int(np.argmin(changes))] = -torch.inf
     return whole
 
 
@@ -336,7 +347,8 @@ def idle(model: ModelProto, count: int = 257) -> ModelProto:
     names = [entry, *(f"idle {number}" for number in range(count))]
     for node in model.graph.node:
         node.input[:] = [names[-1] if name == entry else name for name in node.input]
-    nodes = [helper.make_node("Conv", [a, weight], [b]) for a, b in itertools.pairwise(names)]
+    plain: dict[str, Any] = {"pads": [0, 0, 0, 0], "strides": [1, 1]}
+    nodes = [helper.make_node("Conv", [a, weight], [b], **plain) for a, b in itertools.pairwise(names)]
     rest = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend(nodes + rest)

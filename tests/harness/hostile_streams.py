@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from sigil.transport import wire
-from sigil.transport.rejections import Reason
+from sigil.transport.limits import Reason
 from sigil.transport.wire import Header, Kind
 
 Answer: TypeAlias = Reason | grpc.StatusCode

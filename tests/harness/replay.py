@@ -22,7 +22,9 @@ def replay(
     for number, clients in enumerate(participants, start=1):
         with torch.random.fork_rng(devices=[]):
             rate = scheduled_rate(settings, number)
-            start = RoundStart(number, rate, federation.client_state, federation.server_state)
+            copies = federation.imprinting
+            patterns = None if copies is None else copies.begin(number, federation.client_state)
+            start = RoundStart(number, rate, federation.client_state, federation.server_state, patterns)
             sums = trainer.train(start, clients=clients)
         federation.load(number, sums.client.result(), sums.server.result())
     return federation

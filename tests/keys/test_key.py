@@ -43,13 +43,7 @@ def small_key(**changes: Any) -> Key:
     return Key.generate(**fields | changes)
 
 
-def old_key(**changes: Any) -> Key:
-    """A key of the first version, as only its files can be read today."""
-    fields: dict[str, Any] = {"owner": "Ångström & Co", "shape": (3, 2, 2), "bits": 5}
-    return Key(KeyFields(**fields | changes, version=1), SEED)
-
-
-# Both schemes written once more, slowly: HMAC for HKDF, one AES block at a time, SciPy's quantiles.
+# The derivation written once more, slowly: HMAC for HKDF, one AES block at a time, SciPy's quantiles.
 
 
 def prefixed(*parts: bytes) -> bytes:
@@ -58,14 +52,6 @@ def prefixed(*parts: bytes) -> bytes:
 
 def slow_hkdf(salt: bytes, info: bytes) -> bytes:
     return hmac.digest(hmac.digest(salt, SEED, "sha256"), info + b"\x01", "sha256")
-
-
-def slow_old_encoding(key: Key, purpose: str) -> bytes:
-    shape = b"".join(size.to_bytes(8, "big") for size in key.shape)
-    return prefixed(
-        *(b"sigil key v1", (1).to_bytes(8, "big"), key.owner.encode("utf-8"), shape),
-        *(key.bits.to_bytes(8, "big"), purpose.encode("ascii")),
-    )
 
 
 def slow_encoding(key: Key) -> bytes:
@@ -106,8 +92,6 @@ def slow_statement(key: Key) -> bytes:
 
 
 def slow_subkey(key: Key, purpose: str) -> bytes:
-    if key.version == 1:
-        return slow_hkdf(b"sigil key v1", slow_old_encoding(key, purpose))
     info = prefixed(b"sigil v2", purpose.encode()) + hashlib.sha256(slow_statement(key)).digest()
     return slow_hkdf(bytes(32), info)
 
@@ -130,31 +114,6 @@ def sha256(tensor: torch.Tensor) -> str:
 
 
 # Golden vectors: a change of any of these makes every existing key worthless.
-
-
-def test_golden_old_key() -> None:
-    key = old_key()
-    assert key.matrix[0].tolist() == [
-        -0.28753146529197693,
-        -0.25226637721061707,
-        -0.8666560053825378,
-        -0.31566914916038513,
-        1.0969305038452148,
-    ]
-    assert sha256(key.matrix) == "85a13217dd2da9f35b38f2343d52402fe0e99cdca246f206e36f727775cd454f"
-    assert key.target.tolist() == [1.0, 1.0, 1.0, 0.0, 0.0]
-    assert key.commitment == "7810287eef25a8be1edd80e2f723d715ebedd1a31d7f2b655a602f3d6b08d6e7"
-    assert key.statement() == (
-        'sigil-commitment v1 owner="Ångström & Co" shape=3x2x2 bits=5 '
-        f"commitment={key.commitment} "
-        "evidence-key=bb552d5bf551f47b2e93bea2f8ed8041f6d9ba58cb5d0062f861b91089f92c25"
-    )
-
-
-def test_golden_old_key_of_many_blocks() -> None:
-    key = old_key(shape=(64, 8, 8), bits=50)
-    assert sha256(key.matrix) == "3b863278db3c8ca300cff14c3a3bf4ec2c22df5684b48b156abf05d05901e488"
-    assert sha256(key.target) == "be12c38f9b048e9caba2d3f07832c64e426b7e8dd996708dcdff0a32ebd6be98"
 
 
 def test_golden_key() -> None:
@@ -206,20 +165,14 @@ def test_golden_key() -> None:
     )
 
 
-@pytest.mark.parametrize("make", [small_key, old_key])
-def test_the_slow_implementation_agrees(make: Callable[[], Key]) -> None:
-    key = make()
+def test_the_slow_implementation_agrees() -> None:
+    key = small_key()
     assert sha256(torch.from_numpy(slow_matrix(key))) == sha256(key.matrix)
     stream = slow_stream(key, "target", 1)
     assert key.target.tolist() == [float(stream[0] >> j & 1) for j in range(5)]
-    if key.version == 1:
-        committed = hashlib.sha256(slow_old_encoding(key, "commitment") + SEED).hexdigest()
-        assert key.commitment == committed
-        assert key.signing_key().private_bytes_raw() == slow_subkey(key, "evidence")
-    else:
-        assert key.statement().encode() == slow_statement(key)
-        secret = slow_hkdf(b"sigil key v2", prefixed(b"evidence") + slow_encoding(key))
-        assert key.signing_key().private_bytes_raw() == secret
+    assert key.statement().encode() == slow_statement(key)
+    secret = slow_hkdf(b"sigil key v2", prefixed(b"evidence") + slow_encoding(key))
+    assert key.signing_key().private_bytes_raw() == secret
 
 
 def test_every_entry_is_the_quantile_of_its_word() -> None:
@@ -634,31 +587,20 @@ def test_save_and_load(tmp_path: Path, passphrase: str | None) -> None:
         {"bits": 6},
         {"bits": 10**30},
         {"commitment": "0" * 64},
+        {"version": 1},
+        {"version": 3},
         {"seed": "0" * 64},
     ],
     ids=str,
 )
 def test_a_file_that_contradicts_itself_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    for key in (old_key(), small_key()):
-        key.save(tmp_path / "a.key", overwrite=True)
-        content = json.loads((tmp_path / "a.key").read_bytes())
-        del content["checksum"]
-        if key.version == 1 or "seed" in change:
-            changed = content | change
-        else:
-            changed = content | {"statement": content["statement"] | change}
-        (tmp_path / "b.key").write_bytes(with_checksum(changed))
-        (tmp_path / "b.key").chmod(0o600)
-        with pytest.raises(KeyFileError, match="contradicts itself"):
-            Key.load(tmp_path / "b.key")
-
-
-def test_a_key_of_another_scheme_is_refused(tmp_path: Path) -> None:
-    old_key().save(tmp_path / "a.key")
+    small_key().save(tmp_path / "a.key")
     content = json.loads((tmp_path / "a.key").read_bytes())
     del content["checksum"]
-    (tmp_path / "b.key").write_bytes(with_checksum(content | {"version": 2}))
-    with pytest.raises(KeyFileError, match="scheme version 2"):
+    changed = change if "seed" in change else {"statement": content["statement"] | change}
+    (tmp_path / "b.key").write_bytes(with_checksum(content | changed))
+    (tmp_path / "b.key").chmod(0o600)
+    with pytest.raises(KeyFileError, match="contradicts itself"):
         Key.load(tmp_path / "b.key")
 
 

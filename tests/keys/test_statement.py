@@ -152,9 +152,11 @@ def test_fields_cannot_be_shifted_into_one_another() -> None:
     assert len(set(encodings)) == len(encodings)
 
 
-def test_the_first_version_has_its_own_fields_only() -> None:
-    fields = KeyFields("ACME", (4,), 5, version=1)
-    assert fields.initialiser is None
+@pytest.mark.parametrize("version", [1, 3, True, "2"])
+def test_there_is_one_version(version: Any) -> None:
     with pytest.raises(ConfigError, match="version"):
-        KeyFields("ACME", (4,), 5, version=3)
+        KeyFields("ACME", (4,), 5, version=version)
+
+
+def test_a_level_has_one_spelling() -> None:
     assert statement.level_text("3E-7") == statement.level_text(3e-7) == "3e-7"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sigil import models
-from sigil.models.recognition import client_halves, tensor_names
+from sigil.models.building import client_halves, tensor_names
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -6,7 +6,7 @@ import pytest
 from markupsafe import Markup
 
 from sigil.pages import drawing
-from sigil.pages.tables import NOT_RUN, Answer, Entry, Number, Picture, Power, Table, Words
+from sigil.pages.tables import NOT_RUN, Answer, Entry, Number, Picture, Power, Table, Words, measured
 
 
 @pytest.mark.parametrize(
@@ -116,3 +116,24 @@ def test_a_page_as_records() -> None:
     ]
     assert records[1]["deviation"] == "0.5"
     assert [records[0]["paper"], records[-1]["paper"]] == ["92.6", "no"]
+
+
+def test_what_was_not_measured_is_no_row_no_column_and_no_heading() -> None:
+    gap, number = Number(None, "acc", paper=92.4), Number(38.4, "acc")
+    table = Table(
+        ["cut", "server", "λ = 0.1", "λ = 1", "note"],
+        [
+            ["layer1", "honest", gap, gap, ""],
+            ["layer3", "honest", [number, Number(None, "WSR")], gap, "a"],
+            ["layer4", "honest", NOT_RUN, gap, "b"],
+        ],
+        names=2,
+    )
+    assert drawing.markdown(measured(["## Kept", table])) == (
+        "## Kept\n\n| cut | server | λ = 0.1 | note |\n| --- | --- | --- | --- |\n"
+        "| layer3 | honest | acc 38.4 | a |\n| layer4 | honest | – | b |\n"
+    )
+    empty = Table(["cut", "λ = 1"], [["layer1", gap]], caption="Above.")
+    page = ["Words.", "## Gone", Picture("gone", "x.png"), empty, "## Words alone", "stay."]
+    assert measured(page) == ["Words.", "## Words alone", "stay."]
+    assert measured([Picture("a figure alone", "x.png")]) == [Picture("a figure alone", "x.png")]

@@ -1,9 +1,11 @@
-"""ONNX graphs: cut at the activation, standard operators only, nothing from other files."""
+"""ONNX graphs: cut at the activation, standard operators only, nothing from files elsewhere."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,15 +187,89 @@ def external(name: str, location: str) -> TensorProto:
     return tensor
 
 
-@pytest.mark.parametrize("location", ["weights.bin", "../../etc/passwd", "/etc/passwd"])
-def test_weights_in_other_files_are_refused(tmp_path: Path, location: str) -> None:
-    (tmp_path / "weights.bin").write_bytes(bytes(12))
+@pytest.mark.parametrize(
+    "location",
+    ["../../etc/passwd", "/etc/passwd", "inside/weights.bin", "..", "a\\b", "*/_ORT_MEM_ADDR_/*", "x" * 300],
+)
+def test_weights_in_files_elsewhere_are_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "weights.bin").write_bytes(bytes(12))
     add = helper.make_node("Add", ["x", "w"], ["y"])
     with pytest.raises(SuspectError, match="in another file"):
         open_suspect(stored(made([add], [external("w", location)]), tmp_path))
-    constant = helper.make_node("Constant", [], ["w"], value=external("w", location))
+    constant = helper.make_node("Constant", [], ["w"], value=external("w", "weights.bin"))
     with pytest.raises(SuspectError, match="in another file"):
         open_suspect(stored(made([constant, add]), tmp_path))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_weights_in_other_files_of_the_folder_are_read(
+    graph: Path, images: torch.Tensor, tmp_path: Path, together: bool
+) -> None:
+    model, path = onnx.load(str(graph)), tmp_path / "copy.onnx"
+    onnx.save(
+        model, str(path), save_as_external_data=True, all_tensors_to_one_file=together, size_threshold=0
+    )
+    suspects = [open_suspect(one, at="/pool2/MaxPool") for one in (graph, path)]
+    assert torch.equal(*(suspect(images) for suspect in suspects))
+    assert all(map(torch.equal, *(suspect.filters() for suspect in suspects)))
+    assert suspects[1].sha256 not in {
+        hashlib.sha256(one.read_bytes()).hexdigest() for one in tmp_path.iterdir()
+    }
+
+
+def test_the_hash_of_a_graph_is_that_of_all_its_files(tmp_path: Path) -> None:
+    add, file = helper.make_node("Add", ["x", "w"], ["y"]), tmp_path / "weights.bin"
+    file.write_bytes(bytes(12))
+    path = stored(made([add], [external("w", file.name)]), tmp_path)
+    hashes = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in (path, file)}
+    lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
+    assert open_suspect(path).sha256 == hashlib.sha256(lines.encode()).hexdigest()
+
+
+CHANGED: dict[str, tuple[Callable[[Path, TensorProto], object], str]] = {
+    "not there": (lambda file, weight: file.unlink(), "cannot be read: No such file"),
+    "a link": (
+        lambda file, weight: (file.rename(file.with_name("other")), file.symlink_to("other")),
+        "is not a file",
+    ),
+    "a folder": (lambda file, weight: (file.unlink(), file.mkdir()), "is not a file"),
+    "a pipe": (lambda file, weight: (file.unlink(), os.mkfifo(file)), "is not a file"),
+    "empty": (lambda file, weight: file.write_bytes(b""), "is empty"),
+    "short": (lambda file, weight: file.write_bytes(bytes(11)), "do not lie in the file"),
+    "huge": (lambda file, weight: os.truncate(file, 2 << 30), "bytes, more than the limit of 1,073,741,824"),
+    "before the start": (lambda file, weight: said(weight, "offset", "-4"), "do not lie in the file"),
+    "behind the end": (lambda file, weight: said(weight, "offset", str(1 << 70)), "do not lie in the file"),
+    "another length": (lambda file, weight: said(weight, "length", "8"), "do not lie in the file"),
+    "no number": (lambda file, weight: said(weight, "offset", "x"), "do not lie in the file"),
+    "a negative size": (lambda file, weight: weight.dims.append(-1), "do not lie in the file"),
+    "no type": (lambda file, weight: setattr(weight, "data_type", 99), "do not lie in the file"),
+}
+
+
+def said(weight: TensorProto, key: str, value: str) -> None:
+    entry = weight.external_data.add()
+    entry.key, entry.value = key, value
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_other_files_that_hold_no_weights_are_refused(tmp_path: Path, change: str) -> None:
+    file, weight = tmp_path / "weights.bin", external("w", "weights.bin")
+    file.write_bytes(bytes(12))
+    add = helper.make_node("Add", ["x", "w"], ["y"])
+    assert open_suspect(stored(made([add], [weight]), tmp_path)).kind == "onnx"
+    CHANGED[change][0](file, weight)
+    with pytest.raises(SuspectError, match=CHANGED[change][1]) as caught:
+        open_suspect(stored(made([add], [weight]), tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_more_files_than_can_be_opened_are_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", [f"x{n}" if n else "x", f"w{n}"], [f"x{n + 1}"]) for n in range(129)]
+    nodes[-1].output[0] = "y"
+    model = made(nodes, [external(f"w{n}", f"file{n}") for n in range(129)])
+    with pytest.raises(SuspectError, match="in 129 other files, more than the limit of 128"):
+        open_suspect(stored(model, tmp_path))
 
 
 @pytest.mark.parametrize("domain", ["com.microsoft", "evil.ops", "ai.onnx.preview.training"])
@@ -487,7 +563,7 @@ def test_only_the_needed_part_reaches_the_runtime(graph: Path) -> None:
     model = onnx.load(graph)
     entry = model.metadata_props.add()
     entry.key, entry.value = "ort_config", '{"session_options": {"inter_op_num_threads": 1}}'
-    part = suspect_graph._extract(model, TENSOR, graph)
+    part = suspect_graph._extract(model, TENSOR, graph, {})
     assert not part.metadata_props
     assert [output.name for output in part.graph.output] == [TENSOR]
     assert 0 < len(part.graph.node) < len(model.graph.node)

@@ -64,6 +64,35 @@ def test_a_whole_model_is_cut_where_asked(model: models.Model, images: Tensor, t
     assert models.default_cut("vgg11") in open_suspect(path).description
 
 
+def test_a_half_is_opened_at_its_own_cut_whatever_rows_it_ends_with(
+    model: models.Model, tmp_path: Path
+) -> None:
+    """Before or behind a pooling the tensors are the same: the file says it, or the key by its shape."""
+    path = tmp_path / "half.safetensors"
+    for cut in models.cut_points("vgg11"):
+        half = models.split(model, cut)[0]
+        models.save(path, half)
+        assert open_suspect(path).module.spec.cut == cut  # type: ignore[union-attr]
+        bare = tmp_path / "bare.safetensors"
+        save_file(half.state_dict(), bare)
+        shape = models.activation_shape(half, INPUT)
+        opened = open_suspect(bare, input_shape=INPUT, activation_shape=shape)
+        with torch.no_grad():
+            assert opened(torch.zeros(1, *INPUT)).shape[1:] == shape
+
+
+def test_an_impossible_input_shape_in_the_metadata_gives_way_to_a_given_one(
+    half: models.Model, tmp_path: Path
+) -> None:
+    copy = models.from_state(half.spec, half.state_dict())
+    copy.input_shape = (3, 1, 1)
+    path = tmp_path / "small.safetensors"
+    models.save(path, copy)
+    assert open_suspect(path, activation_shape=ACTIVATION, input_shape=INPUT).input_shape == INPUT
+    with pytest.raises(ShapeError, match="--input-shape"):
+        open_suspect(path, activation_shape=ACTIVATION)
+
+
 def test_foreign_safetensors_open_by_their_weights_or_with_a_named_architecture(
     half: models.Model, images: Tensor, tmp_path: Path
 ) -> None:
@@ -168,10 +197,16 @@ def test_weights_for_other_images_than_named_are_called_what_they_are(client: Pa
 def test_renamed_tensors_are_not_called_a_model_that_they_are_not(
     renamed: Callable[[str], str], named: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Blocks have layers of the same names as networks, and all networks end alike."""
+    """Blocks have layers of the same names as networks, and all networks end alike.
+
+    In the order of the model they are read as what they are; here the last comes first.
+    """
     path = tmp_path / "weights.pt"
     state = models.build("resnet18", width=8, seed=0).state_dict()
-    torch.save({renamed(name): tensor for name, tensor in state.items()}, path)
+    other = {renamed(name): tensor for name, tensor in state.items()}
+    torch.save(other, path)
+    assert open_suspect(path, **named, cut="layer3").entries == (f"{next(iter(other))} (in order)",)
+    torch.save({name: other[name] for name in reversed(other)}, path)
     with pytest.raises(SuspectError, match=r"holds 122 tensors \('|it lacks ") as caught:
         open_suspect(path, **named, cut="layer3")
     assert "server half" not in str(caught.value)
@@ -312,9 +347,10 @@ def test_every_format_gives_the_same_verdict(
     state = tmp_path / "state.pt"
     torch.save(half.state_dict(), state)
     expected = verify(half, key, input_shape=INPUT, probes=64)
-    assert verify(open_suspect(client), key, probes=64) == expected
+    assert verify(open_suspect(client), key, probes=64).to_dict() == expected.to_dict()
     for path in (state, exported):
-        assert verify(open_suspect(path, **VGG), key, input_shape=INPUT, probes=64) == expected
+        found = verify(open_suspect(path, **VGG), key, input_shape=INPUT, probes=64)
+        assert found.to_dict() == expected.to_dict()
     found = verify(open_suspect(graph, at="/pool2/MaxPool"), key, probes=64)
     assert found.bit_shares == pytest.approx(expected.bit_shares, abs=1 / 64)
     assert found.margins == pytest.approx(expected.margins, abs=1e-4)

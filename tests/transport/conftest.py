@@ -21,7 +21,13 @@ import torch
 from sigil.data import Dataset
 from sigil.federation import Federation, Settings
 from sigil.federation.averaging import State, WeightedAverage
-from sigil.federation.from_settings import build_halves, client_parts, load_data, scheduled_rate
+from sigil.federation.from_settings import (
+    Training,
+    build_halves,
+    client_parts,
+    load_data,
+    scheduled_rate,
+)
 from sigil.federation.precision import choose
 from sigil.federation.settings import make
 from sigil.keys.key import Key
@@ -36,7 +42,7 @@ from sigil.transport import (
     train_round,
     wire,
 )
-from sigil.transport.rejections import Reason
+from sigil.transport.limits import Reason
 from sigil.transport.wire import Header, Kind
 
 
@@ -73,15 +79,13 @@ class Net:
     folder: Path
     fingerprints: dict[int, str]
 
-    def service(self, **changes: Any) -> SplitService:
-        arguments: dict[str, Any] = {
-            "key": self.key,
-            "classes": self.dataset.classes,
-            "input_shape": self.dataset.shape,
-            "credentials": ServerCredentials.load(self.folder),
-        }
-        settings = changes.pop("settings", self.settings)
-        return SplitService(settings, **{**arguments, **changes})
+    def training(self, **changes: Any) -> Training:
+        arguments: dict[str, Any] = {"settings": self.settings, "dataset": self.dataset, "key": self.key}
+        return Training.prepare(**{**arguments, **changes})
+
+    def service(self, training: Training | None = None, **changes: Any) -> SplitService:
+        credentials = ServerCredentials.load(self.folder)
+        return SplitService(training or self.training(), **{"credentials": credentials, **changes})
 
     def credentials(self, client: int) -> ClientCredentials:
         return ClientCredentials.load(certificates.bundle_folder(self.folder, client))

@@ -16,7 +16,7 @@ from sigil.errors import NetworkError
 from sigil.transport import ClientCredentials, Refused, certificates, wire
 from sigil.transport.flower import processes
 from sigil.transport.flower.tunnel import Tunnel
-from sigil.transport.rejections import Reason
+from sigil.transport.limits import Reason
 
 
 def sentence(error: BaseException) -> str:

@@ -33,7 +33,7 @@ COMMON = [
     "model.width=4", "data.train_limit=120", "data.test_limit=40", "federation.clients=2",
     "federation.local_epochs=2", "federation.batch_size=8", "optimizer.lr=0.05", "optimizer.warmup_rounds=1",
     "watermark.bits=64", "watermark.strength=1.0", "run.workers=1", "run.threads=1", "run.device=cpu",
-    "run.precision=float32",
+    "run.precision=float32", "federation.imprint=true",
 ]  # fmt: skip
 STEP_SECONDS = 6.0
 # A round is 16 steps of more than 4 kB: this is early in it, and so is twice as much.

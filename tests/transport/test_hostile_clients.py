@@ -25,6 +25,7 @@ SETTINGS = [
     "model.width=4", "data.train_limit=90", "data.test_limit=30", "federation.clients=3",
     "federation.rounds=2", "federation.local_epochs=1", "federation.batch_size=8", "watermark.bits=8",
     "watermark.scheme=paper", "run.workers=1", "run.threads=1", "run.device=cpu", "run.precision=float32",
+    "federation.imprint=true",
 ]  # fmt: skip
 
 
@@ -32,16 +33,16 @@ def strangers_are_refused(network: Path, home: Path) -> None:
     """What others on the owner's machine can do with the SuperLink, who have its address and ``ca.pem``."""
     shutil.copytree(network / "flower", home)
     environment = os.environ | {"FLWR_HOME": str(home), "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    flwr = str(Path(sys.executable).with_name("flwr"))
-    asked = [[flwr, "list"], [flwr, "stop", "1"], [flwr, "run", str(APP)]]
-    for command in (*asked, [flwr, "supernode", "register", str(network / "clients" / "0000" / "node.pub")]):
-        done = subprocess.run([*command, "--format", "json"], env=environment, capture_output=True, text=True)
-        assert "403 Forbidden" in done.stdout, done.stdout + done.stderr
+    command = [str(Path(sys.executable).with_name("flwr")), "run", str(APP), "--format", "json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "403 Forbidden" in done.stdout, done.stdout + done.stderr
     (address,) = re.findall(r'^address = "(.*)"$', (home / "config.toml").read_text(), re.MULTILINE)
     trust = ssl.create_default_context(cafile=network / "ca.pem")
     with httpx.Client(base_url=f"https://{address}", verify=trust, trust_env=False) as line:
         for path in (
             "/",
+            "/v1/control/list-runs",
+            "/v1/control/register-node",
             "/v1/control/stop-run",
             "/v1/fleet/pull-messages",
             "/v1/runtime/../control/list-runs",

@@ -68,7 +68,7 @@ def test_every_malformed_message_is_rejected_with_a_reason_and_harms_nobody(
     sections["federation"]["clients"] = len(clients)
     sections["watermark"]["scheme"] = "paper"
     outcomes: Counter[str] = Counter()
-    with net.service(limits=limits, settings=make(sections)) as service:
+    with net.service(net.training(settings=make(sections)), limits=limits) as service:
         tickets = service.open_round(1, server_start, lr=scheduled_rate(net.settings, 1), clients=clients)
         attacker = Attacker(
             np.random.default_rng(0),

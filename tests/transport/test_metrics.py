@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -15,10 +16,9 @@ import pytest
 
 from sigil.errors import NetworkError
 from sigil.federation.precision import choose
-from sigil.federation.progress import Silent
+from sigil.federation.progress import Progress, Together
 from sigil.transport import Metrics, Reason
-from sigil.transport.metrics import MeasuredProgress
-from sigil.transport.presence import Presence
+from sigil.transport.owner import Presence
 from sigil.transport.session import Status
 
 
@@ -50,40 +50,69 @@ def test_the_endpoint_serves_what_the_service_counts(net: Any, service: Any) -> 
     cut = (2 if precision.bfloat16 else 4) * images * 8 * 2 * 2
     assert float(values["sigil_received_bytes_total"]) > cut
     assert float(values["sigil_sent_bytes_total"]) > cut
-    with pytest.raises(NetworkError, match=f"127.0.0.1:{port}"):
+    with pytest.raises(NetworkError, match=f"Port {port} of 127.0.0.1"):
         Metrics().serve(port)
 
 
 def test_a_round_is_shown_as_its_line_in_the_metrics_says() -> None:
     metrics = Metrics()
-    shown = MeasuredProgress(Silent(), metrics)
+    shown = Together(Progress(), metrics)
     row = {"round": 7, "loss": 0.5, "accuracy": 0.9, "wsr": 0.8, "log10_p_before": -12.5}
-    shown.start("run", first_round=7, rounds=9, images_per_round=10, rows=[row])
+    shown.on_start("run", first_round=7, rounds=9, images_per_round=10, rows=[row])
     value = metrics.registry.get_sample_value
     assert value("sigil_round") == 7
-    shown.round_end(row | {"round": 8, "wsr_inputs": 0.95, "log10_p_inputs": -20.0, "log10_p": 0.0})
+    shown.on_round(row | {"round": 8, "wsr_inputs": 0.95, "log10_p_inputs": -20.0, "log10_p": 0.0})
     assert (value("sigil_round"), value("sigil_loss"), value("sigil_accuracy")) == (8, 0.5, 0.9)
     assert value("sigil_wsr", {"inputs": "noise"}) == 0.8
     assert value("sigil_wsr", {"inputs": "inputs"}) == 0.95
     assert value("sigil_log10_p_before", {"inputs": "noise"}) == -12.5
     assert value("sigil_log10_p", {"inputs": "noise"}) == 0.0
     assert value("sigil_log10_p", {"inputs": "inputs"}) == -20.0
-    shown.round_end({"round": 9, "loss": 0.4})  # a round that was not evaluated
+    shown.on_round({"round": 9, "loss": 0.4})  # a round that was not evaluated
     assert (value("sigil_round"), value("sigil_accuracy")) == (9, 0.9)
 
 
 def test_clients_are_counted_between_rounds_too() -> None:
     metrics = Metrics()
     presence = Presence(metrics, [0, 1, 2])
-    presence.gathered({0, 1}, out=set())
+    presence.gathered(1, {0, 1}, out=set())
     value = metrics.registry.get_sample_value
-    assert (value("sigil_clients_joined"), value("sigil_clients_training")) == (2, 0)
-    presence.trained({0: (Status.CONNECTED, 32), 1: (Status.FINISHED, 64)}, {0, 1}, out={2})
-    assert (value("sigil_clients_joined"), value("sigil_clients_training")) == (2, 1)
-    assert [(now.client, now.state, now.images) for now in metrics.people] == [
+    assert (value("sigil_clients"), value("sigil_clients_joined")) == (3, 2)
+    presence.trained(1, {0: (Status.CONNECTED, 32), 1: (Status.FINISHED, 64)}, {0, 1}, out={2})
+    assert (value("sigil_clients"), value("sigil_clients_joined")) == (3, 2)
+    assert [(now.client, now.state, now.images) for now in metrics.now] == [
         (0, "training", 32),
         (1, "finished", 64),
         (2, "out", 0),
+    ]
+
+
+def test_a_lost_client_is_named_until_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics()
+    presence = Presence(metrics, [0, 1, 2])
+    presence.gathered(5, {0, 1}, out=set())
+    assert metrics.banner == "", "a client that has never been there is not lost"
+    both = {0: (Status.CONNECTED, 32), 1: (Status.CONNECTED, 32)}
+    presence.trained(5, both, {0, 1}, out=set())
+    time.sleep(0.01)
+    presence.trained(5, both, {0, 1}, out=set())
+    assert all(now.images_per_second > 0 for now in metrics.now[:2])
+    presence.trained(5, {0: (Status.CONNECTED, 64), 1: (Status.ABSENT, 32)}, {0}, out=set())
+    assert [now.state for now in metrics.now] == ["training", "lost", "absent"]
+    assert not presence.waiting
+    presence.trained(5, {0: (Status.FINISHED, 96), 1: (Status.ABSENT, 32)}, {0}, out=set())
+    assert presence.waiting
+    assert "Client 1 is lost since" in metrics.banner
+    assert "round 5 waits" in metrics.banner
+    assert "sigil join …/clients/0001" in metrics.banner
+    assert "--minimum 2" in metrics.banner
+    assert metrics.now[0].images_per_second > 0, "a finished client keeps the speed that it had"
+    assert metrics.now[1].images_per_second == 0
+    presence.trained(5, {0: (Status.FINISHED, 96), 1: (Status.EXPECTED, 0)}, {0, 1}, out=set())
+    assert (metrics.banner, presence.waiting) == ("", False)
+    assert [record.message.partition(" since")[0].partition(" after")[0] for record in caplog.records] == [
+        "Client 1 is lost",
+        "Client 1 is back",
     ]
 
 
@@ -118,3 +147,15 @@ def test_strangers_at_the_endpoint_cost_no_thread_and_no_line(capfd: pytest.Capt
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert b"sigil_round" in answer.read()
     assert capfd.readouterr().err == ""
+
+
+def test_nobody_is_said_to_wait_for_a_client_that_was_given_up() -> None:
+    metrics = Metrics()
+    presence = Presence(metrics, [0, 1], wait=10.0)
+    presence.gathered(1, {0, 1}, out=set())
+    presence.gathered(2, {0}, out=set())
+    assert "round 2 waits for it, 10 seconds at most" in metrics.banner
+    presence.gathered(2, {0}, out=set(), gone={1})
+    assert (metrics.banner, presence.waiting) == ("", False)
+    presence.trained(2, {0: (Status.CONNECTED, 32)}, {0}, out=set())
+    assert (metrics.banner, [now.state for now in metrics.now]) == ("", ["training", "absent"])

@@ -135,12 +135,26 @@ def test_the_port_of_the_service_is_kept_until_it_listens_there(net: Any, remote
     assert federation._trainer.service.address == address
 
 
+def test_progress_counts_every_image_of_a_round_once(net: Any, remote: Any) -> None:
+    ticks: list[int] = []
+    federation = remote(Threads(net))
+    for _ in range(2):
+        ticks.clear()
+        result = federation.run_round(tick=ticks.append)
+        assert sum(ticks) == result.images > 0
+        assert min(ticks) >= 0
+
+
 class Gate:
     """A front that counts nothing and is told who went too far."""
 
     def __init__(self) -> None:
         self.allowances: list[int] = []
         self.over: set[str] = set()
+        self.quiet: set[str] = set()
+
+    def silent(self, seconds: float) -> set[str]:
+        return self.quiet
 
     def begin_round(self, allowance: int) -> None:
         self.allowances.append(allowance)
@@ -183,6 +197,26 @@ def test_a_client_that_sends_too_much_to_the_front_is_named_and_out(
     assert same(federation.client_state, alone(net, [[0, 2], [0, 2]])[0])
 
 
+def test_a_killed_client_is_not_counted_on_although_the_messenger_still_does(
+    net: Any, remote: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower lists one for most of a minute: a round began with it, and `wait` was not kept."""
+    gate = Gate()
+    gate.quiet.add(net.fingerprints[1])
+    messenger = Threads(net)
+    federation = remote(messenger, minimum=1, wait=0.0, front=gate)
+    federation.run_round()
+    assert (1, 1) not in messenger.asked
+    gate.quiet.clear()
+    federation.run_round()
+    assert (2, 1) in messenger.asked, "it is there again"
+    gate.quiet.add(net.fingerprints[1])
+    federation.run_round()
+    assert "Client 1 is lost since" in caplog.text
+    assert "round 3 waits for it, 0 seconds at most" in caplog.text
+    assert (3, 1) not in messenger.asked
+
+
 def test_a_round_ends_in_time_whatever_becomes_of_a_clients_half(
     net: Any, remote: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +245,52 @@ def test_a_run_across_the_network_is_the_run_in_one_process(net: Any, tmp_path: 
         assert ours.keys() == theirs.keys()
         for name in ours.keys() - {"seconds", "images_per_second"}:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-12)
+
+
+def _carrying_a_pattern(net: Any, key: Any) -> Callable[[RoundUpdate], RoundUpdate]:
+    """A client that knows another's pattern, as nobody but the owner does, and puts it into its change."""
+
+    def forge(update: RoundUpdate) -> RoundUpdate:
+        federation = Federation(net.settings, net.dataset, key=key)
+        assert federation.imprinting is not None
+        patterns = federation.imprinting.begin(1, federation.client_state)
+        state = {name: value.clone() for name, value in update.client_state.items()}
+        for name, value in patterns.give("client 2", federation.client_state).items():
+            if value.ndim > 1:
+                state[name] += 2 * (value - federation.client_state[name])
+        return replace(update, client_state=state)
+
+    return forge
+
+
+def test_with_a_copy_for_each_client_it_is_the_run_in_one_process_too(make_net: Any, tmp_path: Path) -> None:
+    """Also if a client is away for a round, with robust averages, and if one carries a pattern."""
+    for average in ("mean", "median"):
+        net = make_net(
+            model={"width": 16},
+            federation={"imprint": True, "average": average},
+            optimizer={"lr": 0.02},
+        )
+        trainer = partial(RemoteTrainer, messenger=Threads(net), network=network(net))
+        there = train(net.settings, tmp_path / f"there-{average}", key=net.key, trainer=trainer)
+        here = train(net.settings, tmp_path / f"here-{average}", key=net.key)
+        for name in ("client.safetensors", "server.safetensors"):
+            assert (there.folder / name).read_bytes() == (here.folder / name).read_bytes()
+        blocks = [sorted(path.name for path in (run.folder / "imprints").iterdir()) for run in (there, here)]
+        assert blocks[0] == blocks[1] != []
+    for fate, participants in ((None, [[0, 2]]), (_carrying_a_pattern(net, net.key), [[0, 2]])):
+        messenger = Threads(net, lambda client, *_, fate=fate: fate if client == 1 else None)
+        if fate is None:
+            del messenger.processes[1]
+        trainer = partial(RemoteTrainer, messenger=messenger, network=network(net, minimum=2, wait=0.1))
+        federation = Federation(net.settings, net.dataset, key=net.key, trainer=trainer)
+        try:
+            result = federation.run_round()
+        finally:
+            federation.close()
+        assert result.missing == (1,)
+        assert result.left_out == ({} if fate is None else {1: "pattern"})
+        assert same(federation.client_state, alone(net, participants)[0])
 
 
 def test_a_client_that_is_killed_and_comes_back_changes_nothing(net: Any, remote: Any) -> None:

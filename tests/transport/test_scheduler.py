@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from sigil.transport.scheduler import Budget, Scheduler
+from sigil.transport.limits import Budget
+from sigil.transport.session import Scheduler
 
 
 def test_work_is_done_one_at_a_time_in_order_of_arrival() -> None:

@@ -45,7 +45,7 @@ def test_nothing_that_leaves_the_server_holds_the_key(
 
     monkeypatch.setattr(Stream, "_write", recorded)
     federation = net.local()
-    with caplog.at_level(logging.DEBUG), net.service(key=key, wire=wire) as service:
+    with caplog.at_level(logging.DEBUG), net.service(net.training(key=key), wire=wire) as service:
         _, outcome, _ = net.round(service, federation.client_state, federation.server_state, 1, wire=wire)
         tickets = net.open(service, outcome.server_state(), 2)
         offender = net.raw(service).send(net.hello(tickets[0], number=2), *net.activation(number=2, step=3))
@@ -62,5 +62,5 @@ def test_a_service_with_the_wrong_key_does_not_show_it(make_net: Any, leaks: Lea
     net = make_net()
     key = Key.generate("ACME", shape=(4, 2, 2), bits=64, seed=SEED)
     with pytest.raises(Exception, match="make a key with that shape") as error:
-        net.service(key=key)
+        net.service(net.training(key=key))
     assert leaks(key, str(error.getrepr(showlocals=False)).encode()) == []

@@ -18,7 +18,7 @@ import torch
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation.messages import CutGradient, Logits
 from sigil.federation.observers import ServerObserver
-from sigil.federation.reference import ReferenceRecorder
+from sigil.federation.recording import ReferenceRecorder
 from sigil.federation.server import Server
 from sigil.transport import (
     ClientCredentials,
@@ -326,7 +326,7 @@ def test_a_newer_stream_of_the_same_client_ends_the_older(net: Any, service: Any
     assert older.refusal() is Reason.SUPERSEDED
     newer.send(*net.gradient())
     assert newer.receive().kind is Kind.CUT_GRADIENT
-    assert service.metrics.registry.get_sample_value("sigil_clients") == 1
+    assert service.metrics.registry.get_sample_value("sigil_clients_training") == 1
 
 
 def test_a_client_cannot_claim_answers_that_were_never_given(net: Any, service: Any) -> None:
@@ -519,7 +519,7 @@ def test_observers_see_what_those_of_one_process_see(net: Any) -> None:
     federation.server_observers.append(local)
     client_state, server_state = federation.client_state, federation.server_state
     federation.run_round()
-    with net.service(observers=[remote]) as service:
+    with net.service(replace(net.training(), server_observers=[remote])) as service:
         net.round(service, client_state, server_state, 1)
     assert remote.sums["count"] == local.sums["count"] > 0
     for name, value in local.sums.items():
@@ -532,9 +532,9 @@ def test_what_cannot_work_is_said_before_anybody_connects(net: Any, make_net: An
     with pytest.raises(ConfigError, match="server_halves per-client"):
         make_net(federation={"server_halves": "shared"}).service()
     with pytest.raises(ConfigError, match="observer"):
-        net.service(observers=[ServerObserver()])
+        net.service(replace(net.training(), server_observers=[ServerObserver()]))
     with pytest.raises(ConfigError, match="no key to embed"):
-        net.service(key=None)
+        net.service(net.training(key=None))
     with pytest.raises(ConfigError, match="bytes_in_flight"):
         net.service(limits=Limits(bytes_in_flight=1000))
     service = net.service()

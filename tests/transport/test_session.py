@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from sigil.federation.from_settings import ServerMaker, build_halves, fresh_optimizer
+from sigil.federation.from_settings import fresh_optimizer
 from sigil.federation.messages import Activation, LogitGradient
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.injector import Injector
 from sigil.transport import Limits, Metrics
-from sigil.transport.rejections import Reason, Rejection
-from sigil.transport.scheduler import Budget, Scheduler
-from sigil.transport.session import ServedHalf, Session, Status
+from sigil.transport.limits import Budget, Reason, Rejection
+from sigil.transport.session import Scheduler, ServedHalf, Session, Status
 from sigil.transport.wire import Header, Kind
 
 CPU = Precision(torch.device("cpu"), bfloat16=False)
@@ -24,12 +24,8 @@ CPU = Precision(torch.device("cpu"), bfloat16=False)
 
 @pytest.fixture
 def served(net: Any) -> ServedHalf:
-    halves = build_halves(net.settings, classes=net.dataset.classes, input_shape=net.dataset.shape)
     return ServedHalf(
-        servers=ServerMaker(net.settings, secret=net.key, halves=halves, precision=CPU),
-        half=halves.server,
-        classes=net.dataset.classes,
-        observers=(),
+        training=replace(net.training(), precision=CPU),
         limits=Limits(),
         wire="float32",
         metrics=Metrics(),
@@ -38,8 +34,12 @@ def served(net: Any) -> ServedHalf:
     )
 
 
+def initial(served: ServedHalf) -> dict[str, torch.Tensor]:
+    return served.training.halves.server.state_dict()
+
+
 def make(served: ServedHalf) -> Session:
-    return Session(0, round_number=1, state=served.half.state_dict(), lr=0.1, served=served)
+    return Session(0, round_number=1, state=initial(served), lr=0.1, served=served)
 
 
 def batches(served: ServedHalf, steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -70,7 +70,7 @@ def run(session: Session, served: ServedHalf, steps: int) -> list[torch.Tensor]:
 
 
 def test_a_session_computes_what_a_server_computes(served: ServedHalf, net: Any) -> None:
-    half = copy.deepcopy(served.half).train()
+    half = copy.deepcopy(served.training.halves.server).train()
     optimizer = fresh_optimizer(half, 0.1, settings=net.settings, precision=CPU)
     injector = Injector(net.key, net.settings.watermark.strength)
     server = Server(half, optimizer, shape=served.shape, precision=CPU, injector=injector)
@@ -86,7 +86,7 @@ def test_a_session_computes_what_a_server_computes(served: ServedHalf, net: Any)
 
 
 def test_a_sessions_server_knows_its_client_and_round(served: ServedHalf) -> None:
-    session = Session(2, round_number=7, state=served.half.state_dict(), lr=0.1, served=served)
+    session = Session(2, round_number=7, state=initial(served), lr=0.1, served=served)
     run(session, served, 1)
     server = session._server
     assert server is not None
@@ -94,7 +94,7 @@ def test_a_sessions_server_knows_its_client_and_round(served: ServedHalf) -> Non
 
 
 def test_a_restarted_session_begins_at_the_rounds_weights(served: ServedHalf) -> None:
-    start = {name: value.clone() for name, value in served.half.state_dict().items()}
+    start = {name: value.clone() for name, value in initial(served).items()}
     session = make(served)
     first = run(session, served, 2)
     session.restart()
@@ -102,15 +102,13 @@ def test_a_restarted_session_begins_at_the_rounds_weights(served: ServedHalf) ->
     assert all(torch.equal(session.server_state[name], value) for name, value in start.items())
     for again, before in zip(run(session, served, 2), first, strict=True):
         assert torch.equal(again, before)
-    assert all(torch.equal(served.half.state_dict()[name], value) for name, value in start.items())
+    assert all(torch.equal(initial(served)[name], value) for name, value in start.items())
 
 
 def test_sessions_do_not_share_weights(served: ServedHalf) -> None:
     one, other = make(served), make(served)
     run(one, served, 2)
-    assert all(
-        torch.equal(value, served.half.state_dict()[name]) for name, value in other.server_state.items()
-    )
+    assert all(torch.equal(value, initial(served)[name]) for name, value in other.server_state.items())
 
 
 def test_a_finished_session_takes_no_more_steps(served: ServedHalf) -> None:

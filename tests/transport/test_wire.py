@@ -7,11 +7,11 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sigil.transport import wire
-from sigil.transport.rejections import Reason, Rejection
+from sigil.transport.limits import Reason, Rejection
 from sigil.transport.wire import CHUNK_BYTES, Assembly, Header, Kind, check_finite, unpack
 
 GOOD = Header(Kind.ACTIVATION, 1, 2, 3, torch.float32, False, (4, 5, 6, 7))
@@ -190,6 +190,8 @@ def test_eight_bits_are_right_to_half_a_step_of_each_sample(order: torch.memory_
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
+@example([torch.finfo(torch.float32).max])
+@example([-3.3762391e38, 1.0])
 def test_eight_bits_take_every_finite_number(numbers: list[float]) -> None:
     values = torch.tensor([numbers, [0.0] * len(numbers)])
     arrived = through(values, form="int8", widen=True)
@@ -210,7 +212,7 @@ def test_logits_and_their_gradients_do_not_travel_in_eight_bits() -> None:
         assert rejection.value.reason is Reason.DTYPE
 
 
-@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800000, 0xFF800000, 0x80000001, 0xBF800000, 0x7C000001])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800000, 0xFF800000, 0x80000001, 0xBF800000, 0x7C010205])
 @pytest.mark.parametrize("sample", [0, 2])
 def test_a_scale_that_is_no_size_is_refused(bits: int, sample: int) -> None:
     """NaN, both infinities, negative ones small and large, and one beyond which a byte could overflow."""

@@ -30,9 +30,9 @@ def readings() -> ModuleType:
 
 def test_clean_models_p_values_are_those_of_the_null(readings: ModuleType, margin: Margin) -> None:
     digits = data.load("digits", train_limit=600)
-    model = readings.clean_model(digits, cut="layer3", seed=0, epochs=2)
+    model = readings.clean_model(digits, name="resnet18", cut="layer3", seed=0, epochs=2)
     shape = models.activation_shape(model, digits.shape)
-    found = list(readings.draws(model, digits, shape, 300))
+    found = list(readings.draws(model, digits, shape, range(300), aligned=False))
     for kind in ("noise", "inputs"):
         row = readings.judge([one for one in found if one["kind"] == kind])
         assert row["draws"] == 300
@@ -56,7 +56,7 @@ def test_the_benchmark_reads_as_verification_does(readings: ModuleType) -> None:
     digits = data.load("digits")
     model, _ = models.split(models.build("resnet18", width=8, channels=1, input_size=8, seed=0), "layer3")
     model.eval()
-    _, first = list(readings.draws(model, digits, (32, 2, 2), 1))
+    _, first = list(readings.draws(model, digits, (32, 2, 2), range(1), aligned=False))
     key = Key.generate("Nobody", shape=(32, 2, 2), bits=readings.BITS, seed=bytes(32))
     inputs = data.Inputs(digits.test.images, normalisation=(digits.mean, digits.std))
     _, read = read_mark(model, key, inputs, input_shape=(1, 8, 8))

@@ -117,7 +117,8 @@ def test_bits_shares_and_margins_follow_their_formulas() -> None:
     assert report.bit_error == (right.double().mean(0) < 0.5).double().mean().item()
     ones = bits.sum(0).to(torch.int64)
     assert report.log10_p_before == pytest.approx(statistics.p_value(ones, key.target, 40).log10_p)
-    assert report.weights == tuple((2 * ones - 40).abs().tolist())
+    assert sorted(report.weights) == sorted((2 * ones - 40).abs().tolist())
+    assert report.agreements == tuple(sorted(right.sum(0).tolist(), reverse=True))
     # No bit is trivially right or wrong, or else this test would prove little.
     assert 0.5 < report.wsr < 1.0
 
@@ -141,7 +142,7 @@ def test_the_batch_size_does_not_change_the_result(batch_size: int) -> None:
 
 def test_the_seed_decides_the_probes() -> None:
     key, suspect = make_key(), small_half()
-    assert check(suspect, key, seed=1) == check(suspect, key, seed=1)
+    assert check(suspect, key, seed=1).to_dict() == check(suspect, key, seed=1).to_dict()
     assert check(suspect, key, seed=1).bit_shares != check(suspect, key, seed=2).bit_shares
 
 
@@ -180,7 +181,7 @@ def test_evaluation_mode_is_used_and_every_flag_comes_back() -> None:
     assert [part.training for part in suspect] == [True, False, True, True, True]
     assert suspect.training
     assert all(torch.equal(before[name], suspect.state_dict()[name]) for name in before)
-    assert report == check(suspect.eval(), key)
+    assert report.to_dict() == check(suspect.eval(), key).to_dict()
     assert not any(part.training for part in suspect.modules())
 
 
@@ -212,7 +213,7 @@ def test_no_random_state_is_touched_even_by_a_suspect_that_draws() -> None:
     # And what the caller drew before changes nothing in the verdict.
     torch.rand(7)
     random.random()
-    assert check(noisy, key) == first
+    assert check(noisy, key).to_dict() == first.to_dict()
 
 
 def test_hooks_run_and_stay_and_nothing_is_left_behind() -> None:
@@ -220,7 +221,8 @@ def test_hooks_run_and_stay_and_nothing_is_left_behind() -> None:
     calls = []
     handle = suspect[0].register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     check(suspect, make_key(), probes=64, batch_size=16)
-    assert calls == [False] * 4
+    assert len(calls) >= 4, "once more where channels are looked for that were reordered"
+    assert not any(calls)
     assert list(suspect[0]._forward_hooks) == [handle.id]
     assert not any(part._forward_hooks for part in list(suspect)[1:])
     assert all(parameter.grad is None for parameter in suspect.parameters())
@@ -243,7 +245,7 @@ def test_autocast_of_the_caller_changes_nothing() -> None:
     key, suspect = make_key(), small_half()
     plain = check(suspect, key)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert check(suspect, key) == plain
+        assert check(suspect, key).to_dict() == plain.to_dict()
 
 
 def test_activations_are_read_in_logical_order_whatever_their_layout() -> None:
@@ -277,7 +279,8 @@ def test_more_tries_cost_proof() -> None:
     assert one.owned
     assert not many.owned
     assert many.log10_p == pytest.approx(one.log10_p + 9, abs=1e-6)
-    assert many.threshold > one.threshold
+    assert one.threshold is not None
+    assert many.threshold is None or many.threshold > one.threshold
     assert many.wsr == one.wsr
     assert many.tries == 10**9
 
@@ -330,7 +333,7 @@ def test_a_key_too_short_for_proof_says_so() -> None:
     report = check(Marked(key, marked=8, strength=200.0), key)
     assert report.wsr == 1.0
     assert not report.owned
-    assert report.threshold == math.inf
+    assert report.threshold is None
     assert report.to_dict()["threshold"] is None
     assert "8 bits" in report.sentence()
 
@@ -396,7 +399,7 @@ def test_what_is_not_finite_is_left_out_and_counted(value: float) -> None:
         assert noise.readable
         assert noise.incomplete == incomplete
         assert noise.log10_p_before < -8
-        assert noise.to_dict()["incomplete"] == incomplete
+        assert noise.model_dump()["incomplete"] == incomplete
 
 
 def test_activations_at_the_edge_of_their_format_are_read() -> None:
@@ -438,7 +441,7 @@ def test_the_input_shape_comes_from_the_suspect_or_is_asked_for() -> None:
     with pytest.raises(ShapeError, match="input shape"):
         verify(suspect, make_key())
     suspect.input_shape = INPUT  # type: ignore[assignment]
-    assert verify(suspect, make_key(), register=1) == check(suspect, make_key())
+    assert verify(suspect, make_key(), register=1).to_dict() == check(suspect, make_key()).to_dict()
     with pytest.raises(ShapeError):
         verify(suspect, make_key(), input_shape=(3, 0, 6))
 
@@ -471,7 +474,7 @@ def test_impossible_settings_are_refused_by_name(settings: dict[str, Any]) -> No
 def test_a_level_that_no_float_holds_once_corrected_is_not_reached(alpha: float) -> None:
     report = verify(small_half(), make_key(), input_shape=INPUT, alpha=alpha)
     assert not report.owned
-    assert report.threshold == math.inf
+    assert report.threshold is None
 
 
 def test_weights_that_are_not_finite_in_memory_are_not_readable() -> None:
@@ -619,7 +622,10 @@ def test_the_normalisation_of_stated_inputs_is_stated_too() -> None:
 def test_a_key_that_leaves_the_input_shape_open_pays_for_it() -> None:
     stated = Key.generate("ACME", shape=SHAPE, bits=50, seed=bytes(32), input_shape=INPUT)
     assert check(small_half(), make_key()).cuts == 64
-    assert check(small_half(), stated).cuts == 5  # the layers after which it could have been cut
+    # The statement names neither model nor cut: of Sigil's own models, the one with the fewest has nine.
+    assert check(small_half(), stated).cuts == 9
+    deeper = nn.Sequential(*small_half(), *(nn.Identity() for _ in range(10)))
+    assert check(deeper, stated).cuts == 15  # the layers after which it could have been cut
 
 
 def test_the_key_draws_which_inputs_are_read() -> None:
@@ -629,7 +635,7 @@ def test_the_key_draws_which_inputs_are_read() -> None:
     suspect.register_forward_pre_hook(lambda _, inputs: asked.append(inputs[0].clone()))
     check(suspect, key, inputs=images)
     assert torch.equal(torch.cat(asked)[:256], images[key.choose(256, 400)])
-    assert torch.equal(torch.cat(asked)[256:], key.noise_probes(0, 512, INPUT))
+    assert torch.equal(torch.cat(asked)[256 : 256 + 512], key.noise_probes(0, 512, INPUT))
 
 
 def test_the_best_reading_pays_for_all_four_tests() -> None:
@@ -647,7 +653,7 @@ def test_a_stamp_counts_under_a_root_that_the_examiner_names(stamped: Stamped) -
     assert (alone.kind, alone.allowance_log2, alone.owned) == ("stamped", 80, False)
     trusted = verify(suspect, stamped.key, input_shape=INPUT, roots=stamped.roots)
     assert (trusted.allowance_log2, trusted.owned) == (24, True)
-    assert trusted.authority is not None
+    assert trusted.trusted_root is not None
     with pytest.raises(SealError, match="root"):
         verify(suspect, stamped.key, input_shape=INPUT, roots=stamped.strangers)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,8 @@ from sigil.rules import Price
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import wording
 from sigil.verdict.wording import chance, decimal, percent, scientific, success_rate
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,8 @@ def test_far_below_the_smallest_float() -> None:
 def verdict(**changes: Any) -> Any:
     numbers = {
         "owned": True,
+        "owner": "ACME",
+        "aligned": False,
         "wsr": 0.98,
         "log10_p": math.log10(2**-50),
         "exact": True,
@@ -88,11 +94,11 @@ def test_a_bound_is_called_one() -> None:
 
 def test_the_sentence_claims_no_more_than_the_other_texts() -> None:
     """It once rounded 99.96 % to 100.0%, and a rate just short of proof to the rate of proof."""
-    nearly = wording.sentence(verdict(wsr=0.9996), owner="ACME", aligned=False)
+    nearly = wording.sentence(verdict(wsr=0.9996))
     assert "in 99.96% of cases" in nearly
     short = verdict(owned=False, wsr=0.82984, threshold=0.83016)
-    assert "in 82.98% of cases" in wording.sentence(short, owner="ACME", aligned=False)
-    assert "takes 83.02%." in wording.sentence(short, owner="ACME", aligned=False)
+    assert "in 82.98% of cases" in wording.sentence(short)
+    assert "takes 83.02%." in wording.sentence(short)
 
 
 @pytest.mark.parametrize("owned", [True, False])
@@ -104,7 +110,7 @@ def test_all_texts_give_the_same_verdict(owned: bool) -> None:
         wording.title(found),
         wording.heading(found),
         wording.headline(found, "ACME"),
-        wording.sentence(found, owner="ACME", aligned=False),
+        wording.sentence(found),
         " ".join(wording.meaning(found)),
     ]
     for text in texts:
@@ -120,7 +126,7 @@ def test_an_experiment_is_never_called_proven() -> None:
         wording.title(found),
         wording.heading(found),
         wording.headline(found, "ACME"),
-        wording.sentence(found, owner="ACME", aligned=False),
+        wording.sentence(found),
         " ".join(wording.meaning(found)),
     ]
     for text in texts:
@@ -197,7 +203,7 @@ def test_a_short_key_is_not_said_to_agree_by_chance() -> None:
         **{"owned": False, "wsr": 0.999, "bits": 64, "threshold": None, "allowance_log2": 80, "best": best},
         **{"log10_p": 0.0, "log10_p_before": -19.2, "readings": (best,)},
     )
-    said = wording.sentence(short, owner="ACME", aligned=False)
+    said = wording.sentence(short)
     assert "one in 15.8 quintillion before correction and 1 in 1 after it" in said
     assert "no rate would be proof, as 64 bits are too few and 104 the least" in said
     assert "no more than chance" not in said
@@ -209,7 +215,7 @@ def test_a_model_without_finite_answers_is_not_called_a_short_key() -> None:
     best = SimpleNamespace(kind="noise", readable=False, counts=False, source="key", wsr=0.5)
     broken = verdict(owned=False, wsr=0.5, threshold=None, log10_p=0.0, best=best, readings=(best,))
     texts = [
-        wording.sentence(broken, owner="ACME", aligned=False),
+        wording.sentence(broken),
         wording.rate_and_proof(broken),
         " ".join(wording.meaning(broken)),
     ]
@@ -229,16 +235,24 @@ def test_it_is_the_key_that_is_random() -> None:
         text = wording.explanation(owned)
         assert "a key that has nothing to do with this model would agree with it this well" in text
         assert "after correction" in text
+    # In every text: chance is that of a key drawn at random, for the one model that is examined.
+    texts = [*ROOT.glob("src/sigil/**/*.py"), *ROOT.glob("src/sigil/**/*.html"), *ROOT.glob("docs/*.md")]
+    wrong = re.compile(r"(model|suspect|weights)[a-z ]{0,12} nothing to do with (this|the|a|your) key", re.I)
+    for path in [*texts, *ROOT.glob("examples/*.*"), ROOT / "README.md"]:
+        text = " ".join(path.read_text("utf-8").replace('"', "").split())
+        assert not wrong.search(text), path
+        assert "unrelated model gives" not in text, path
+        assert "in any other model" not in text, path
 
 
 def test_every_p_is_said_to_be_corrected_or_not() -> None:
     assert "(p = 8.9e-16 after correction; proof asks for 3e-07)" in wording.by_chance(verdict())
-    assert "after correction" in wording.sentence(verdict(), owner="ACME", aligned=False)
+    assert "after correction" in wording.sentence(verdict())
     own = SimpleNamespace(
         **{"kind": "inputs", "readable": True, "counts": False, "source": "claimant", "wsr": 0.99},
         **{"aligned": False, "count": 256, "log10_p_before": -20.0},
     )
     line = wording.reading(own)
     assert "chosen by the claimant alone, so that they do not count; p = 1e-20 before correction" in line
-    said = wording.sentence(verdict(owned=False, readings=(own,)), owner="ACME", aligned=False)
+    said = wording.sentence(verdict(owned=False, readings=(own,)))
     assert "On the inputs 99.0% agree. Inputs that nobody but the key's owner chose do not count" in said

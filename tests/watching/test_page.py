@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from sigil.errors import NetworkError
-from sigil.federation.progress import Silent
 from sigil.federation.run import train
 from sigil.federation.settings import make
 from sigil.keys.key import Key
 from sigil.rules import Price
-from sigil.watching import Board, Client, LivePage, board
-from sigil.watching.page import PAGE
+from sigil.transport.metrics import ClientNow
+from sigil.watching import Board, LivePage, page
+from sigil.watching.page import LOG_LINES, PAGE
 
 
 def get(page: LivePage, path: str = "", **options: Any) -> httpx.Response:
@@ -36,7 +36,7 @@ def test_the_numbers_on_the_page_are_those_of_the_run(tmp_path: Path) -> None:
         }
     )
     key = Key.generate("ACME", shape=(8, 2, 2), bits=16, seed=bytes(32))
-    shown = Board(Silent())
+    shown = Board()
     with LivePage(shown) as page:
         assert get(page, "state.json").json()["rounds"] == 0
         train(settings, tmp_path / "run", key=key, progress=shown)
@@ -52,40 +52,39 @@ def test_the_numbers_on_the_page_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_on_shows_its_earlier_rounds_too() -> None:
-    shown = Board(Silent())
+    shown = Board()
     rows = [{"round": 1, "loss": 2.0}]
-    shown.start("run", first_round=1, rounds=3, images_per_round=10, rows=rows)
-    shown.round_end({"round": 2, "loss": 1.0})
+    shown.on_start("run", first_round=1, rounds=3, images_per_round=10, rows=rows)
+    shown.on_round({"round": 2, "loss": 1.0})
     assert [row["round"] for row in shown.state()["rows"]] == [1, 2]
 
 
 def test_time_left_is_without_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now, waited = [0.0], [0.0]
-    monkeypatch.setattr(board.time, "monotonic", lambda: now[0])
-    shown = Board(Silent(), waited=lambda: waited[0])
-    shown.start("run", first_round=0, rounds=5, images_per_round=10)
+    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
+    shown = Board(waited=lambda: waited[0])
+    shown.on_start("run", first_round=0, rounds=5, images_per_round=10)
     assert shown.state()["seconds_left"] is None
     now[0], waited[0] = 130.0, 100.0
-    shown.round_end({"round": 1})
-    shown.tick(5)
+    shown.on_round({"round": 1})
+    shown.on_step(5)
     assert shown.state()["seconds_left"] == pytest.approx(30 / 1.5 * 3.5)
 
 
 def test_clients_refusals_and_the_end_of_the_log_are_shown() -> None:
     shown = Board(
-        Silent(),
-        clients=lambda: [Client(1, "training", 64, 12.5)],
+        clients=lambda: [ClientNow(1, "training", 64, 12.5)],
         refusals=lambda: {"streams": {"order": 2, "ticket": 0}},
     )
     logger = logging.getLogger("sigil.test")
     logger.addHandler(shown.handler)
-    for number in range(board.LOG_LINES + 5):
+    for number in range(LOG_LINES + 5):
         logger.warning("line %d", number)
     state = shown.state()
     assert state["clients"] == [{"client": 1, "state": "training", "images": 64, "images_per_second": 12.5}]
     assert state["refusals"] == {"streams": {"order": 2}}
-    assert len(state["log"]) == board.LOG_LINES
-    assert state["log"][-1].endswith(f" line {board.LOG_LINES + 4}")
+    assert len(state["log"]) == LOG_LINES
+    assert state["log"][-1].endswith(f" line {LOG_LINES + 4}")
 
 
 def test_the_page_is_one_file_without_anything_from_elsewhere() -> None:
@@ -96,7 +95,7 @@ def test_the_page_is_one_file_without_anything_from_elsewhere() -> None:
 
 
 def test_it_is_read_only_and_for_this_machine() -> None:
-    with LivePage(Board(Silent())) as page:
+    with LivePage(Board()) as page:
         assert page.address.startswith("http://127.0.0.1:")
         answer = get(page)
         assert answer.status_code == 200
@@ -109,7 +108,7 @@ def test_it_is_read_only_and_for_this_machine() -> None:
 
 
 def test_elsewhere_a_token_is_needed() -> None:
-    with LivePage(Board(Silent()), host="0.0.0.0") as page:
+    with LivePage(Board(), host="0.0.0.0") as page:
         base, token = page.address.rsplit("/", 1)
         base = base.replace("0.0.0.0", "127.0.0.1")
         assert len(token) >= 20
@@ -125,7 +124,7 @@ def test_elsewhere_a_token_is_needed() -> None:
 
 
 def test_a_port_that_is_taken_is_one_sentence() -> None:
-    with LivePage(Board(Silent())) as page:
+    with LivePage(Board()) as page:
         port = int(page.address.split(":")[2].strip("/"))
         with pytest.raises(NetworkError, match="choose another --page-port"):
-            LivePage(Board(Silent()), port=port)
+            LivePage(Board(), port=port)

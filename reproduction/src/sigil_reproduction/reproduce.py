@@ -23,7 +23,7 @@ from sigil.federation.settings import Settings
 from sigil.federation.workers import begin, clean_processes
 from sigil.pages import drawing
 from sigil_reproduction import registry
-from sigil_reproduction.runner import scales
+from sigil_reproduction.runner import costs, scales
 from sigil_reproduction.runner.experiment import Measured, listed
 from sigil_reproduction.runner.store import Cell, Store, computed_on
 
@@ -93,27 +93,31 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
     Seeds that were measured before are on the page too, whether or not they are asked for now.
     """
     experiment = registry.get(name)
-    cells = experiment.cells(scales.get(store.scale), experiment.seeds(store, seeds))
+    shown = experiment.seeds(store, seeds)
+    cells = experiment.cells(scales.get(store.scale), shown)
     folder = store.results / name
     folder.mkdir(parents=True, exist_ok=True)
     measured = Measured(cells, store.results_of(cells))
     page = folder / "README.md"
     before = page.read_text("utf-8") if _mark(name).on(page) else ""
     with tempfile.TemporaryDirectory() as drawn:
-        body = drawing.markdown(experiment.show(measured, Path(drawn)))
+        body = drawing.markdown(experiment.page(measured, Path(drawn)))
         for picture in sorted(Path(drawn).iterdir()):
             # A picture that the page showed before is ours, as the page is.
-            shown = f"]({picture.name})" in before
-            files.write(folder / picture.name, picture.read_bytes(), replace=shown, raises=ExperimentError)
+            ours = f"]({picture.name})" in before
+            files.write(folder / picture.name, picture.read_bytes(), replace=ours, raises=ExperimentError)
     findings = listed(experiment.findings(measured, scales.get(store.scale)))
-    done = sum(store.has(cell) for cell in cells)
-    machines = computed_on(measured.results.values())
+    scale = f"Scale `{store.scale}`: {scales.get(store.scale).note}"
+    rest = (
+        findings,
+        scale,
+        computed_on(measured.results.values()),
+        costs.unmeasured(store, cells, name, shown),
+    )
     files.write(
         page,
         f"# {name}\n\n{experiment.caption}\n\n{body}\n"
-        + (f"{findings}\n\n" if findings else "")
-        + f"{done} of {len(cells)} cells measured. Scale `{store.scale}`: {scales.get(store.scale).note}\n\n"
-        + (f"{machines}\n\n" if machines else "")
+        + "".join(f"{part}\n\n" for part in rest if part)
         + f"Made by `sigil reproduce {name} --scale {store.scale}`.\n",
         replace=_mark(name),
         raises=ExperimentError,

@@ -118,7 +118,7 @@ def test_the_cpu_scale_has_what_is_asked_for() -> None:
 
 
 def verdict_of(wsr: float, log10_p: float, **more: Any) -> dict[str, Any]:
-    return {"wsr": wsr, "log10_p": log10_p, "owned": log10_p < -6.5, **more}
+    return {"wsr": wsr, "log10_p": log10_p, **more}
 
 
 def plan() -> list[Cell]:

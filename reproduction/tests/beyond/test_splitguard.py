@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sigil.federation.settings import Settings, make
+from sigil.federation.settings import Settings
 from sigil.pages.drawing import markdown
 from sigil.pages.tables import Words
 from sigil_reproduction.beyond import fsha, splitguard
@@ -41,7 +41,9 @@ def test_a_hijacked_training_is_measured_by_all_detectors_and_says_what_it_sees(
 
 def test_live_trainings_have_fewer_clients_but_not_fewer_images_each() -> None:
     def settings(scale: str) -> Settings:
-        return make(splitguard.cells(scales.get(scale), [0])[0].options["settings"])
+        live = splitguard.cells(scales.get(scale), [0])[0].live
+        assert live is not None
+        return live
 
     def noise(scale: str) -> Settings:
         return scales.get(scale).settings(seed=0, variation=True, watermark={"strength": 0.0})
@@ -94,6 +96,7 @@ def test_the_table_says_alarms_their_step_and_what_is_missing(tmp_path: Path) ->
 
 def test_the_digits_training_is_the_same_for_both_servers_and_uses_adam() -> None:
     for scale in ("cpu", "paper"):
-        one, other = (cell.options["settings"] for cell in fsha.cells(scales.get(scale), [0]))
+        one, other = (cell.live for cell in fsha.cells(scales.get(scale), [0]))
+        assert one is not None
         assert one == other
-        assert one["optimizer"]["name"] == "adam"
+        assert one.optimizer.name == "adam"

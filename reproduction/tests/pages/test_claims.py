@@ -49,9 +49,10 @@ def test_claims_agree_differ_or_cannot_be_tested(tmp_path: Path) -> None:
     both = {"pooled scrutinizer": {"suspicious": 0.0}, "sparse": {"suspicious": 50.0}}
     put(store, "scrutinizer", "layer3 honest", 0, both)
     found = {one.claim.text: one for one in claims.held(store)}
-    cost = found["Marking costs no accuracy, ResNet-18 (at most 2 points)"]
-    assert (cost.ours, cost.verdict) == ("-0.2 points [-0.4, +0.0], 3 seeds", "agrees")
-    assert found["Marking costs no accuracy, VGG11 (at most 2 points)"].verdict == "cannot be tested here"
+    cost = found["Marking leaves accuracy as it is, ResNet-18 (within 1 point)"]
+    assert (cost.ours, cost.word) == ("-0.2 points [-0.4, +0.0], 3 seeds; same: p = 0.0026", "agrees")
+    alone = found["Marking leaves accuracy as it is, VGG11 (within 1 point)"]
+    assert (alone.verdict, alone.word) == ("cannot be tested here", "**cannot be tested here, one seed**")
     assert found["The mark embeds at λ = 0.01 (WSR ≥ 95 %)"].verdict == "differs"
     assert found["The mark embeds at λ = 1 (WSR ≥ 95 %)"].verdict == "not run"
     quiet = found["Gradient Scrutinizer at layer4 never calls it an attack (0 % of scores)"]
@@ -60,8 +61,51 @@ def test_claims_agree_differ_or_cannot_be_tested(tmp_path: Path) -> None:
     assert (loud.ours, loud.verdict) == ("50.0 % of scores, one seed", "agrees")
     text = markdown(claims.page(store))
     assert "| 100.0 % | 60.0 %" not in text
-    assert "| 99.1 % | 60.0 %, one seed | `cpu` | **differs** |" in text
+    assert "| 99.1 % | 60.0 %, one seed | **differs, one seed** |" in text
+    # What was not measured is no row, and one line below.
+    assert "not run" not in text
+    assert sum("50 clients carry it" in line for line in text.splitlines()) == 0
     assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def test_a_rate_that_keeps_the_papers_rule_need_not_be_proof(tmp_path: Path) -> None:
+    """By the one set of rules: a plain key needs 10^-31.2, a stamped one 10^-14.3."""
+    store = Store("desk", results=tmp_path, runs=tmp_path)
+    for cell, wsr, log10_p in (
+        ("λ = 0.1 prune 80 %", 94.0, -13.8),
+        ("λ = 0.1 INT4", 100.0, -15.05),
+        ("λ = 0.1 finetune 100", 100.0, -31.3),
+    ):
+        put(store, "removal", cell, 0, {"accuracy": 80.0, "wsr": wsr, "log10_p": log10_p})
+    found = {one.claim.text: one for one in claims.held(store)}
+    pruned = found["Pruning 80 % leaves the mark (WSR ≥ 70 %)"]
+    assert (pruned.word, pruned.proof) == ("agrees, one seed", "no (10^-13.8)")
+    assert found["INT4 leaves the mark (WSR ≥ 95 %)"].proof == "with a stamped key (10^-15.1)"
+    assert found["Fine-tuning (100 steps) leaves the mark (WSR ≥ 95 %)"].proof == "yes (10^-31.3)"
+    text = markdown(claims.page(store))
+    assert text.count("50 bits prove nothing with a plain key") == 1
+    assert "at least 104 bits" in text
+    missing = [line for line in text.splitlines() if line.startswith("Not measured yet: ")]
+    assert len(missing) == 1
+    assert "50 clients carry it" in missing[0]
+
+
+def test_the_quick_scale_shows_only_what_its_home_has_not(tmp_path: Path) -> None:
+    quick, home = (Store(scale, results=tmp_path, runs=tmp_path) for scale in ("cpu", "desk"))
+    for store in (quick, home):
+        put(store, "removal", "λ = 0.1 INT4", 0, {"accuracy": 80.0, "wsr": 99.0, "log10_p": -15.0})
+    put(quick, "clients", "50 strength 0.1", 0, {"accuracy": 80.0, "wsr": 99.0, "log10_p": -15.0})
+    assert "INT4" in markdown(claims.page(home))
+    text = markdown(claims.page(quick))
+    assert "50 clients carry it" in text
+    assert "INT4" not in text
+
+
+def test_no_committed_page_of_the_quick_scale_has_a_home_elsewhere() -> None:
+    pages = {page.parent.name for page in RESULTS.glob("cpu/*/README.md")}
+    home = Store("desk", results=RESULTS, runs=RESULTS)
+    assert pages
+    assert [name for name in pages if claims.is_measured(home, name)] == []
 
 
 def test_the_figures_are_drawn_from_what_there_is(tmp_path: Path) -> None:

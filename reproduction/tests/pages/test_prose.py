@@ -10,11 +10,20 @@ import pytest
 from sigil.cli.main import main
 from sigil.errors import ExperimentError
 from sigil_reproduction.pages import prose
+from sigil_reproduction.runner.intervals import NOT_RUN
 from sigil_reproduction.runner.store import Cell, Store
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "reproduction" / "results"
-TEMPLATES = sorted([RESULTS / prose.SUMMARY, *RESULTS.glob(f"*/{prose.NOTES}")])
+TEMPLATES = sorted([*RESULTS.glob("*.jinja"), *RESULTS.glob(f"*/{prose.NOTES}")])
+DRAWN = [
+    ROOT / "README.md",
+    *(
+        path
+        for path in sorted((ROOT / "docs").glob("*.md"))
+        if f"\n{prose.BEGIN}\n" in path.read_text("utf-8")
+    ),
+]
 # Names that have digits in them: strengths, cuts, windows, architectures, settings of an experiment.
 NAMES = (
     r"λ = [\d.]+( and [\d.]+)?",
@@ -33,7 +42,7 @@ def store(scale: str) -> Store:
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: str(path.relative_to(RESULTS)))
 def test_no_number_is_typed(path: Path) -> None:
-    text = re.sub(r"\{\{.*?\}\}", "", path.read_text("utf-8"), flags=re.DOTALL)
+    text = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", path.read_text("utf-8"), flags=re.DOTALL)
     text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", text)
     for name in NAMES:
         text = re.sub(name, "", text, flags=re.MULTILINE)
@@ -47,15 +56,32 @@ def test_the_page_of_a_scale_is_what_its_cells_give(path: Path) -> None:
     assert page == prose.render(path.read_text("utf-8"), store(path.parent.name))
 
 
-def test_the_readme_is_what_the_cells_of_its_scale_give() -> None:
-    """After new cells: `sigil report results/SCALE --summary README.md`."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    shown = readme.split(prose.BEGIN)[1].split(prose.END)[0].strip()
-    scale = re.search(r"scale `(\w+)`", shown)
-    assert scale is not None
-    assert shown == prose.render((RESULTS / prose.SUMMARY).read_text("utf-8"), store(scale[1])).strip()
-    for link in re.findall(r"\]\(([^)]+)\)", shown):
-        assert (ROOT / link).exists(), link
+@pytest.mark.parametrize("page", DRAWN, ids=lambda path: path.name)
+def test_a_page_with_results_is_what_the_cells_of_desk_give(page: Path) -> None:
+    """After new cells: `sigil report results/desk --summary PAGE`."""
+    shown = page.read_text("utf-8").split(prose.BEGIN)[1].split(prose.END)[0].strip()
+    template = prose.template_of(store("desk"), page)
+    assert shown == prose.render(template.read_text("utf-8"), store("desk")).strip()
+    assert NOT_RUN not in shown
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", shown):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_page_that_has_a_template_is_drawn_from_it() -> None:
+    own = {path.name.removesuffix(".jinja") for path in RESULTS.glob("*.md.jinja")} - {"summary.md"}
+    assert own == {page.name for page in DRAWN} - {"README.md"}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_no_number_of_results_is_typed_into_prose(page: Path) -> None:
+    """Outside of what is drawn, no paragraph that links to results has a rate, nor has README."""
+    text = re.sub(f"{prose.BEGIN}.*?{prose.END}", "", page.read_text("utf-8"), flags=re.DOTALL)
+    rate = r"\d+\.\d+(?: ?%| points| and \d)|log10 p[^.]{0,20} [−-]\d"
+    for paragraph in re.split(r"\n\n|\n(?=\||- )", text):
+        if page.name == "README.md" or "reproduction/results/" in paragraph:
+            assert re.findall(rate, paragraph) == [], paragraph
 
 
 def test_every_page_of_results_with_prose_has_a_template() -> None:
@@ -78,8 +104,7 @@ def test_numbers_are_means_over_seeds_and_gaps_say_so(tmp_path: Path) -> None:
     assert prose.render('{{ n("fidelity", "vgg11 clean", "accuracy") }} %', place) == "not run"
     assert prose.render('{{ gained("resnet18", 0.1) }}', place) == "not run"
     assert prose.render('{{ paper("resnet18", 0.1, "wsr") }}', place) == "100.0"
-    other = '{{ at("cpu").n("fidelity", "resnet18 strength 0.1") }}'
-    assert prose.render(other, Store("desk", results=tmp_path, runs=tmp_path)) == "99.0"
+    assert prose.render('{{ seeds("fidelity", "resnet18 strength 0.1") }}', place) == "2"
 
 
 def test_what_an_attack_costs_is_a_difference(tmp_path: Path) -> None:
@@ -113,7 +138,7 @@ def test_the_summary_replaces_what_lies_between_its_marks(tmp_path: Path) -> Non
     (tmp_path / "results" / prose.SUMMARY).write_text('WSR {{ n("fidelity", "vgg11 strength 0.1") }} %')
     page = tmp_path / "README.md"
     page.write_text(f"Before.\n{prose.BEGIN}\nold\n{prose.END}\nAfter.\n")
-    assert main(["report", str(place.results), "--summary", str(page)]) == 0
+    prose.write_summary(place, page)
     assert page.read_text() == f"Before.\n{prose.BEGIN}\nWSR 99.0 %\n{prose.END}\nAfter.\n"
     page.write_text("No marks.\n")
     assert main(["report", str(place.results), "--summary", str(page)]) == 2

@@ -11,7 +11,7 @@ from sigil_reproduction.paper import table7_length as length
 from sigil_reproduction.paper.ablations import SPLITOUT
 from sigil_reproduction.runner import scales
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.lengths import LENGTHS, PROOF
+from sigil_reproduction.runner.scales import LENGTHS, PROOF
 from sigil_reproduction.runner.store import Result
 
 SCALE = scales.get("cpu")

@@ -7,8 +7,16 @@ import math
 import pytest
 import scipy  # loads scipy.stats, which takes a second, only where it is used
 
-from sigil_reproduction.runner.experiment import check_interval
-from sigil_reproduction.runner.intervals import Interval, interval, judge, paired
+from sigil_reproduction.runner.experiment import check_equivalence
+from sigil_reproduction.runner.intervals import (
+    MARGIN,
+    Interval,
+    equivalence,
+    interval,
+    judge,
+    judge_equivalence,
+    paired,
+)
 
 
 def test_the_paired_interval_is_that_of_the_paired_t_test() -> None:
@@ -42,12 +50,39 @@ def test_one_seed_has_no_interval_and_none_no_mean() -> None:
         (Interval(-4.0, 1.0, 3), "differs"),
         (Interval(-1.0, 3.0, 2), "cannot be tested here"),
         (Interval(-3.0, 3.0, 2), "cannot be tested here"),
-        (Interval(-0.1, None, 1), "cannot be tested here"),
         (None, "not run"),
     ],
 )
 def test_a_claim_is_judged_by_the_whole_interval(found: Interval | None, word: str) -> None:
-    assert judge(found, lambda cost: cost >= -2, needs_interval=True) == word
+    assert judge(found, lambda cost: cost >= -2) == word
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (interval([-0.2, 0.1, 0.0]), "agrees"),
+        (interval([0.0, 0.0, 0.0]), "agrees"),
+        (interval([2.0, 2.0]), "differs"),
+        # No difference is seen, and none is ruled out.
+        (interval([-1.5, 1.4, 0.1]), "cannot be tested here"),
+        # The 95 % interval reaches past the margin; the two tests at 5 % each do not.
+        (Interval(0.0, 1.2, 3), "agrees"),
+        (Interval(-4.0, 1.0, 3), "differs"),
+        (Interval(-0.1, None, 1), "cannot be tested here"),
+        (None, "not run"),
+    ],
+)
+def test_that_two_are_the_same_takes_two_one_sided_tests(found: Interval | None, word: str) -> None:
+    assert judge_equivalence(found) == word
+
+
+def test_the_two_tests_are_those_of_scipy() -> None:
+    values = [-0.4, 0.2, 0.3, -0.1]
+    sides = [
+        scipy.stats.ttest_1samp(values, limit, alternative=side).pvalue
+        for limit, side in ((-MARGIN, "greater"), (MARGIN, "less"))
+    ]
+    assert equivalence(interval(values)) == pytest.approx(max(sides))
 
 
 def test_one_seed_decides_where_no_difference_is_claimed() -> None:
@@ -56,12 +91,9 @@ def test_one_seed_decides_where_no_difference_is_claimed() -> None:
 
 
 def test_a_finding_says_which_interval_does_not_decide() -> None:
-    def cheap(cost: float) -> bool:
-        return cost >= -2
-
-    found = check_interval("Free", {"a": Interval(0.0, 1.0, 3), "b": Interval(0.0, 9.0, 2)}, cheap, "+.1f")
+    found = check_equivalence("Free", {"a": Interval(0.0, 1.0, 3), "b": Interval(0.0, 9.0, 2)})
     assert found.text == "Free: +0.0 [-1.0, +1.0], 3 seeds (a), +0.0 [-9.0, +9.0], 2 seeds (b)."
     assert (found.agrees, found.untestable) == (None, True)
-    assert check_interval("Free", {"a": Interval(0.0, 1.0, 3), "b": None}, cheap).agrees is True
-    assert check_interval("Free", {"a": Interval(-9.0, 1.0, 3)}, cheap).agrees is False
-    assert check_interval("Free", {"a": None}, cheap).word == "not measured"
+    assert check_equivalence("Free", {"a": Interval(0.0, 1.0, 3), "b": None}).agrees is True
+    assert check_equivalence("Free", {"a": Interval(-9.0, 1.0, 3)}).agrees is False
+    assert check_equivalence("Free", {"a": None}).word == "not measured"

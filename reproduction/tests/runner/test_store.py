@@ -13,7 +13,7 @@ from pydantic import Field
 
 from sigil.federation.settings import RunSettings, Settings
 from sigil_reproduction import registry
-from sigil_reproduction.runner import scales
+from sigil_reproduction.runner import costs, scales
 from sigil_reproduction.runner.store import KEY, MODEL, Cell, Store
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -151,3 +151,29 @@ def test_the_seeds_of_which_anything_was_measured(tmp_path: Path) -> None:
         store.measure(Cell("fidelity", "a", seed, ()), lambda cell, runs, store: {})
     (store.results / "fidelity" / "other.json").write_text("{}")
     assert store.seeds("fidelity") == {0, 12}
+
+
+def test_what_is_missing_is_counted_by_trainings_and_their_measured_times(tmp_path: Path) -> None:
+    """Two cells of one training are one training; the time of an image is that of the trainings that ran."""
+    store, scale = Store("desk", results=tmp_path, runs=tmp_path / "runs"), scales.get("desk")
+    clean, first, second = (
+        Cell("fidelity", f"{number}", 0, (scale.settings(seed=0, watermark={"strength": strength}),))
+        for number, strength in enumerate((0.0, 0.1, 0.1))
+    )
+    cells = [clean, first, second]
+    assert costs.unmeasured(store, cells, "fidelity") == (
+        "Not measured: 3 cells: `sigil reproduce fidelity --scale desk`."
+    )
+    path = tmp_path / "desk" / "fidelity" / clean.file
+    path.parent.mkdir(parents=True)
+    settings = [clean.trainings[0].model_dump(mode="json")]
+    content = {"numbers": {}, "settings": settings, "training_seconds": [7_200.0], "seconds": 360.0}
+    path.write_text(json.dumps(content))
+    assert costs.unmeasured(store, cells, "fidelity", [0, 1]) == (
+        "Not measured: 2 cells (1 training, about 2.2 core-hours): "
+        "`sigil reproduce fidelity --scale desk --seeds 2`."
+    )
+    assert costs.spent(store, cells).startswith(
+        "1 training took 2.0 core-hours, what was measured on them 0.1"
+    )
+    assert costs.unmeasured(store, [clean], "fidelity") == ""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from sigil.alignment.aligning import Alignment, Probes, align
 from sigil.alignment.initial_weights import restored_filters
+from sigil.alignment.own_layers import restored_own
 from sigil.alignment.references import (
     Reference,
     ReferenceKind,
@@ -40,6 +41,7 @@ __all__ = [
     "initial_half",
     "open_reference",
     "restored_filters",
+    "restored_own",
     "restored_unknown",
     "save_sums",
 ]

@@ -20,6 +20,7 @@ from sigil.alignment.correlations import (
     match_by_correlations,
 )
 from sigil.alignment.initial_weights import match_by_initial_weights
+from sigil.alignment.own_layers import match_own
 from sigil.alignment.references import Reference, check_channels, fingerprint
 from sigil.alignment.unknown_layers import match_filters
 from sigil.errors import AlignmentError, ShapeError
@@ -156,7 +157,7 @@ class Alignment:
 
 def align(
     suspect: Suspect,
-    reference: Reference | Model,
+    reference: Reference | nn.Module,
     probes: Probes | None = None,
     *,
     input_shape: Sequence[int] | None = None,
@@ -171,12 +172,13 @@ def align(
 
     With the model or client half at the start of the training as reference no probes are needed. A suspect
     that is none of :mod:`sigil.models`, or has other numbers of channels, is compared by its filters alone
-    (:mod:`sigil.alignment.unknown_layers`), if it shows them.
+    (:mod:`sigil.alignment.unknown_layers`), if it shows them. Of a module of one's own, the reference is the
+    same module with its initial weights.
 
     An alignment that is not ``believed`` should not be used: the suspect does not resemble the owner's model.
     """
     shape = input_shape_of(suspect, input_shape)
-    if isinstance(reference, Model):
+    if not isinstance(reference, Reference):
         if probes is not None:
             raise AlignmentError("Initial weights are compared with weights: leave the probe images out.")
         found, source = _by_initial_weights(suspect, reference, shape), "initial weights"
@@ -189,6 +191,7 @@ def align(
         correlation = _correlations(suspect, batches, expected=reference.shape)
         found = _by_correlation(correlation, reference.correlation)
     signs = np.ones(len(found.order)) if found.signs is None else found.signs
+    own = not isinstance(reference, Reference | Model)
     return Alignment(
         order=tuple(map(int, found.order)),
         signs=tuple(map(int, signs)),
@@ -198,13 +201,17 @@ def align(
         source=source,
         fingerprint=fingerprint(reference),
         scales=None if found.scales is None else tuple(map(float, found.scales)),
-        gauge=found.gauge if isinstance(module_of(suspect), Model) else None,
+        gauge=found.gauge if isinstance(module_of(suspect), Model) or own else None,
     )
 
 
-def _by_initial_weights(suspect: Suspect, reference: Model, shape: tuple[int, ...]) -> Match:
-    """Layer by layer where the suspect is of Sigil's models, else by its filters alone."""
+def _by_initial_weights(suspect: Suspect, reference: nn.Module, shape: tuple[int, ...]) -> Match:
+    """Layer by layer where the suspect is of Sigil's models or the reference's, else by its filters alone."""
     module = module_of(suspect)
+    if not isinstance(reference, Model):
+        if module is None:
+            raise AlignmentError("Initial weights of a module can only be compared with those of a module.")
+        return match_own(module, reference, shape)
     if isinstance(module, Model):
         check_channels(models.activation_shape(module, shape))
     if isinstance(module, Model) and not _is_widened(module, reference):

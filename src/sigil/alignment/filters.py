@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -75,6 +76,13 @@ class Filters:
         taken, scaled = _reordered(self.column_order, self.column_factors, order, factors)
         return replace(self, column_order=taken, column_factors=scaled)
 
+    def summed(self, first: Order) -> Filters:
+        """With each column replaced by the sum of all that have the same number in ``first``."""
+        weight = torch.zeros(self.shape, dtype=torch.float64)
+        for part in self._parts():
+            weight.index_add_(1, torch.from_numpy(first[part]), torch.from_numpy(self.block(part)))
+        return replace(Filters.of(weight), has_positions=self.has_positions).columns(first)
+
     def swapped(self) -> Filters:
         """With inputs as rows and outputs as columns."""
         return Filters(
@@ -85,6 +93,11 @@ class Filters:
             self.row_factors,
             self.has_positions,
         )
+
+    @cached_property
+    def evened(self) -> Filters:
+        """With rows and columns of the same norm, and rows of length one; kept, as ours are asked often."""
+        return _unit(fitted(self))
 
     def tensor(self) -> Tensor:
         """All of them, as numbers of half the precision that they are computed in."""
@@ -116,7 +129,7 @@ class Filters:
 
 def cosines(ours: Filters, theirs: Filters) -> Floats:
     """Cosines of all our filters with all of theirs, whatever the scales of rows and columns."""
-    ours, theirs = _unit(fitted(ours)), _unit(fitted(theirs))
+    ours, theirs = ours.evened, theirs.evened
     found = np.zeros((len(ours), len(theirs)))
     for mine, others in ours.beside(theirs):
         found += mine.reshape(len(mine), -1) @ others.reshape(len(others), -1).T

@@ -29,7 +29,7 @@ from dataclasses import replace
 
 import numpy as np
 import scipy  # loads scipy.optimize, which takes a second, only where it is used
-from torch import Tensor
+from torch import Tensor, nn
 
 from sigil import models
 from sigil.alignment.correlations import FEWEST, Floats, Match, Order
@@ -43,6 +43,7 @@ PASSES, LEAST_PASSES = 20, 4
 GAIN = 1.02  # how much more alike a pass must make the filters for another one to follow
 CLEAR = 2.0  # how many times more similar than to any other
 SURE = 0.75  # the share of channels with a partner that must be sure; between unrelated models none is
+SAME = 0.99  # the cosine from which two filters are copies of each other
 
 
 def match_by_initial_weights(half: Model, initial: Model) -> Match:
@@ -73,7 +74,7 @@ def _search(half: Model, initial: Model) -> Search:
     initial = _fitting(half, initial)
     topology = topology_of(half)
     ours, theirs = (
-        {link.layer: _filters(model, link) for link in topology.links} for model in (initial, half)
+        {link.layer: signed_filters(model, link) for link in topology.links} for model in (initial, half)
     )
     return Search(topology, ours, theirs, channels=initial.spec.channels).run()
 
@@ -109,6 +110,8 @@ class Search:
         self.orders: dict[str, Order] = {IMAGE: np.arange(channels)}
         self.signs: dict[str, Order] = {IMAGE: np.ones(channels, np.int64)}
         self.trust = {IMAGE: 1.0}
+        self._firsts: dict[tuple[str, ...], Order] = {}
+        self._ours_read: dict[tuple[str, str], Filters] = {}
 
     @property
     def widths(self) -> dict[str, int]:
@@ -175,18 +178,17 @@ class Search:
             trust = min((self.trust[name] for name in link.reads), default=1.0)
             found.append((ours, self.read(theirs, link.reads), linear, trust))
         if space in link.reads and link.writes in self.orders and link.writes != space:
-            written = theirs.rows(self.orders[link.writes], self._written_signs(link))
+            written = self._whole(theirs, link.reads).rows(
+                self.orders[link.writes], self._written_signs(link)
+            )
             found.append((*self._read_by(link, space, written), linear or self.lean, self.trust[link.writes]))
         return found
 
     def _read_by(self, link: Link, space: str, theirs: Filters) -> tuple[Filters, Filters]:
         """Our and their columns of a link that reads a space, as rows."""
-        before = link.reads[: link.reads.index(space)]
-        sides = []
-        for filters, sizes in ((self.ours[link.layer], self.sizes), (theirs, self.widths)):
-            start = sum(sizes[name] for name in before)
-            sides.append(filters.columns(np.arange(start, start + sizes[space])).swapped())
-        return sides[0], sides[1]
+        if (link.layer, space) not in self._ours_read:
+            self._ours_read[link.layer, space] = _columns(self.ours[link.layer], link, space, self.sizes)
+        return self._ours_read[link.layer, space], _columns(theirs, link, space, self.widths)
 
     def _written_signs(self, link: Link) -> Floats:
         """The signs with which their filters of a link are taken, in our order."""
@@ -209,13 +211,40 @@ class Search:
         if not spaces:
             return filters
         signs = np.concatenate([self.signs[name] for name in spaces])
-        return filters.columns(self._order(spaces), signs.astype(np.float64))
+        return self._whole(filters, spaces).columns(self._order(spaces), signs.astype(np.float64))
+
+    def _whole(self, filters: Filters, spaces: tuple[str, ...]) -> Filters:
+        """Filters that read each copy of a channel as the whole channel: with the sum of the copies' weights.
+
+        Whoever splits channels chooses the weights of the parts, 5 and -4 times the old ones, say. Which of
+        the copies is then taken for ours does not matter.
+        """
+        if not self.lean or not spaces:
+            return filters
+        first = self._in_a_row({name: self._first_copies(name) for name in spaces}, spaces)
+        return filters if np.array_equal(first, np.arange(len(first))) else filters.summed(first)
+
+    def _first_copies(self, space: str) -> Order:
+        """For each of their channels the first with the same filters in all known layers that write it."""
+        writers = [link.layer for link in self.topology.links if link.writes == space]
+        known = tuple(layer for layer in writers if layer in self.theirs)
+        if not known:
+            return np.arange(self.widths[space])
+        if known not in self._firsts:
+            alike = [cosines(self.theirs[layer], self.theirs[layer]) > SAME for layer in known]
+            # A filter of zeros resembles nothing, itself neither.
+            self._firsts[known] = np.logical_or(np.all(alike, 0), np.eye(len(alike[0]), dtype=bool)).argmax(1)
+        return self._firsts[known]
 
     def _order(self, spaces: tuple[str, ...]) -> Order:
         """The order of several spaces that lie one after the other."""
+        return self._in_a_row(self.orders, spaces)
+
+    def _in_a_row(self, orders: Mapping[str, Order], spaces: tuple[str, ...]) -> Order:
+        """Orders of spaces as one order of all their channels."""
         starts = np.cumsum([0, *(self.widths[name] for name in spaces)])
-        orders = [(self.orders[name], start) for name, start in zip(spaces, starts, strict=False)]
-        return np.concatenate([np.where(order < 0, -1, order + start) for order, start in orders])
+        each = [(orders[name], start) for name, start in zip(spaces, starts, strict=False)]
+        return np.concatenate([np.where(order < 0, -1, order + start) for order, start in each])
 
     def restored(self) -> Restored:
         """Their filters in our order and scale, each with the sign with which it leans to ours."""
@@ -311,7 +340,13 @@ class Restored(Mapping[str, Tensor]):
         return len(self._links)
 
 
-def _filters(model: Model, link: Link) -> Filters:
+def _columns(filters: Filters, link: Link, space: str, sizes: Mapping[str, int]) -> Filters:
+    """The columns of a link that read a space, as rows; ``sizes`` are those of all spaces."""
+    start = sum(sizes[name] for name in link.reads[: link.reads.index(space)])
+    return filters.columns(np.arange(start, start + sizes[space])).swapped()
+
+
+def signed_filters(model: nn.Module, link: Link) -> Filters:
     """A layer's filters, with the signs of the batch norms around it."""
     found = Filters.of(weight_of(model, link.layer))
     if link.after is not None:
@@ -321,7 +356,7 @@ def _filters(model: Model, link: Link) -> Filters:
     return found
 
 
-def _signs(model: Model, norm: str) -> Floats:
+def _signs(model: nn.Module, norm: str) -> Floats:
     gamma = weight_of(model, norm).detach().cpu().double().numpy()
     return np.where(gamma < 0, -1.0, 1.0)
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from sigil import arguments, files, models
+from sigil import files, models
 from sigil.alignment.correlations import Floats, correlation_matrix
 from sigil.errors import AlignmentError, reason
 from sigil.keys.key import Key
@@ -123,8 +123,8 @@ class Reference:
         return correlation_matrix(covariance, mean.numpy())
 
 
-def fingerprint(reference: Reference | Model) -> str:
-    """SHA-256 over the numbers of a reference, in hex: to be published before there is a suspect.
+def fingerprint(reference: Reference | nn.Module) -> str:
+    """SHA-256 over the numbers of a reference or a model, in hex: to be published before there is a suspect.
 
     A reference that is chosen afterwards can be chosen to put channels into the order that suits the key.
     """
@@ -132,6 +132,7 @@ def fingerprint(reference: Reference | Model) -> str:
     return files.digest(
         part
         for name, tensor in sorted(tensors.items())
+        if isinstance(tensor, Tensor)  # modules may keep other things there as well
         for part in (f"{name} {tensor.dtype} {tuple(tensor.shape)}\n", tensor)
     )
 
@@ -159,7 +160,7 @@ def open_reference(
     or the correlations that its server recorded. A file is what it is. ``key`` is needed for the weights of a
     run that began with those that its key drew.
     """
-    path = arguments.path("reference", path, raises=AlignmentError)
+    path = Path(path)
     if path.is_dir():
         if kind == "correlations":
             return Reference.load(path / "reference.safetensors")

@@ -7,9 +7,10 @@ as client observers.
 
 from sigil.attacks.combine import Combine
 from sigil.attacks.dodge import dodge
+from sigil.attacks.erase import erase
 from sigil.attacks.extract import extract
 from sigil.attacks.finetune import finetune
-from sigil.attacks.measurement import Measurement, measure
+from sigil.attacks.launder import launder
 from sigil.attacks.noise import NoiseInjection
 from sigil.attacks.orthogonalise import orthogonalise
 from sigil.attacks.overwrite import overwrite
@@ -20,9 +21,11 @@ from sigil.attacks.read import read
 from sigil.attacks.reverse import reverse
 from sigil.attacks.starve import Starve
 from sigil.attacks.subspace import Subspace, estimate, overlap, subspace
-from sigil.attacks.training import Tuning, share
+from sigil.attacks.target import Measurement, measure
+from sigil.attacks.training import BEST, Tuning, share
 
 __all__ = [
+    "BEST",
     "Combine",
     "Measurement",
     "NoiseInjection",
@@ -30,9 +33,11 @@ __all__ = [
     "Subspace",
     "Tuning",
     "dodge",
+    "erase",
     "estimate",
     "extract",
     "finetune",
+    "launder",
     "measure",
     "orthogonalise",
     "overlap",

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sigil.arguments import path, sizes
-from sigil.attacks.checks import check_at_least, check_choice
+from sigil.attacks.halves import check_at_least, check_choice
 from sigil.errors import AttackError
 from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.recording import GradientRecorder
-from sigil.federation.seeds import generator
+from sigil.seeds import generator
 
 Way = Literal["answers", "labels", "gradients"]
 
@@ -70,9 +69,7 @@ class Combine(ClientObserver):
                 f"There are {self.copies} copies of an image for {classes} classes, but one with each label "
                 "is needed unless the way is 'labels'."
             )
-        place = path("folder of a recording", folder, raises=AttackError)
-        shape = sizes("activation shape", shape, raises=AttackError)
-        self.recorder = GradientRecorder(place, shape, clients=[client], limit_mb=limit_mb)
+        self.recorder = GradientRecorder(folder, tuple(shape), clients=[client], limit_mb=limit_mb)
         self._weights: Tensor | None = None
 
     def on_batch(self, at: Step, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

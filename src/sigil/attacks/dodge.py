@@ -7,16 +7,16 @@ half other answers to noise at no cost: the task never sees them.
 from __future__ import annotations
 
 import copy
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from sigil.attacks.checks import check_not_negative
-from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
-from sigil.attacks.training import TUNING, Tuning, tune
+from sigil.attacks.halves import ModelOrHalves, check_not_negative, open_at_cut, same_kind
+from sigil.attacks.training import TUNING, Changes, Tuning, train
 from sigil.data import Dataset
 from sigil.errors import AttackError
-from sigil.federation.seeds import generator
+from sigil.seeds import generator
 
 
 def dodge(
@@ -26,6 +26,7 @@ def dodge(
     gamma: float = 1.0,
     cut: str | None = None,
     tuning: Tuning = TUNING,
+    **changes: Unpack[Changes],
 ) -> ModelOrHalves:
     """Train the rows up to the cut to answer noise in another order of channels, and images as before.
 
@@ -38,18 +39,19 @@ def dodge(
     keep their running statistics, by which verification will see the model too.
     """
     check_not_negative("weight gamma", gamma)
+    tuning = tuning.changed(**changes)
     attacked = open_at_cut(model, data, cut)
     channels = attacked.shape[0]
     if channels < 2:
         raise AttackError("The activation at the cut has one channel, which cannot change its place.")
-    place = tuning.place
-    before = copy.deepcopy(attacked.front).to(device=place.device, memory_format=place.layout)  # type: ignore[call-overload]
+    precision = tuning.chosen_precision
+    before = copy.deepcopy(attacked.front).to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
     before.eval()
     # A random cycle: every channel takes the place of another.
     cycle = torch.randperm(channels, generator=generator(tuning.seed, "attack", "dodge"))
     source = torch.empty_like(cycle)
     source[cycle] = cycle.roll(1)
-    source = source.to(place.device)
+    source = source.to(precision.device)
     now = 0
 
     def at(done: int, total: int) -> None:
@@ -60,14 +62,14 @@ def dodge(
         attacked.front.eval()
         stream = generator(tuning.seed, "attack", "noise", now)
         noise = torch.randn(images.shape, generator=stream).to(images)
-        with place.autocast():
+        with precision.autocast():
             with torch.no_grad():
                 kept, moved = before(images), before(noise)[:, source]
             given, asked = attacked.front(images), attacked.front(noise)
         return _distance(given, kept) + gamma * _distance(asked, moved)
 
     identity = f"dodge {gamma} {attacked.cut}"
-    tune(attacked.whole, data, loss, tuning, identity=identity, only=attacked.front, before_step=at)
+    train(attacked.whole, data, loss, tuning, identity=identity, only=attacked.front, before_step=at)
     return same_kind(attacked.whole, model)
 
 

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sigil.attacks.checkpoint import digest
-from sigil.attacks.checks import check_choice, check_positive
-from sigil.attacks.halves import Halves, ModelOrHalves, at_cut, cut_of, same_kind, whole_copy
-from sigil.attacks.training import BATCH_SIZE, Plan, Progress, descend
+from sigil import models
+from sigil.attacks.halves import (
+    Halves,
+    ModelOrHalves,
+    check_choice,
+    cut_of,
+    same_kind,
+    whole_copy,
+)
+from sigil.attacks.training import BATCH_SIZE, Changes, Tuning, answers_differ, digest, train
 from sigil.data import Dataset
 from sigil.errors import AttackError
-from sigil.federation.precision import Precision, choose
 from sigil.models import Model
 
 Part = Literal["whole", "server"]
+EXTRACT = Tuning(
+    0.05,
+    epochs=50,
+    batch_size=BATCH_SIZE,
+    optimizer="sgd",
+    decay=True,
+    labels=0.0,
+    logits=1.0,
+    temperature=4.0,
+)
 
 
 def extract(
@@ -26,20 +40,15 @@ def extract(
     student: ModelOrHalves,
     data: Dataset,
     *,
-    epochs: int = 50,
-    lr: float = 0.05,
-    temperature: float = 4.0,
     part: Part = "whole",
-    batch_size: int = BATCH_SIZE,
-    seed: int = 0,
-    precision: Precision | None = None,
-    progress: Progress | None = None,
-    checkpoint: Path | None = None,
+    tuning: Tuning = EXTRACT,
+    **changes: Unpack[Changes],
 ) -> ModelOrHalves:
     """Distil the teacher into a copy of ``student``, which it returns; both that are given stay as they are.
 
     The student is a fresh model: ``sigil.models.build(…, seed=1)``, of the same architecture or another. It
-    sees the images of ``data.train`` and the teacher's logits for them, never a label, and lowers
+    sees the images of ``data.train`` and the teacher's logits for them, no label unless the ``tuning`` gives
+    ``labels`` a weight, and lowers
 
         T² · KL( softmax(teacher / T) ‖ softmax(student / T) )
 
@@ -52,8 +61,9 @@ def extract(
     which becomes a substitute for the one that the server kept. The mark, which lies in front, stays.
     """
     check_choice("part", part, ("whole", "server"))
-    plan = Plan(lr, epochs=epochs, batch_size=batch_size, decay=True, seed=seed)
-    check_positive("temperature", temperature)
+    tuning = tuning.changed(**changes)
+    if tuning.features:
+        raise AttackError("A fresh student is taught by answers alone; leave the features out.")
     source = whole_copy(teacher)
     pupil = whole_copy(student)
     for what, there, here in (
@@ -69,31 +79,18 @@ def extract(
             f"The images of {data.name!r} have {data.shape[0]} channels, but the models take "
             f"{source.spec.channels}; give images of that kind."
         )
-    only = at_cut(pupil, cut_of(student))[1] if part == "server" else None
-    place = precision or choose()
-    source.to(device=place.device, memory_format=place.layout).eval()  # type: ignore[call-overload]
+    only = models.split(pupil, cut_of(student), copy=False)[1] if part == "server" else None
+    precision = tuning.chosen_precision
+    source.to(device=precision.device, memory_format=precision.layout).eval()  # type: ignore[call-overload]
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        with place.autocast():
+        with precision.autocast():
             with torch.no_grad():
                 wanted = source(images)
             given = pupil(images)
-        return temperature**2 * F.kl_div(
-            F.log_softmax(given.float() / temperature, 1),
-            F.log_softmax(wanted.float() / temperature, 1),
-            reduction="batchmean",
-            log_target=True,
-        )
+        task = tuning.labels * F.cross_entropy(given.float(), labels) if tuning.labels else 0.0
+        return task + tuning.logits * answers_differ(wanted, given, tuning.temperature)
 
-    descend(
-        pupil,
-        data,
-        loss,
-        plan,
-        precision=place,
-        only=only,
-        progress=progress,
-        checkpoint=checkpoint,
-        identity=f"extract {temperature} {part} {digest(source)}",
-    )
+    identity = f"extract {part} {digest(source)}"
+    train(pupil, data, loss, tuning, identity=identity, only=only)
     return same_kind(pupil, student)

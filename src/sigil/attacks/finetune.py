@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
-from sigil.attacks.checks import check_choice, check_fits
-from sigil.attacks.halves import ModelOrHalves, same_kind, whole_copy
-from sigil.attacks.training import BATCH_SIZE, Plan, Progress, descend
+from sigil.attacks.halves import ModelOrHalves, check_choice, open_at_cut, same_kind
+from sigil.attacks.training import BATCH_SIZE, Changes, Effect, Tuning, finetune_at_cut
 from sigil.data import Dataset
-from sigil.federation.precision import Precision, choose
-from sigil.federation.seeds import generator
+from sigil.seeds import generator
 
 Kind = Literal["all", "last", "reset-all", "reset-last"]
-STEPS = 100
+FINETUNE = Tuning(0.01, steps=100, batch_size=BATCH_SIZE, optimizer="sgd")
 
 
 def finetune(
     model: ModelOrHalves,
     data: Dataset,
     *,
-    steps: int | None = None,
-    epochs: int | None = None,
-    lr: float = 0.01,
     kind: Kind = "all",
-    batch_size: int = BATCH_SIZE,
-    seed: int = 0,
-    precision: Precision | None = None,
-    progress: Progress | None = None,
-    checkpoint: Path | None = None,
+    tuning: Tuning = FINETUNE,
+    **changes: Unpack[Changes],
 ) -> ModelOrHalves:
-    """Train a copy of the model further on ``data.train``, with cross-entropy and nothing else.
+    """Train a copy of the model further on ``data.train``, and do nothing else.
 
-    For a number of ``steps`` or of ``epochs``; 100 steps, the longer of the paper's two, if neither is
-    given. The four classic kinds:
+    For 100 steps, the longer of the paper's two, unless ``tuning``, or single ``changes`` of it such as
+    ``steps`` and ``lr``, say otherwise. The four classic kinds:
 
     - ``all``: all layers,
     - ``last``: only the last linear layer (so the client half and its mark stay as they are),
@@ -51,33 +41,14 @@ def finetune(
     5e-4, as in the training.
     """
     check_choice("kind of fine-tuning", kind, ("all", "last", "reset-all", "reset-last"))
-    if steps is None and epochs is None:
-        steps = STEPS
-    plan = Plan(lr, steps=steps, epochs=epochs, batch_size=batch_size, seed=seed)
-    attacked = whole_copy(model)
-    check_fits(attacked, data)
-    place = precision or choose()
-    last = [layer for layer in attacked.modules() if isinstance(layer, nn.Linear)][-1]
+    tuning = tuning.changed(**changes)
+    attacked = open_at_cut(model, data)
+    last = [layer for layer in attacked.whole.modules() if isinstance(layer, nn.Linear)][-1]
     if kind.startswith("reset"):
-        _draw_anew(last, seed)
-
-    def loss(images: Tensor, labels: Tensor) -> Tensor:
-        with place.autocast():
-            logits = attacked(images)
-        return F.cross_entropy(logits.float(), labels)
-
-    descend(
-        attacked,
-        data,
-        loss,
-        plan,
-        precision=place,
-        only=last if kind.endswith("last") else None,
-        progress=progress,
-        checkpoint=checkpoint,
-        identity=f"finetune {kind}",
-    )
-    return same_kind(attacked, model)
+        _draw_anew(last, tuning.seed)
+    only = last if kind.endswith("last") else None
+    finetune_at_cut(attacked, data, tuning, Effect(f"finetune {kind}"), only=only)
+    return same_kind(attacked.whole, model)
 
 
 @torch.no_grad()

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from sigil import optimizers
 from sigil.errors import AttackError
 from sigil.federation.messages import CutGradient, LogitGradient
-from sigil.federation.seeds import derive, generator
 from sigil.federation.server import Server
+from sigil.seeds import derive, generator
 
 PenaltyOver = Literal["channel", "all"]
 

@@ -8,11 +8,10 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from sigil.attacks.checks import check_choice, check_clients, check_positive
-from sigil.federation import behaviour
+from sigil.attacks.halves import check_choice, check_positive
 from sigil.federation.observers import ClientObserver, Step
-from sigil.federation.seeds import generator
 from sigil.federation.settings import Settings
+from sigil.seeds import generator
 
 Reading = Literal["power", "amplitude"]
 
@@ -47,7 +46,7 @@ class NoiseInjection(ClientObserver):
         check_choice("reading of the signal-to-noise ratio", reading, ("power", "amplitude"))
         self.snr = float(snr)
         self.reading = reading
-        self.clients = check_clients(clients)
+        self.clients = None if clients is None else frozenset(map(int, clients))
         self.seed = seed
 
     @classmethod
@@ -68,6 +67,3 @@ class NoiseInjection(ClientObserver):
         values = gradient.float()
         deviation = values.norm() / (gradient.numel() * ratio) ** 0.5
         return torch.empty_like(gradient).copy_(values + deviation * noise)
-
-
-behaviour.register("noise_snr", NoiseInjection.from_settings)

@@ -9,17 +9,22 @@ more gently.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sigil.attacks.checkpoint import digest
-from sigil.attacks.checks import check_choice, check_not_negative, check_share
-from sigil.attacks.halves import ModelOrHalves, OpenedAtCut, open_at_cut, same_kind
-from sigil.attacks.penalties import finetune_at_cut
-from sigil.attacks.training import TUNING, Tuning
+from sigil.attacks.halves import (
+    ModelOrHalves,
+    OpenedAtCut,
+    check_choice,
+    check_not_negative,
+    check_share,
+    open_at_cut,
+    same_kind,
+)
+from sigil.attacks.training import TUNING, Changes, Effect, Tuning, digest, finetune_at_cut
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.models import Model
@@ -41,6 +46,7 @@ def orthogonalise(
     keep: bool = False,
     cut: str | None = None,
     tuning: Tuning = TUNING,
+    **changes: Unpack[Changes],
 ) -> ModelOrHalves:
     """Fine-tune a copy of the model, up to the cut unlike the ``initial`` weights.
 
@@ -60,9 +66,17 @@ def orthogonalise(
     - ``turn``: the same until the origin test's own sum is zero in each tensor, for which larger weights must
       go too.
     """
+    tuning = tuning.changed(**changes)
+    attacked = open_at_cut(model, data, cut)
+    effect = turn_away(attacked, initial, way=way, strength=strength, keep=keep)
+    finetune_at_cut(attacked, data, tuning, effect)
+    return same_kind(attacked.whole, model)
+
+
+def turn_away(attacked: OpenedAtCut, initial: Model, *, way: Way, strength: float, keep: bool) -> Effect:
+    """What turns filters away from their initial values; see :func:`orthogonalise`."""
     check_choice("way of orthogonalising", way, ("project", "rotate", "penalty", "flip", "turn"))
     (check_not_negative if way == "penalty" else check_share)("strength", strength)
-    attacked = open_at_cut(model, data, cut)
     layers = _layers(attacked, initial)
 
     def change(share: float) -> None:
@@ -82,17 +96,11 @@ def orthogonalise(
     def cosines(activation: Tensor) -> Tensor:
         return strength * torch.cat([layer.cosines() for layer in layers]).square().mean()
 
-    finetune_at_cut(
-        attacked,
-        data,
-        cosines if way == "penalty" else lambda activation: None,
-        tuning,
-        identity=f"orthogonalise {way} {strength} {keep} {digest(initial)}",
-        before_step=None if way == "penalty" else before_step,
-    )
-    if way in ("rotate", "flip", "turn") or (way == "project" and keep):
-        change(1.0)
-    return same_kind(attacked.whole, model)
+    identity = f"orthogonalise {way} {strength} {keep} {digest(initial)}"
+    if way == "penalty":
+        return Effect(identity, cosines)
+    at_the_end = way != "project" or keep
+    return Effect(identity, before_step=before_step, after=(lambda: change(1.0)) if at_the_end else None)
 
 
 @dataclass(frozen=True)
@@ -173,19 +181,17 @@ def _evidence(rows: Tensor, unit: Tensor) -> float:
 
 def _layers(attacked: OpenedAtCut, initial: Model) -> list[_Layer]:
     """The convolutions and linear layers up to the cut, with their initial values."""
-    known, inside = initial.state_dict(), {id(value) for value in attacked.front.parameters()}
+    known = initial.state_dict()
     layers = []
-    for path, layer in attacked.whole.named_modules():
-        weight = layer._parameters.get("weight") if isinstance(layer, nn.Conv2d | nn.Linear) else None
-        if weight is None or id(weight) not in inside:
-            continue
-        found = known.get(f"{path}.weight")
-        if found is None or found.shape != weight.shape:
+    for path, layer in attacked.filtering():
+        weight = layer.get_parameter("weight")
+        began = known.get(f"{path}.weight")
+        if began is None or began.shape != weight.shape:
             raise AttackError(
                 f"The initial model ({initial.spec}) has no tensor {path}.weight of {tuple(weight.shape)}; "
                 "give the model with which this training began."
             )
-        layers.append(_Layer.of(weight, found))
+        layers.append(_Layer.of(weight, began))
     if not layers:
         raise AttackError(f"The model has no convolution up to {attacked.cut!r}, so it has no initial one.")
     return layers

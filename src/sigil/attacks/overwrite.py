@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Unpack
 
 from torch import Tensor
 
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
-from sigil.attacks.penalties import finetune_at_cut
-from sigil.attacks.training import BATCH_SIZE, Progress, Tuning
+from sigil.attacks.training import BATCH_SIZE, Changes, Effect, Tuning, finetune_at_cut
 from sigil.data import Dataset
 from sigil.errors import AttackError
-from sigil.federation.precision import Precision
 from sigil.injector import Injector
 from sigil.keys.key import Key
 
-EPOCHS = 10
+OVERWRITE = Tuning(0.01, epochs=10, batch_size=BATCH_SIZE, optimizer="sgd")
 
 
 def overwrite(
@@ -24,15 +22,9 @@ def overwrite(
     key: Key,
     *,
     strength: float = 1.0,
-    steps: int | None = None,
-    epochs: int | None = None,
-    lr: float = 0.01,
     cut: str | None = None,
-    batch_size: int = BATCH_SIZE,
-    seed: int = 0,
-    precision: Precision | None = None,
-    progress: Progress | None = None,
-    checkpoint: Path | None = None,
+    tuning: Tuning = OVERWRITE,
+    **changes: Unpack[Changes],
 ) -> ModelOrHalves:
     """Fine-tune a copy of the model on ``data.train`` while an injector embeds the attacker's ``key``.
 
@@ -40,24 +32,10 @@ def overwrite(
     beside it. Measure both keys afterwards.
 
     The paper tries no numbers. ``strength`` is 1.0, the strongest that it uses, because an attacker who owns
-    both halves has nobody to hide from; ``lr`` is that of :func:`~sigil.attacks.finetune`; 10 epochs if
-    neither ``steps`` nor ``epochs`` is given, which is more than that attack's 100 steps as a second mark
-    takes longer to learn. ``cut`` is where the key belongs: none is where the halves meet, or for a whole
-    model the paper's cut.
+    both halves has nobody to hide from; the rate is that of :func:`~sigil.attacks.finetune`; 10 epochs are
+    more than that attack's 100 steps, as a second mark takes longer to learn. ``cut`` is where the key
+    belongs: none is where the halves meet, or for a whole model the paper's cut.
     """
-    if steps is None and epochs is None:
-        epochs = EPOCHS
-    plan = Tuning(
-        lr,
-        steps=steps,
-        epochs=epochs,
-        batch_size=batch_size,
-        optimizer="sgd",
-        seed=seed,
-        precision=precision,
-        progress=progress,
-        checkpoint=checkpoint,
-    )
     injector = Injector(key, strength)
     attacked = open_at_cut(model, data, cut)
     if key.shape != attacked.shape:
@@ -69,6 +47,6 @@ def overwrite(
     def embed(activation: Tensor) -> None:
         injector.attach(activation)
 
-    identity = f"overwrite {key.commitment} {strength}"
-    finetune_at_cut(attacked, data, embed, plan, identity=identity)
+    effect = Effect(f"overwrite {key.commitment} {strength}", embed)
+    finetune_at_cut(attacked, data, tuning.changed(**changes), effect)
     return same_kind(attacked.whole, model)

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sigil.attacks.checks import check_choice, check_share
-from sigil.attacks.halves import ModelOrHalves, same_kind, whole_or_half_copy
+from sigil.attacks.halves import ModelOrHalves, check_choice, check_share, same_kind, whole_or_half_copy
 from sigil.errors import AttackError
 
 Scope = Literal["layer", "global", "tensor"]

@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sigil.attacks.checks import check_choice
-from sigil.attacks.halves import ModelOrHalves, same_kind, whole_or_half_copy
+from sigil.attacks.halves import ModelOrHalves, check_choice, same_kind, whole_or_half_copy
 
 Format = Literal["fp16", "int8", "int4"]
 Per = Literal["channel", "tensor"]

@@ -7,15 +7,28 @@ smooth, so what is left of the mean map after each channel's own mean is mostly 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from sigil.attacks.checks import check_choice, check_not_negative
-from sigil.attacks.halves import ModelOrHalves, OpenedAtCut, open_at_cut, same_kind
-from sigil.attacks.penalties import finetune_at_cut, mean_activation, push_along
-from sigil.attacks.training import TUNING, Tuning
+from sigil.attacks.halves import (
+    ModelOrHalves,
+    OpenedAtCut,
+    check_choice,
+    check_not_negative,
+    open_at_cut,
+    same_kind,
+)
+from sigil.attacks.training import (
+    TUNING,
+    Changes,
+    Effect,
+    Tuning,
+    finetune_at_cut,
+    mean_activation,
+    push_along,
+)
 from sigil.data import Dataset
 from sigil.errors import AttackError
 
@@ -31,6 +44,7 @@ def read(
     gamma: float = 10.0,
     cut: str | None = None,
     tuning: Tuning = TUNING,
+    **changes: Unpack[Changes],
 ) -> tuple[ModelOrHalves, Tensor]:
     """Fine-tune a copy of the model until its mean activation map no longer shows the mark.
 
@@ -47,9 +61,19 @@ def read(
     costs far more accuracy than pushing. Returns the attacked model and −m (d, 1), the direction as it was
     read in the model given, for :func:`~sigil.attacks.overlap`.
     """
+    tuning = tuning.changed(**changes)
+    attacked = open_at_cut(model, data, cut)
+    effect, direction = find_in_mean(attacked, data, tuning, way=way, reversal=reversal, gamma=gamma)
+    finetune_at_cut(attacked, data, tuning, effect)
+    return same_kind(attacked.whole, model), direction[:, None]
+
+
+def find_in_mean(
+    attacked: OpenedAtCut, data: Dataset, tuning: Tuning, *, way: Way, reversal: float = 0.0, gamma: float
+) -> tuple[Effect, Tensor]:
+    """What pushes the mark out of the mean map, and −m (d,) as it is now; see :func:`read`."""
     check_choice("way of reading", way, ("push", "flatten", "equalise"))
     check_not_negative("weight gamma", gamma)
-    attacked = open_at_cut(model, data, cut)
     if len(attacked.shape) < 2 or math.prod(attacked.shape[1:]) < 2:
         raise AttackError(
             f"The model cut at {attacked.cut!r} has activations of {attacked.shape}, which are no maps with "
@@ -58,10 +82,8 @@ def read(
     seen = mean_activation(attacked, data, tuning)
     direction = -over_positions(seen).flatten()
     if way == "push":
-        push_along(attacked, data, direction, tuning, reversal=reversal, gamma=gamma)
-    else:
-        _level(attacked, data, way, gamma, tuning)
-    return same_kind(attacked.whole, model), direction[:, None]
+        return push_along(attacked, data, direction, tuning, reversal=reversal, gamma=gamma), direction
+    return _level(way, gamma), direction
 
 
 def over_positions(mean: Tensor) -> Tensor:
@@ -74,7 +96,7 @@ def over_channels(mean: Tensor) -> Tensor:
     return mean - over_positions(mean) - mean.mean()
 
 
-def _level(attacked: OpenedAtCut, data: Dataset, way: Way, gamma: float, tuning: Tuning) -> None:
+def _level(way: Way, gamma: float) -> Effect:
     part = over_positions if way == "flatten" else over_channels
 
     def penalty(activation: Tensor) -> Tensor:
@@ -84,4 +106,4 @@ def _level(attacked: OpenedAtCut, data: Dataset, way: Way, gamma: float, tuning:
         spread = (values - mean).square().sum() / len(values)
         return gamma * part(mean).square().sum() / spread.clamp(min=torch.finfo(torch.float32).tiny)
 
-    finetune_at_cut(attacked, data, penalty, tuning, identity=f"{way} {gamma}")
+    return Effect(f"{way} {gamma}", penalty)

@@ -8,13 +8,13 @@ it, where each bit becomes a coin. But the thief knows the sign too, and nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import Tensor
 
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
-from sigil.attacks.penalties import push_along
 from sigil.attacks.subspace import check_recording, mean_gradient
-from sigil.attacks.training import TUNING, Tuning
+from sigil.attacks.training import TUNING, Changes, Tuning, finetune_at_cut, push_along
 from sigil.data import Dataset
 from sigil.federation.recording import Recording
 
@@ -29,6 +29,7 @@ def reverse(
     rounds: Sequence[int] | None = None,
     cut: str | None = None,
     tuning: Tuning = TUNING,
+    **changes: Unpack[Changes],
 ) -> tuple[ModelOrHalves, Tensor]:
     """Fine-tune a copy of the model until its activations lie on the other side of the mean gradient.
 
@@ -42,9 +43,11 @@ def reverse(
 
     Returns the attacked model and the direction (d, 1), for :func:`~sigil.attacks.overlap`.
     """
+    tuning = tuning.changed(**changes)
     attacked = open_at_cut(model, data, cut)
     check_recording(recording, attacked)
     chosen = recording.rounds if rounds is None else rounds
     direction = mean_gradient(recording, chosen)
-    push_along(attacked, data, direction, tuning, reversal=reversal, gamma=gamma)
+    effect = push_along(attacked, data, direction, tuning, reversal=reversal, gamma=gamma)
+    finetune_at_cut(attacked, data, tuning, effect)
     return same_kind(attacked.whole, model), direction[:, None]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sigil.attacks.checks import check_clients, check_positive
+from sigil.attacks.halves import check_positive
 from sigil.federation.observers import ClientObserver, Step
 
 
@@ -30,7 +30,7 @@ class Starve(ClientObserver):
     def __init__(self, factor: float, *, clients: Sequence[int] | None = None) -> None:
         check_positive("factor", factor)
         self.factor = float(factor)
-        self.clients = check_clients(clients)
+        self.clients = None if clients is None else frozenset(map(int, clients))
 
     @torch.no_grad()
     def on_logit_gradient(self, at: Step, gradient: Tensor, *, logits: Tensor, labels: Tensor) -> Tensor:

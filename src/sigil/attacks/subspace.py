@@ -8,10 +8,9 @@ span of the secret matrix M.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,19 +18,33 @@ import torch
 from torch import Tensor
 
 from sigil import files
-from sigil.arguments import sizes, tensor
-from sigil.attacks.checks import check_at_least, check_choice, check_not_negative
-from sigil.attacks.halves import ModelOrHalves, OpenedAtCut, open_at_cut, same_kind
-from sigil.attacks.penalties import finetune_at_cut
-from sigil.attacks.principal import Rows, mean_row, principal_components
-from sigil.attacks.training import BATCH_SIZE, Optimizer, Progress, Tuning
+from sigil.attacks.halves import (
+    ModelOrHalves,
+    OpenedAtCut,
+    check_at_least,
+    check_choice,
+    check_not_negative,
+    open_at_cut,
+    same_kind,
+)
+from sigil.attacks.training import BATCH_SIZE, Changes, Effect, Tuning, finetune_at_cut
 from sigil.data import Dataset
 from sigil.errors import AttackError
-from sigil.federation.precision import Precision
 from sigil.federation.recording import Recording
 from sigil.keys.key import Key
+from sigil.seeds import generator
 
 Unit = Literal["sample", "batch", "window"]
+Rows = Callable[[], Iterable[npt.NDArray[np.float32]]]
+"""Rows of more numbers than fit into memory, batch by batch, to go through again and again."""
+
+SUBSPACE = Tuning(1e-4, epochs=100, batch_size=BATCH_SIZE)
+
+# More directions are followed than are wanted: the extra ones take the error of the random start.
+OVERSAMPLING = 16
+# Each pass multiplies the ratio of two neighbouring variances' errors by that ratio: four are plenty for
+# gradients, whose variances fall fast.
+PASSES = 4
 
 
 @dataclass(frozen=True)
@@ -70,17 +83,11 @@ def subspace(
     main_components: int = 64,
     components: int = 64,
     gamma: float = 1.0,
-    epochs: int = 100,
-    lr: float = 1e-4,
-    optimizer: Optimizer = "adam",
     centre: bool = False,
     normalise: bool = True,
     cut: str | None = None,
-    batch_size: int = BATCH_SIZE,
-    seed: int = 0,
-    precision: Precision | None = None,
-    progress: Progress | None = None,
-    checkpoint: Path | None = None,
+    tuning: Tuning = SUBSPACE,
+    **changes: Unpack[Changes],
 ) -> tuple[ModelOrHalves, Subspace]:
     """Estimate the mark's subspace from a recording and fine-tune a copy of the model out of it.
 
@@ -101,20 +108,11 @@ def subspace(
     - ``cut``: none is where the halves meet, or for a whole model the paper's cut. The recording must be of
       that place.
     """
-    plan = Tuning(
-        lr,
-        epochs=epochs,
-        batch_size=batch_size,
-        optimizer=optimizer,
-        seed=seed,
-        precision=precision,
-        progress=progress,
-        checkpoint=checkpoint,
-    )
+    tuning = tuning.changed(**changes)
     check_not_negative("weight gamma", gamma)
     attacked = open_at_cut(model, data, cut)
     check_recording(recording, attacked)
-    found = estimate(
+    estimated = estimate(
         recording,
         early_rounds=early_rounds,
         late_rounds=late_rounds,
@@ -123,18 +121,18 @@ def subspace(
         main_components=main_components,
         components=components,
         centre=centre,
-        seed=seed,
+        seed=tuning.seed,
     )
-    weights = found.weights(normalise=normalise)
+    weights = estimated.weights(normalise=normalise)
     # One product gives all weighted projections: Σ_j w_j (A·v_j)² = ‖A V diag(√w)‖².
-    weighted = (found.directions * weights.sqrt()).to(plan.place.device)
+    weighted = (estimated.directions * weights.sqrt()).to(tuning.chosen_precision.device)
 
     def penalty(activation: Tensor) -> Tensor:
         return gamma * (activation.float().flatten(1) @ weighted).square().sum(1).mean()
 
-    identity = f"subspace {gamma} {files.digest([weighted])}"
-    finetune_at_cut(attacked, data, penalty, plan, identity=identity)
-    return same_kind(attacked.whole, model), found
+    effect = Effect(f"subspace {gamma} {files.digest([weighted])}", penalty)
+    finetune_at_cut(attacked, data, tuning, effect)
+    return same_kind(attacked.whole, model), estimated
 
 
 def estimate(
@@ -206,9 +204,6 @@ def overlap(directions: Tensor, key: Key) -> float:
     With Q_V and Q_M orthonormal bases of both, ‖Q_Vᵀ Q_M‖² / k. By chance it is k′/d. It tells a weak attack
     from a strong mark; the attacker, who has no key, cannot know it.
     """
-    if not isinstance(key, Key):
-        raise AttackError(f"The key is of type {type(key).__name__}, but a sigil.Key is wanted.")
-    tensor("set of directions", directions, raises=AttackError)
     if directions.ndim != 2:
         raise AttackError(f"Directions are columns of a matrix, but the shape is {tuple(directions.shape)}.")
     if directions.shape[0] != key.dimension:
@@ -216,8 +211,8 @@ def overlap(directions: Tensor, key: Key) -> float:
             f"The directions have {directions.shape[0]} dimensions, but the key is for {key.dimension}; "
             "give the key of the same cut."
         )
-    found, secret = (torch.linalg.qr(matrix.float())[0] for matrix in (directions, key.matrix))
-    return float((found.mT @ secret).square().sum()) / secret.shape[1]
+    given, secret = (torch.linalg.qr(matrix.float())[0] for matrix in (directions, key.matrix))
+    return float((given.mT @ secret).square().sum()) / secret.shape[1]
 
 
 def check_recording(recording: Recording, attacked: OpenedAtCut) -> None:
@@ -232,10 +227,8 @@ def check_recording(recording: Recording, attacked: OpenedAtCut) -> None:
 def recorded_rows(
     recording: Recording, rounds: Sequence[int], phase: str, unit: Unit, steps: int | None = None
 ) -> Rows:
-    """The gradients of some rounds (of each client's first steps in them) to go through again and again."""
-    if not isinstance(recording, Recording):
-        raise AttackError(f"A recording of gradients is wanted, not {type(recording).__name__}.")
-    chosen = sizes(f"list of {phase} rounds", rounds, raises=AttackError)
+    """The gradients of some rounds, or of each client's first steps in them."""
+    chosen = list(rounds)
     missing = sorted(set(chosen) - set(recording.rounds))
     if not chosen or missing:
         wrong = f"round {missing[0]} as {phase}" if missing else f"no {phase} round"
@@ -281,3 +274,93 @@ def _ranges(rounds: Sequence[int]) -> str:
         else:
             parts.append([number, number])
     return "rounds " + ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+@dataclass(frozen=True)
+class Components:
+    """The first principal components of some rows.
+
+    ``directions`` (d, count) are orthonormal columns, the largest first; ``variances`` (count,) the mean
+    squares of the rows along them; ``total`` the mean square norm of the rows, so that
+    ``variances.sum() / total`` is the share that the components explain; ``rows`` how many rows there were.
+    """
+
+    directions: Tensor
+    variances: Tensor
+    total: float
+    rows: int
+
+
+def principal_components(
+    rows: Rows,
+    *,
+    dimension: int,
+    count: int,
+    outside: Tensor | None = None,
+    centre: bool = False,
+    passes: int = PASSES,
+    seed: int = 0,
+) -> Components:
+    """The ``count`` first principal components of the rows (n, d) that ``rows()`` gives batch by batch.
+
+    ``rows()`` is called once a pass and nothing but one batch and a few d×count matrices is held. With Q a
+    random orthonormal basis, each pass sets Q to an orthonormal basis of Xᵀ X Q; the last solves the small
+    problem (X Q)ᵀ(X Q) exactly.
+
+    ``outside`` (d, m), orthonormal columns, are directions to leave out: the components are those of the
+    rows' residuals X (I − V Vᵀ). With ``centre`` the mean row is subtracted first. There are never more
+    components than rows or free dimensions.
+    """
+    known = torch.empty(dimension, 0) if outside is None else outside
+    number, mean = mean_row(rows, dimension) if centre else (sum(map(len, rows())), None)
+    count = min(count, number, dimension - known.shape[1])
+    followed = min(count + OVERSAMPLING, number, dimension - known.shape[1])
+    start = torch.randn(dimension, followed, generator=generator(seed, "attack", "components"))
+    basis = _orthonormal(start, known)
+    for _ in range(passes):
+        image = torch.zeros_like(basis)
+        for batch in _batches(rows, mean):
+            image.addmm_(batch.mT, batch @ basis)
+        basis = _orthonormal(image, known)
+    gram = torch.zeros(followed, followed, dtype=torch.float64)
+    total = 0.0
+    for batch in _batches(rows, mean):
+        along = (batch @ basis).double()
+        gram += along.mT @ along
+        total += float(batch.double().square().sum() - (batch @ known).double().square().sum())
+    squares, turn = torch.linalg.eigh(gram)
+    largest = torch.arange(followed - 1, followed - 1 - count, -1)
+    return Components(
+        directions=basis @ turn[:, largest].float(),
+        variances=(squares[largest] / max(1, number)).clamp(min=0).float(),
+        total=total / max(1, number),
+        rows=number,
+    )
+
+
+def mean_row(rows: Rows, dimension: int) -> tuple[int, Tensor]:
+    """The number of rows, and their mean (d,)."""
+    number, total = 0, torch.zeros(dimension, dtype=torch.float64)
+    for batch in _batches(rows, None):
+        number += len(batch)
+        total += batch.sum(0, dtype=torch.float64)
+    return number, (total / max(1, number)).float()
+
+
+def _batches(rows: Rows, mean: Tensor | None) -> Iterable[Tensor]:
+    for batch in rows():
+        # Copied, because it may be a view of a file.
+        values = torch.from_numpy(np.array(batch, dtype=np.float32))
+        yield values if mean is None else values - mean
+
+
+def _orthonormal(columns: Tensor, known: Tensor) -> Tensor:
+    """An orthonormal basis, orthogonal to ``known``, of what the columns span besides.
+
+    The columns are put behind the known ones, so that even where they have no rank left of their own the
+    basis is filled up with directions outside.
+    """
+    residual = columns - known @ (known.mT @ columns)
+    # Only directions matter, and gradients are so small that their squares would leave float32's range.
+    residual = residual / residual.norm(dim=0).clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.linalg.qr(torch.cat([known, residual], 1))[0][:, known.shape[1] :]

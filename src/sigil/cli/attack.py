@@ -1,30 +1,88 @@
-"""`sigil attack NAME SUSPECT --out F`: try to remove a mark, and see what is left of it."""
+"""`sigil attack NAME SUSPECT --out F`: try to remove a mark, and see what is left of it.
+
+A command declares its options. Those with the name of a parameter of the attack are given to it, with what
+else it takes: the attacker's images, the recording, a bar on the terminal (:func:`_arguments`).
+"""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import Parameter, Signature, isroutine, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from sigil.cli import attack_tuning
-from sigil.cli.attack_options import (
-    AttackCommand,
-    BatchSize,
-    Epochs,
-    Optimizer,
-    Rate,
-    Seed,
-    Share,
-    Steps,
-    attack_command,
-    line,
-    rounds_of,
-)
-from sigil.cli.attack_tuning import Gamma, Recorded, in_training
-from sigil.errors import AttackError
+from sigil.cli import data_names, outputs, own_code
+from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
+from sigil.cli.terminal import printable
+from sigil.cli.train import DataDir, Quiet
+from sigil.errors import AttackError, ConfigError
 
-app = typer.Typer(name="attack", no_args_is_help=True, rich_markup_mode=None)
+if TYPE_CHECKING:
+    from sigil.attacks import Measurement
+    from sigil.attacks.halves import Halves
+    from sigil.attacks.target import ModelUnderAttack
+    from sigil.attacks.training import Progress
+    from sigil.models import Model
+
+_MOST_ROUNDS = 10**6
+
+Suspect = Annotated[
+    Path,
+    typer.Argument(metavar="SUSPECT", help="A run's directory, a whole model, or a client half."),
+]
+Out = Annotated[
+    Path,
+    typer.Option("--out", "-o", metavar="F", help="Where to write: a directory for two halves, else a file."),
+]
+Server = Annotated[
+    Path | None, typer.Option(metavar="F", help="The server half that belongs to a client half.")
+]
+KeyFile = Annotated[
+    Path | None, typer.Option("--key", "-k", metavar="FILE", help="The owner's key, to see what is left.")
+]
+Data = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Data set: digits, cifar10, tiny-imagenet, folder:...")
+]
+Share = Annotated[
+    float, typer.Option(metavar="S", help="Share of the training images that the attacker holds.")
+]
+Cut = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Where a whole model's mark is; else the paper's cut.")
+]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of everything random.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", help="Number of batches to train for.")]
+Epochs = Annotated[int | None, typer.Option(metavar="N", help="Number of epochs to train for.")]
+Recorded = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Recorded gradients; else SUSPECT/recording.")
+]
+Initial = typer.Option(metavar="F", help="The initial weights: a model file, or the run's directory.")
+Turning = Annotated[str, typer.Option(metavar="WAY", help="project, rotate, penalty, flip or turn.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Repeat it at every step.")]
+Noise = Annotated[float, typer.Option(metavar="S", help="Size in standard deviations of each filter.")]
+Shape = Annotated[
+    float, typer.Option(metavar="E", help="How far it keeps to inputs that hardly vary; 0: white noise.")
+]
+Gamma = Annotated[float, typer.Option(metavar="G", help="Weight of the penalty.")]
+Reversal = Annotated[
+    float, typer.Option(metavar="R", help="How far past zero to push: 0 is zero, 1 mirrors.")
+]
+
+
+class _Attacks(TyperGroup):
+    """The attacks by their names; FILE.py:NAME stands for ``own FILE.py:NAME``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        named = ":" in args[0] and args[0] not in self.commands
+        return super().resolve_command(ctx, ["own", *args] if named else args)
+
+
+app = typer.Typer(name="attack", cls=_Attacks, no_args_is_help=True, rich_markup_mode=None)
 
 
 def register(parent: typer.Typer) -> None:
@@ -52,24 +110,326 @@ def attack() -> None:
         --out runs/permuted --key owner.key
       sigil attack quantize model.safetensors --format int4 --out q.safetensors
 
+    \b
+    An attack of your own, a function in a file (docs/own-attack.md):
+      sigil attack my.py:jitter runs/a --out runs/jittered --key owner.key
+
     Each attack has its own help, such as: sigil attack prune --help
     One that trains can be stopped: the same command goes on where it was.
     """
 
 
-@attack_command(app)
-def finetune(
-    call: AttackCommand,
+@dataclass(frozen=True)
+class AttackCommand:
+    """One call of an attack: what it works on, the folder where that lies, and how it talks."""
+
+    target: ModelUnderAttack
+    folder: Path
+    cut: str | None
+    quiet: bool
+
+    def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> None:
+        """Write the attacked model and print what it is worth."""
+        outcome = self.target.finish(attacked, cut=cut)
+        if self.target.key is None and outcome.before.accuracy is None:
+            self.say("Give --key for the mark, and --data for the accuracy, before and after.")
+        else:
+            self.say(line("before", outcome.before))
+            self.say(line("after", outcome.after))
+            if self.target.key is not None and outcome.after.report is None:
+                self.say("The new model's activation at the cut has another shape than the key.")
+        self.say(f"Wrote {' and '.join(printable(str(file)) for file in outcome.files)}.")
+
+    def say(self, text: str) -> None:
+        """Print a line, unless the command is quiet."""
+        if not self.quiet:
+            typer.echo(text)
+
+    @contextmanager
+    def progress(self, name: str) -> Iterator[Progress | None]:
+        """A bar on a terminal, nothing elsewhere."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        console = Console(stderr=True)
+        if not name or self.quiet or not console.is_terminal:
+            yield None
+            return
+        columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+        with Bars(*columns, console=console) as bars:
+            task = bars.add_task(name, total=None)
+            yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def open_command(
+    *,
+    suspect: Suspect,
+    out: Out,
+    server: Server = None,
+    key: KeyFile = None,
+    passphrase: AskPassphrase = False,
+    passphrase_file: PassphraseFile = None,
+    data: Data = None,
+    data_dir: DataDir = None,
+    cut: Cut = None,
+    quiet: Quiet = False,
+) -> AttackCommand:
+    """Open everything that the command line names."""
+    from sigil import data as datasets
+    from sigil.attacks.target import ModelUnderAttack
+
+    target = ModelUnderAttack.open(
+        suspect,
+        out,
+        server=server,
+        key=None if key is None else load_key(key, ask=passphrase, passphrase_file=passphrase_file),
+        data=None if data is None else datasets.load(data, data_dir=data_dir),
+        cut=cut,
+    )
+    return AttackCommand(target, suspect if suspect.is_dir() else suspect.parent, cut, quiet)
+
+
+def open_tuning(
     *,
     steps: Steps = None,
     epochs: Epochs = None,
-    lr: Rate = 0.01,
+    lr: Annotated[float | None, typer.Option("--lr", metavar="R", help="Learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Images in a batch.")] = None,
+    optimizer: Annotated[str | None, typer.Option(metavar="NAME", help="adam or sgd.")] = None,
+    decay: Annotated[
+        bool | None, typer.Option("--decay/--no-decay", help="Let the rate fall to 0 as a half cosine.")
+    ] = None,
+    warmup: Annotated[
+        float | None, typer.Option(metavar="S", help="Share of the steps in which the rate rises.")
+    ] = None,
+    labels: Annotated[float | None, typer.Option(metavar="W", help="Weight of the own labels.")] = None,
+    logits: Annotated[
+        float | None, typer.Option(metavar="W", help="Weight of the answers that the model gave before.")
+    ] = None,
+    features: Annotated[
+        float | None, typer.Option(metavar="W", help="Weight of its activations at the cut before.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(metavar="T", help="Softens these answers.")] = None,
+    averaged: Annotated[
+        float | None, typer.Option(metavar="S", help="Share of the last steps, whose mean is the result.")
+    ] = None,
+    norms: Annotated[
+        str | None, typer.Option(metavar="HOW", help="Batch norms: trained, frozen or re-estimated.")
+    ] = None,
+    share: Share = 0.1,
+    seed: Seed = 0,
+) -> None:
+    """How to fine-tune, where it is not as the attack's own recipe says, or else that of a thief's best."""
+
+
+def attack_command(
+    bar: str = "", *, tuning: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a command of a function that declares the options of the attack of its name.
+
+    The options of :func:`open_command`, which every attack has, are added to its own, and with `tuning` those
+    of :func:`open_tuning`. `bar` names the bar that shows how far an attack is that trains.
+    """
+
+    def register(declared: Callable[..., None]) -> Callable[..., None]:
+        def act(call: AttackCommand, **given: Any) -> None:
+            _carry_out(call, declared.__name__, bar, given)
+
+        return _command(declared, act, _options(open_tuning) if tuning else {})
+
+    return register
+
+
+def _command(
+    declared: Callable[..., None], act: Callable[..., None], more: dict[str, Parameter] | None = None
+) -> Callable[..., None]:
+    """Make a command with the declared options, `more` and those of every attack; `act` does the work."""
+    shared, own = _options(open_command), _options(declared)
+    first, rest = list(shared.values())[:2], list(shared.values())[2:]
+
+    def run(**given: Any) -> None:
+        _check(given)
+        act(open_command(**{name: given.pop(name) for name in shared}), **given)
+
+    run.__name__, run.__doc__ = declared.__name__, declared.__doc__
+    options = [*first, *own.values(), *(more or {}).values(), *rest]
+    options.sort(key=lambda option: option.name != "name")  # which comes before the suspect
+    run.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    app.command()(run)
+    return declared
+
+
+def _options(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The keyword parameters of a function, which are options of a command."""
+    parameters = signature(function, eval_str=True).parameters
+    return {name: each for name, each in parameters.items() if each.kind is Parameter.KEYWORD_ONLY}
+
+
+def _check(given: dict[str, Any]) -> None:
+    """Whether the new model's files are others than all that the command reads."""
+    out: Path = given["out"]
+    read = {name: value for name, value in given.items() if isinstance(value, Path) and name != "out"}
+    if given.get("student"):
+        read["student"] = Path(given["student"])
+    inputs = {
+        "SUSPECT" if name == "suspect" else f"--{name.replace('_', '-')}": path for name, path in read.items()
+    }
+    if given.get("name"):
+        inputs["FILE:NAME"] = own_code.split(given["name"])[0]
+    outputs.check_there(inputs)
+    if given.get("student") and Path(given["student"]).suffix:
+        outputs.check_there({"--student (a file)": Path(given["student"])})
+    data_names.check_data("--data", given.get("data"), given.get("data_dir"))
+
+    from sigil.attacks.target import CLIENT, SERVER
+
+    if not out.name:
+        raise ConfigError(
+            f"--out: {out} has no name that a model can be written to; give a file or a directory."
+        )
+    state = out.with_name(f".{out.name}.attack")
+    wanted = [outputs.File("--out", place) for place in (out, out / CLIENT, out / SERVER, state)]
+    outputs.check_apart(wanted, inputs)
+
+
+def _carry_out(call: AttackCommand, name: str, bar: str, given: dict[str, Any]) -> None:
+    """Attack, write the new model and say what came of it."""
+    from sigil import attacks, models
+
+    function = getattr(attacks, name)
+    _, *takes = signature(function).parameters.values()
+    with call.progress(bar) as progress:
+        arguments = _arguments(call, takes, given, progress)
+        result = function(call.target.model, **arguments)
+    if name in ("subspace", "reverse", "read"):
+        attacked, found = result
+        call.finish(attacked)
+        _say_overlap(call, found)
+    elif name == "extract":
+        architecture = result.spec.name
+        same = architecture == _spec(call).name
+        place = call.target.cut if same else models.default_cut(architecture)
+        halves = isinstance(call.target.model, tuple)
+        call.finish(models.split(result, place) if halves else result, cut=place)
+    else:
+        call.finish(result)
+    if name == "overwrite" and not call.quiet:
+        target = call.target
+        call.say(
+            line("second", attacks.measure(result, data=target.data, key=arguments["key"], cut=target.cut))
+        )
+
+
+def _arguments(
+    call: AttackCommand, takes: list[Parameter], given: dict[str, Any], progress: Progress | None
+) -> dict[str, Any]:
+    """What an attack takes, by the names of its parameters: options, and what these lead to."""
+    from sigil.attacks import BEST, Tuning
+    from sigil.attacks.target import open_initial
+    from sigil.federation.recording import Recording
+    from sigil.keys.key import Key
+
+    def rounds(option: str) -> list[int] | None:
+        return None if given[option] is None else rounds_of(given[option], f"--{option}")
+
+    def tuning() -> Tuning:
+        default = next(each.default for each in takes if each.name == "tuning")
+        said = {name: given[name] for name in _options(open_tuning) if given[name] is not None}
+        said.pop("share")
+        recipe = BEST if default == Tuning() else default
+        tuned: Tuning = recipe.changed(**said, progress=progress, checkpoint=call.target.checkpoint)
+        return tuned
+
+    made: dict[str, Callable[[], Any]] = {
+        "cut": lambda: call.cut,
+        "early_rounds": lambda: rounds("early"),
+        "late_rounds": lambda: rounds("late") or [],
+        "rounds": lambda: rounds("rounds"),
+        "recording": lambda: Recording(given["recording"] or call.folder / "recording"),
+        "data": lambda: call.target.attackers_data(given["share"], seed=given["seed"]),
+        "key": lambda: Key.load(given["second"]),
+        "initial": lambda: given["initial"] and open_initial(given["initial"], call.target.key),
+        "student": lambda: _student(call, given["student"], given["width"], given["seed"]),
+        "tuning": tuning,
+    }
+    names = [each.name for each in takes if each.name in made or each.name in given]
+    return {name: made[name]() if name in made else given[name] for name in names}
+
+
+def _spec(call: AttackCommand) -> Any:
+    model = call.target.model
+    return (model[0] if isinstance(model, tuple) else model).spec
+
+
+def _student(call: AttackCommand, student: str | None, width: int | None, seed: int) -> Model:
+    """The fresh model that is taught: of a file, of an architecture's name, or of the suspect's own."""
+    from sigil import models
+
+    if student is not None and Path(student).suffix == ".safetensors":
+        return models.load(student)
+    spec = _spec(call)
+    name = student or spec.name
+    return models.build(
+        name,
+        classes=spec.classes,
+        width=width or (spec.width if name == spec.name else None),
+        channels=spec.channels,
+        seed=seed + 1,
+    )
+
+
+def _say_overlap(call: AttackCommand, found: Any) -> None:
+    """Say how much of the mark's span the attack found, if there is a key to know it by."""
+    from sigil.attacks import Subspace, overlap
+
+    key = call.target.key
+    if key is None or call.quiet:
+        return
+    if isinstance(found, Subspace):
+        part = overlap(found.directions, key)
+        call.say(f"The attack found {100 * part:.1f} % of the span of the key's matrix.")
+    else:
+        part = overlap(found, key) * key.bits
+        call.say(f"Of the direction found {100 * part:.1f} % lies in the span of the key's matrix.")
+
+
+def line(when: str, measured: Measurement) -> str:
+    """One line of numbers: accuracy, WSR, p-value, verdict."""
+    from sigil.verdict.wording import p_value, percent, word
+
+    parts = [f"{when:<6}"]
+    if measured.accuracy is not None:
+        parts.append(f"accuracy {percent(measured.accuracy):<6}")
+    if measured.report is not None:
+        report = measured.report
+        parts += [f"WSR {percent(report.wsr):<6}", p_value(report), word(report)]
+    return "  ".join(parts)
+
+
+def rounds_of(text: str, option: str) -> list[int]:
+    """Round numbers from "1-3,7"."""
+    rounds: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            start, stop = int(first), int(last or first)
+            if not 1 <= start <= stop <= _MOST_ROUNDS:
+                raise ValueError
+            rounds += range(start, stop + 1)
+    except ValueError:
+        raise ConfigError(
+            f"{option} is {text!r}, but it must be round numbers from 1 on, such as 1-2 or 1,5."
+        ) from None
+    return rounds
+
+
+@attack_command("fine-tuning", tuning=True)
+def finetune(
+    *,
     kind: Annotated[
         str, typer.Option(metavar="KIND", help="all, last, reset-all or reset-last (layers).")
     ] = "all",
-    batch_size: BatchSize = 256,
-    share: Share = 0.1,
-    seed: Seed = 0,
 ) -> None:
     """Train further on the attacker's own images, for 100 steps by default.
 
@@ -79,27 +439,10 @@ def finetune(
       sigil attack finetune runs/a --out runs/b --data digits \\
         --kind reset-all --epochs 5 --lr 0.05
     """
-    from sigil import attacks
-
-    with call.progress("fine-tuning") as progress:
-        attacked = attacks.finetune(
-            call.target.model,
-            call.target.attackers_data(share, seed=seed),
-            steps=steps,
-            epochs=epochs,
-            lr=lr,
-            kind=kind,  # type: ignore[arg-type]
-            batch_size=batch_size,
-            seed=seed,
-            progress=progress,
-            checkpoint=call.target.checkpoint,
-        )
-    call.finish(attacked)
 
 
-@attack_command(app)
+@attack_command()
 def prune(
-    call: AttackCommand,
     *,
     ratio: Annotated[float, typer.Option(metavar="R", help="Share of the weights to zero, 0 to 1.")],
     scope: Annotated[
@@ -118,21 +461,10 @@ def prune(
       sigil attack prune client.safetensors --out pruned.safetensors \\
         --ratio 0.8 --scope global --norms
     """
-    from sigil import attacks
-
-    attacked = attacks.prune(
-        call.target.model,
-        ratio,
-        scope=scope,  # type: ignore[arg-type]
-        norms=norms,
-        part=part,  # type: ignore[arg-type]
-    )
-    call.finish(attacked)
 
 
-@attack_command(app)
+@attack_command()
 def quantize(
-    call: AttackCommand,
     *,
     format: Annotated[str, typer.Option(metavar="FORMAT", help="fp16, int8 or int4.")],
     per: Annotated[
@@ -147,19 +479,10 @@ def quantize(
       sigil attack quantize model.safetensors --out q.safetensors \\
         --format int4 --per tensor
     """
-    from sigil import attacks
-
-    attacked = attacks.quantize(
-        call.target.model,
-        format,  # type: ignore[arg-type]
-        per=per,  # type: ignore[arg-type]
-    )
-    call.finish(attacked)
 
 
-@attack_command(app)
+@attack_command("subspace removal", tuning=True)
 def subspace(
-    call: AttackCommand,
     *,
     early: Annotated[str, typer.Option(metavar="ROUNDS", help="Rounds ruled by the mark, such as 1-2.")],
     late: Annotated[
@@ -179,16 +502,10 @@ def subspace(
     main_components: Annotated[int, typer.Option(metavar="N", help="Directions of the task.")] = 64,
     components: Annotated[int, typer.Option(metavar="N", help="Directions of the mark.")] = 64,
     gamma: Gamma = 1.0,
-    epochs: Annotated[int, typer.Option(metavar="N", help="Epochs of fine-tuning.")] = 100,
-    lr: Rate = 1e-4,
-    optimizer: Optimizer = "adam",
     centre: Annotated[bool, typer.Option("--centre", help="Subtract the mean gradient first.")] = False,
     normalise: Annotated[
         bool, typer.Option("--normalise/--raw", help="Variances that sum to 1, or as they are.")
     ] = True,
-    batch_size: BatchSize = 256,
-    share: Share = 0.1,
-    seed: Seed = 0,
 ) -> None:
     """Find the mark's directions in recorded gradients and train them away.
 
@@ -200,52 +517,13 @@ def subspace(
       sigil attack subspace model.safetensors --out attacked.safetensors \\
         --recording runs/a/recording --early 1 --late 11,12 --data digits
     """
-    from sigil import attacks
-    from sigil.federation.recording import Recording
-
-    rounds = rounds_of(early, "--early"), [] if late is None else rounds_of(late, "--late")
-    recorded = Recording(recording or call.folder / "recording")
-    with call.progress("subspace removal") as progress:
-        attacked, found = attacks.subspace(
-            call.target.model,
-            recorded,
-            call.target.attackers_data(share, seed=seed),
-            early_rounds=rounds[0],
-            late_rounds=rounds[1],
-            early_steps=early_steps,
-            unit=unit,  # type: ignore[arg-type]
-            main_components=main_components,
-            components=components,
-            gamma=gamma,
-            epochs=epochs,
-            lr=lr,
-            optimizer=optimizer,  # type: ignore[arg-type]
-            centre=centre,
-            normalise=normalise,
-            cut=call.cut,
-            batch_size=batch_size,
-            seed=seed,
-            progress=progress,
-            checkpoint=call.target.checkpoint,
-        )
-    call.finish(attacked)
-    if call.target.key is not None and not call.quiet:
-        part = attacks.overlap(found.directions, call.target.key)
-        typer.echo(f"The attack found {100 * part:.1f} % of the span of the key's matrix.")
 
 
-@attack_command(app)
+@attack_command("overwriting", tuning=True)
 def overwrite(
-    call: AttackCommand,
     *,
     second: Annotated[Path, typer.Option(metavar="FILE", help="The attacker's own key file.")],
     strength: Annotated[float, typer.Option(metavar="S", help="Strength of the second mark.")] = 1.0,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    lr: Rate = 0.01,
-    batch_size: BatchSize = 256,
-    share: Share = 0.1,
-    seed: Seed = 0,
 ) -> None:
     """Embed a second mark over the first, for 10 epochs by default.
 
@@ -257,35 +535,10 @@ def overwrite(
       sigil attack overwrite runs/a --out runs/b --second mallory.key \\
         --strength 0.1 --steps 500 --data digits
     """
-    from sigil import attacks
-    from sigil.keys.key import Key
-
-    mallory = Key.load(second)
-    with call.progress("overwriting") as progress:
-        attacked = attacks.overwrite(
-            call.target.model,
-            call.target.attackers_data(share, seed=seed),
-            mallory,
-            strength=strength,
-            steps=steps,
-            epochs=epochs,
-            lr=lr,
-            cut=call.cut,
-            batch_size=batch_size,
-            seed=seed,
-            progress=progress,
-            checkpoint=call.target.checkpoint,
-        )
-    call.finish(attacked)
-    if not call.quiet:
-        typer.echo(
-            line("second", attacks.measure(attacked, data=call.target.data, key=mallory, cut=call.target.cut))
-        )
 
 
-@attack_command(app)
+@attack_command()
 def permute(
-    call: AttackCommand,
     *,
     scale: Annotated[
         float, typer.Option(metavar="S", help="Deviation of the log of the channels' scales; 0: none.")
@@ -303,29 +556,16 @@ def permute(
       sigil attack permute model.safetensors --out same.safetensors \\
         --cut layer2 --no-permutation --scale 1
     """
-    from sigil import attacks
-
-    attacked = attacks.permute(
-        call.target.model, cut=call.cut, seed=seed, permutation=permutation, scale=scale
-    )
-    call.finish(attacked)
 
 
-@attack_command(app)
+@attack_command("extraction", tuning=True)
 def extract(
-    call: AttackCommand,
     *,
     student: Annotated[
         str | None,
         typer.Option(metavar="NAME|F", help="Architecture or file of a fresh model; else the suspect's own."),
     ] = None,
     width: Annotated[int | None, typer.Option(metavar="W", help="Width of a student made by name.")] = None,
-    epochs: Annotated[int, typer.Option(metavar="N", help="Number of epochs to train.")] = 50,
-    lr: Rate = 0.05,
-    temperature: Annotated[float, typer.Option(metavar="T", help="Softens the suspect's answers.")] = 4.0,
-    batch_size: BatchSize = 256,
-    share: Share = 0.1,
-    seed: Seed = 0,
 ) -> None:
     """Teach a fresh model to answer like the suspect.
 
@@ -335,39 +575,202 @@ def extract(
       sigil attack extract runs/a --out runs/b --data digits \\
         --student vgg11 --width 16 --epochs 20
     """
-    from sigil import attacks, models
 
-    given = call.target.model
-    spec = given[0].spec if isinstance(given, tuple) else given.spec
-    if student is not None and Path(student).suffix == ".safetensors":
-        fresh = models.load(student)
-    else:
-        name = student or spec.name
-        fresh = models.build(
-            name,
-            classes=spec.classes,
-            width=width or (spec.width if name == spec.name else None),
-            channels=spec.channels,
-            seed=seed + 1,
+
+@attack_command("reversal", tuning=True)
+def reverse(
+    *,
+    recording: Recorded = None,
+    rounds: Annotated[
+        str | None, typer.Option(metavar="ROUNDS", help="Rounds to average over, such as 1-8; else all.")
+    ] = None,
+    reversal: Reversal = 0.5,
+    gamma: Gamma = 10.0,
+) -> None:
+    """Push activations past zero along the mean of recorded gradients.
+
+    \b
+    The recording comes from the training: sigil train --set record.clients=[0]
+    Examples:
+      sigil attack reverse runs/a --out runs/b --data digits --key owner.key
+      sigil attack reverse runs/a --out runs/b --data cifar10 \\
+        --reversal 1 --rounds 1-8 --epochs 10
+    """
+
+
+@attack_command("reading", tuning=True)
+def read(
+    *,
+    way: Annotated[str, typer.Option(metavar="WAY", help="push, flatten or equalise.")] = "push",
+    reversal: Reversal = 0.0,
+    gamma: Gamma = 10.0,
+) -> None:
+    """Find the mark in the model's mean activation and push it out.
+
+    \b
+    Examples:
+      sigil attack read runs/a --out runs/b --data digits --key owner.key
+      sigil attack read runs/a --out runs/b --data cifar10 \\
+        --way flatten --gamma 1
+    """
+
+
+@attack_command("dodging", tuning=True)
+def dodge(*, gamma: Gamma = 1.0) -> None:
+    """Change the answers to noise, and keep those to images.
+
+    \b
+    Examples:
+      sigil attack dodge runs/a --out runs/b --data digits --key owner.key
+      sigil attack dodge runs/a --out runs/b --data digits --gamma 0.1
+    """
+
+
+@attack_command("orthogonalising", tuning=True)
+def orthogonalise(
+    *,
+    initial: Annotated[Path, Initial],
+    way: Turning = "project",
+    strength: Annotated[
+        float, typer.Option(metavar="S", help="Share to take away, 0 to 1; the weight of a penalty.")
+    ] = 1.0,
+    keep: Keep = False,
+) -> None:
+    """Train the client half away from the weights it began with.
+
+    \b
+    Examples:
+      sigil attack orthogonalise runs/a --out runs/b --initial runs/a \\
+        --data digits --key owner.key
+      sigil attack orthogonalise runs/a --out runs/b --initial w0.safetensors \\
+        --data digits --way flip --strength 0.5
+    """
+
+
+@attack_command("laundering", tuning=True)
+def launder(*, noise: Noise = 0.9, shape: Shape = 0.7) -> None:
+    """Add noise to the weights of the client half, then heal the model.
+
+    \b
+    Examples:
+      sigil attack launder runs/a --out runs/b --data digits --key owner.key
+      sigil attack launder runs/a --out runs/b --data digits \\
+        --noise 1 --shape 0
+    """
+
+
+@attack_command("erasing", tuning=True)
+def erase(
+    *,
+    initial: Annotated[Path | None, Initial] = None,
+    flatten: Annotated[float, typer.Option(metavar="G", help="Weight of flattening.")] = 0.0,
+    push: Annotated[float, typer.Option(metavar="G", help="Weight of pushing along what is read.")] = 0.0,
+    reversal: Reversal = 0.0,
+    orthogonalise: Annotated[
+        float, typer.Option(metavar="S", help="Share of the initial weights to take away.")
+    ] = 0.0,
+    way: Turning = "project",
+    keep: Keep = False,
+    noise: Noise = 0.0,
+    shape: Shape = 0.7,
+) -> None:
+    """Take several proofs away at once: mark, origin and imprint.
+
+    \b
+    Examples:
+      sigil attack erase runs/a --out runs/b --flatten 10 --data digits
+      sigil attack erase runs/a --out runs/b --initial runs/a --flatten 3 \\
+        --orthogonalise 1 --noise 0.5 --data cifar10 --key owner.key
+    """
+
+
+def own(
+    *,
+    name: Annotated[
+        str, typer.Argument(metavar="FILE:NAME", help="The Python file, and the name of the function in it.")
+    ],
+    parameter: own_code.Parameters = None,
+    share: Share = 0.1,
+    seed: Seed = 0,
+) -> None:
+    """An attack of your own: a function in a Python file.
+
+    The function is given the model, a pair of halves or a whole one, and
+    returns one of the same kind. If it has a second parameter without a
+    default, that is the attacker's images: --share of --data, drawn by
+    --seed. What has a default is set by --set. The file is executed, so
+    name only one that you would run (docs/own-attack.md).
+
+    \b
+    Examples:
+      sigil attack my.py:jitter runs/a --out runs/b --key owner.key \\
+        --set share=0.3
+      sigil attack my.py:quieten runs/a --out runs/b --data digits \\
+        --set weight=1 --set steps=50
+    """
+
+
+def _carry_out_own(
+    call: AttackCommand, *, name: str, parameter: list[str] | None, share: float, seed: int
+) -> None:
+    function, given = own_code.load(name), call.target.model
+    if not isroutine(function):
+        raise AttackError(
+            f"{name} is of the type {type(function).__name__}, but an attack is a function from a model to a "
+            "model."
         )
-    with call.progress("extraction") as progress:
-        pupil = attacks.extract(
-            given,
-            fresh,
-            call.target.attackers_data(share, seed=seed),
-            epochs=epochs,
-            lr=lr,
-            temperature=temperature,
-            batch_size=batch_size,
-            seed=seed,
-            progress=progress,
-            checkpoint=call.target.checkpoint,
-        )
-    place = call.target.cut if pupil.spec.name == spec.name else models.default_cut(pupil.spec.name)
-    call.finish(models.split(pupil, place) if isinstance(given, tuple) else pupil, cut=place)
+    options = own_code.parameters(parameter)
+    # A copy: what was given is measured afterwards, whatever the function does to its argument.
+    arguments: list[Any] = [copy.deepcopy(given)]
+    if _takes_images(function):
+        arguments.append(call.target.attackers_data(share, seed=seed))
+    own_code.check_call(name, function, *arguments, **options)
+    with own_code.running(own_code.split(name)[0]):
+        attacked = function(*arguments, **options)
+    parts = [_weights(part, name) for part in (attacked if isinstance(attacked, tuple) else (attacked,))]
+    wanted = [part.spec.part for part in (given if isinstance(given, tuple) else (given,))]
+    if [part.spec.part for part in parts] != wanted:
+        raise AttackError(f"{name} must return what it was given: {' and '.join(wanted)}, in this order.")
+    call.finish((parts[0], parts[1]) if isinstance(given, tuple) else parts[0])
 
 
-@in_training(app)
+def _weights(part: object, name: str) -> Model:
+    """A model of the weights alone: nothing else of what an attack returned could be written to a file."""
+    from sigil import models
+
+    if not isinstance(part, models.Model):
+        raise AttackError(f"{name} returned a {type(part).__name__}, but an attack returns a model.")
+    made = models.from_state(part.spec, part.state_dict())
+    made.input_shape = part.input_shape
+    return made
+
+
+def _takes_images(function: Callable[..., Any]) -> bool:
+    """Whether there is a second parameter that must be given."""
+    needed = [
+        each
+        for each in signature(function).parameters.values()
+        if each.default is Parameter.empty
+        and each.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(needed) > 1
+
+
+_command(own, _carry_out_own)
+
+
+def in_training(note: Callable[[], None]) -> Callable[[], None]:
+    """Make a command, which takes anything, of a function that raises the sentence where to look instead."""
+
+    def run(context: typer.Context) -> None:
+        note()
+
+    run.__name__, run.__doc__ = note.__name__, note.__doc__
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
+    return note
+
+
+@in_training
 def noise() -> None:
     """Not here: noise is added while a model is trained.
 
@@ -381,4 +784,30 @@ def noise() -> None:
     )
 
 
-attack_tuning.register(app)
+@in_training
+def starve() -> None:
+    """Not here: a client starves the mark while a model is trained.
+
+    \b
+    As a client observer, from Python:
+      train(settings, folder, key=key, client_observers=[attacks.Starve(1e4)])
+    """
+    raise AttackError(
+        "Starving happens while a model is trained and not to a finished one; give sigil.attacks.Starve(1e4) "
+        "to sigil.federation.train as a client observer."
+    )
+
+
+@in_training
+def combine() -> None:
+    """Not here: a client combines answers while a model is trained.
+
+    \b
+    As a client observer, from Python; what it records serves `reverse`:
+      train(settings, folder, key=key, client_observers=[attacks.Combine(...)])
+      sigil attack reverse runs/a --out runs/b --recording runs/combined
+    """
+    raise AttackError(
+        "Combination happens while a model is trained and not to a finished one; give sigil.attacks.Combine "
+        "to sigil.federation.train as a client observer."
+    )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sigil.cli import data_names, outputs
 from sigil.cli.terminal import printable
-
-if TYPE_CHECKING:
-    from sigil.data import Dataset
 
 app = typer.Typer(
     name="data",
@@ -52,7 +49,6 @@ def fetch(
     """Download an official data set, check it and unpack it.
 
     What arrives must have the published checksum, from whatever address.
-    An interrupted download goes on where it stopped.
 
     \b
     Examples:
@@ -86,7 +82,7 @@ def show(
     data_names.check_data("NAME", name, data_dir)
     from sigil import data
 
-    found = data.load(
+    dataset = data.load(
         name,
         data_dir=data_dir,
         train_limit=train_limit,
@@ -94,17 +90,25 @@ def show(
         classes=classes,
         size=size,
     )
-    if as_json:
-        typer.echo(json.dumps(_facts(found)))
-        return
-    typer.echo(f"name     {printable(name)}")
-    typer.echo(f"train    {len(found.train):,} images")
-    typer.echo(f"test     {len(found.test):,} images")
-    typer.echo(f"classes  {found.classes}")
-    typer.echo(f"shape    {' x '.join(map(str, found.shape))}")
-    typer.echo(f"mean     {', '.join(f'{value:.4f}' for value in found.mean)}")
-    typer.echo(f"std      {', '.join(f'{value:.4f}' for value in found.std)}")
-    typer.echo(f"augment  {found.augment}")
+    facts = {
+        "name": dataset.name,
+        "train": len(dataset.train),
+        "test": len(dataset.test),
+        "classes": dataset.classes,
+        "shape": dataset.shape,
+        "mean": dataset.mean,
+        "std": dataset.std,
+        "augment": dataset.augment,
+    }
+    shown = facts | {
+        "name": printable(name),
+        "train": f"{len(dataset.train):,} images",
+        "test": f"{len(dataset.test):,} images",
+        "shape": " x ".join(map(str, dataset.shape)),
+        "mean": ", ".join(f"{value:.4f}" for value in dataset.mean),
+        "std": ", ".join(f"{value:.4f}" for value in dataset.std),
+    }
+    typer.echo(json.dumps(facts) if as_json else "\n".join(f"{key:<9}{shown[key]}" for key in shown))
 
 
 @app.command()
@@ -142,13 +146,13 @@ def partition(
     from sigil import data
 
     outputs.check(None if out is None else outputs.picture("--out", out, force=force))
-    found = data.load(name, data_dir=data_dir, train_limit=train_limit, classes=classes)
-    labels = found.train.labels
+    dataset = data.load(name, data_dir=data_dir, train_limit=train_limit, classes=classes)
+    labels = dataset.train.labels
     parts = data.partition(labels, clients=clients, kind=kind, beta=beta, sigma=sigma, seed=seed)
     if out is not None:
         setting = {"dirichlet": f"(β = {beta})", "lognormal": f"(σ = {sigma})"}.get(kind, "")
         data.draw_partition(labels, parts, out, title=f"{name}, {kind} {setting}".rstrip())
-    counts = [np.bincount(labels[part], minlength=found.classes) for part in parts]
+    counts = [np.bincount(labels[part], minlength=dataset.classes) for part in parts]
     if as_json:
         typer.echo(json.dumps({"clients": [count.tolist() for count in counts]}))
         return
@@ -161,16 +165,3 @@ def partition(
         typer.echo(f"{what}  smallest {low:,}, median {middle:,.0f}, largest {high:,} per client")
     if out is not None:
         typer.echo(f"picture  {printable(str(out))}")
-
-
-def _facts(found: Dataset) -> dict[str, object]:
-    return {
-        "name": found.name,
-        "train": len(found.train),
-        "test": len(found.test),
-        "classes": found.classes,
-        "shape": found.shape,
-        "mean": found.mean,
-        "std": found.std,
-        "augment": found.augment,
-    }

@@ -21,11 +21,11 @@ def check_data(option: str, name: str | None, data_dir: Path | None = None) -> N
     kind, _, rest = name.partition(":")
     if kind == "folder" and rest and not there(Path(rest).expanduser()):
         raise DataError(f"{rest} cannot be read: it does not exist; check {option}.")
-    place = str(data_dir) if data_dir is not None else os.environ.get("SIGIL_DATA")
-    if kind in NAMES and kind not in EMBEDDED and place and not there(Path(place).expanduser()):
+    directory = str(data_dir) if data_dir is not None else os.environ.get("SIGIL_DATA")
+    if kind in NAMES and kind not in EMBEDDED and directory and not there(Path(directory).expanduser()):
         raise DataError(
-            f"{place} does not exist, where {kind} was looked for; check --data-dir, or download it with "
-            f"`sigil data fetch {kind} --data-dir {place}`."
+            f"{directory} does not exist, where {kind} was looked for; check --data-dir, or download it with "
+            f"`sigil data fetch {kind} --data-dir {directory}`."
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import outputs
+from sigil.cli import outputs, own_code
 from sigil.cli.terminal import printable
 from sigil.errors import DetectorError
 
@@ -27,19 +28,17 @@ _OF_HONEST_SERVERS = {
 }
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the `sigil` command."""
-    app.command("detect")(detect)
-
-
 def detect(
     run: Annotated[
         Path, typer.Argument(metavar="RUN", help="Directory of a finished run that recorded its gradients.")
     ],
     detector: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="gradient-scrutinizer or splitout; both if left out."),
+        typer.Option(
+            metavar="NAME", help="gradient-scrutinizer, splitout or FILE.py:NAME; the first two if left out."
+        ),
     ] = None,
+    parameter: own_code.Parameters = None,
     client: Annotated[
         int | None, typer.Option(metavar="N", help="Whose gradients; the first recorded client if left out.")
     ] = None,
@@ -77,6 +76,11 @@ def detect(
       sigil detect runs/a
       sigil detect runs/a --detector splitout --share 0.05 --out outliers.png
       sigil detect runs/a --compat --json > detectors.json
+
+    \b
+    A detector of your own, a class in a file, which is executed: name only
+    one that you would run (docs/own-detector.md):
+      sigil detect runs/a --detector my.py:SteadyDirection --set threshold=0.4
     """
     outputs.check_there({"RUN": run})
 
@@ -84,15 +88,22 @@ def detect(
     from sigil.federation import Recording, open_run
 
     names = list(dict.fromkeys(detector or _OFFLINE))
-    _check(names)
+    _check(names, parameter)
     picture = out or run / "detectors.png"
     # The run's own picture is drawn again whenever it is asked for; one elsewhere only by force.
-    outputs.check(outputs.picture("--out", picture, force=force or out is None), inputs={"RUN": run})
+    outputs.check(
+        outputs.picture("--out", picture, force=force or out is None),
+        inputs={"RUN": run}
+        | {f"--detector {name}": own_code.split(name)[0] for name in names if ":" in name},
+    )
+    own = {name: _load(name) for name in names if ":" in name}
     finished = open_run(run)
     recording = Recording(run / "recording")
     number = _client(recording, client)
     detectors = [
-        _make(name, finished, number, compat=compat, share=share, data_dir=data_dir).replay(recording)
+        _replay_own(name, own[name], number, own_code.parameters(parameter), recording)
+        if name in own
+        else _make(name, finished, number, compat=compat, share=share, data_dir=data_dir).replay(recording)
         for name in names
     ]
     draw(detectors, picture)
@@ -112,8 +123,10 @@ def detect(
         )
 
 
-def _check(names: list[str]) -> None:
+def _check(names: list[str], parameters: list[str] | None) -> None:
     for name in names:
+        if ":" in name:
+            continue
         if name == _LIVE_ONLY:
             raise DetectorError(
                 "SplitGuard cannot judge a recording, because it must have sent batches with wrong labels "
@@ -121,6 +134,38 @@ def _check(names: list[str]) -> None:
             )
         if name not in _OFFLINE:
             raise DetectorError(f"There is no detector {name!r}; choose {' or '.join(_OFFLINE)}.")
+    if parameters and not any(":" in name for name in names):
+        raise DetectorError(
+            "--set is for a detector of your own; add --detector FILE.py:NAME, or leave it out."
+        )
+
+
+def _load(name: str) -> type[Detector]:
+    """A detector of the caller's own."""
+    from sigil.detectors import Detector
+
+    found = own_code.load(name)
+    if not (
+        isinstance(found, type)
+        and issubclass(found, Detector)
+        and isinstance(getattr(found, "name", None), str)
+    ):
+        raise DetectorError(
+            f"{name} is no detector: a class with a name, derived from sigil.detectors.Detector."
+        )
+    return found
+
+
+def _replay_own(
+    name: str, kind: type[Detector], client: int, options: dict[str, Any], recording: Recording
+) -> Detector:
+    own_code.check_call(name, kind, client=client, **options)
+    with own_code.running(own_code.split(name)[0]):
+        detector = kind(client=client, **options).replay(recording)
+    values = [value for curve in detector.curves.values() for value in curve]
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        raise DetectorError(f"A score or a curve of {name} is not a finite number; return a float or None.")
+    return detector
 
 
 def _client(recording: Recording, wanted: int | None) -> int:
@@ -166,8 +211,13 @@ def _caveats(alarmed: list[Detector], *, marked: bool) -> list[str]:
     for detector in alarmed:
         scores = len(detector.curves["score"])
         number = "1 score" if scores == 1 else f"{scores:,} scores"
+        known = (
+            _OF_HONEST_SERVERS.get(detector.name) if type(detector).__module__.startswith("sigil.") else None
+        )
         sentences.append(
-            f"{detector.name}: {number}, {_OF_HONEST_SERVERS[detector.name]} (docs/detectors.md)."
+            f"{detector.name}: {number}; ask it of honest servers too, or an alarm says nothing."
+            if known is None
+            else f"{detector.name}: {number}, {known} (docs/detectors.md)."
         )
     if marked:
         sentences.append(

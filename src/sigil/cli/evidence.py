@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sigil.cli import data_names, outputs
 from sigil.cli import key as key_commands
-from sigil.cli import suspect_options as options
-from sigil.cli.evidence_findings import Findings, Question, examine
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
+
+if TYPE_CHECKING:
+    from sigil.evidence import Findings
 
 app = typer.Typer(name="evidence", no_args_is_help=True)
 
@@ -22,7 +23,7 @@ _REPEAT = "Repeating the examination, in confidence"
 
 @app.callback()
 def group() -> None:
-    """Check signed evidence that `sigil verify --evidence` wrote."""
+    """Check signed evidence that `sigil verify` or `sigil trace` wrote."""
 
 
 @app.command("check")
@@ -92,13 +93,16 @@ def check(
             metavar="F", help="The reference that channels were put in order by.", rich_help_panel=_REPEAT
         ),
     ] = None,
+    copies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The owner's copies, to repeat a trace: a register, or a run.",
+            rich_help_panel=_REPEAT,
+        ),
+    ] = None,
     passphrase: key_commands.AskPassphrase = False,
     passphrase_file: key_commands.PassphraseFile = None,
-    architecture: options.Architecture = None,
-    cut: options.Cut = None,
-    width: options.Width = None,
-    classes: options.Classes = None,
-    at: options.At = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Check an evidence file, and say what was checked and what was not.
@@ -111,7 +115,7 @@ def check(
     An expert to whom the key is shown repeats the examination:
       sigil evidence check case.json --key owner.key --suspect model.pt
 
-    Evidence that an auditor signed with a key of their own:
+    Evidence that an auditor signed as well, with a key of their own:
       sigil evidence check case.json --signer auditor.pub.pem \\
         --statement published.txt
 
@@ -125,7 +129,7 @@ def check(
     however well the file fits together.
 
     Exit status: 0 all that was asked holds (whatever the record claims), 1 not,
-    2 bad input.
+    2 bad input, or something that only you can give is missing.
     """
     outputs.check_there(
         {
@@ -134,14 +138,16 @@ def check(
             "--key": key,
             "--passphrase-file": passphrase_file,
             "--reference-file": reference_file,
+            "--copies": copies,
             "--tsa-root": tsa_root,
         }
     )
     data_names.check_inputs(inputs)
 
-    from sigil.evidence import signed
+    from sigil.evidence import examine
     from sigil.evidence.statement import parse, parse_references
     from sigil.keys.seal import read_roots
+    from sigil.verdict.envelope import read_file, read_public_key
 
     # What the caller gave is judged first: a typing mistake is not a failed check.
     if inputs_from not in (None, "judge", "defendant"):
@@ -151,29 +157,32 @@ def check(
             "--inputs, --inputs-from and --reference-file are for repeating the examination: give --key and "
             "--suspect as well."
         )
-    content = signed.read_file(file)
-    question = Question(
-        signer=None if signer is None else signed.read_public_key(signer),
-        statement=None if statement is None else _line(statement),
-        roots=None if tsa_root is None else read_roots(tsa_root),
-        suspect=suspect,
-        suspect_sha256=None if suspect is None else signed.sha256_of(suspect),
-        reference=reference,
-        key=None
-        if key is None
-        else key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file),
-        inputs=inputs,
-        inputs_from=inputs_from,  # type: ignore[arg-type]
-        reference_file=reference_file,
-        statements=statements,
-        model={"architecture": architecture, "cut": cut, "width": width, "classes": classes, "at": at},
-    )
-    if question.statement is not None:
-        parse(question.statement)
+    line = None if statement is None else _line(statement)
+    if line is not None:
+        parse(line)
     if reference is not None:
         parse_references(reference)
+    given: dict[str, Any] = {
+        "signer": None if signer is None else read_public_key(signer),
+        "roots": None if tsa_root is None else read_roots(tsa_root),
+        "key": None
+        if key is None
+        else key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file),
+    }
+    content = read_file(file)
     try:
-        found = examine(content, question)
+        found = examine(
+            content,
+            **given,
+            statement=line,
+            register=statements,
+            references=reference,
+            suspect=suspect,
+            inputs=inputs,
+            inputs_from=inputs_from,  # type: ignore[arg-type]
+            reference=reference_file,
+            copies=copies,
+        )
     except (EvidenceError, SealError, SuspectError) as refusal:
         if as_json:
             typer.echo(json.dumps({"held": False, "reason": str(refusal)}))
@@ -189,8 +198,8 @@ def check(
 
 def _line(text: str) -> str:
     """A statement as it was given, or the one in a file."""
-    from sigil.evidence.signed import read_file
     from sigil.evidence.statement import MAX_STATEMENT
+    from sigil.verdict.envelope import read_file
 
     if text.lstrip().startswith(("{", "sigil-")):
         return text

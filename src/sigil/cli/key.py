@@ -14,8 +14,8 @@ import typer
 
 from sigil import files
 from sigil.cli import data_names, outputs
+from sigil.cli.suspect_options import read_activation_shape, read_input_shape, read_normalisation
 from sigil.cli.terminal import printable
-from sigil.cli.values import read_activation_shape, read_input_shape, read_normalisation
 from sigil.errors import ConfigError, OutputError, no_key_file
 
 if TYPE_CHECKING:
@@ -214,6 +214,7 @@ def show(
     typer.echo(f"commitment    {key.commitment}")
     typer.echo(f"evidence key  {facts['evidence_key']}")
     typer.echo(what_proves(key))
+    typer.echo("It also draws a copy for each recipient (sigil issue), which sigil trace recognises.")
 
 
 @app.command()

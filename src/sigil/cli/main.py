@@ -17,25 +17,22 @@ import typer
 
 from sigil import extras
 from sigil.cli import (
-    additions,
     attack,
     card,
+    copies,
     data,
-    demo,
     detect,
     evidence,
-    join,
     key,
     key_reference,
     report,
     serve,
     stamp,
-    trace,
     train,
     verify,
 )
-from sigil.cli.interruption import Interrupted
 from sigil.cli.terminal import printable
+from sigil.cli.train import Interrupted
 from sigil.errors import SigilError
 from sigil.version import __version__
 
@@ -61,17 +58,15 @@ stamp.register(key.app)
 key_reference.register(key.app)
 app.add_typer(key.app, name="key")
 verify.register(app)
-trace.register(app)
+copies.register(app)
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(data.app, name="data")
-train.register(app)
-serve.register(app)
-join.register(app)
-demo.register(app)
+for command in (train.train, serve.serve, serve.join, train.demo):
+    app.command()(command)
 attack.register(app)
-detect.register(app)
-additions.register(app)
-report.register(app)
+app.command()(detect.detect)
+report.register_reproduce(app)
+app.command()(report.report)
 card.register(app)
 
 

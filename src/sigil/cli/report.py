@@ -1,20 +1,24 @@
-"""`sigil report`: what was measured, as one page."""
+"""`sigil report`: what was measured, as one page; and `sigil reproduce`, which another distribution brings.
+
+The reproduction of the paper is a distribution of its own. Its functions are entry points of the group
+``sigil.commands``; without it one sentence says what to install.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 
-from sigil.cli import additions, outputs
+from sigil.cli import outputs
 from sigil.cli.terminal import printable
-from sigil.errors import ConfigError
+from sigil.errors import ConfigError, MissingExtraError
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the `sigil` command."""
-    app.command("report")(report)
+GROUP: Final = "sigil.commands"
+DISTRIBUTION: Final = "sigil-reproduction"
 
 
 def report(
@@ -67,7 +71,30 @@ def report(
         outputs.check(outputs.page("--out", place, force=redraw), inputs=inputs)
         written = [write_runs(folders, place)]
     else:
-        write = additions.load("report", f"{folders[0]} is no finished run. ")
+        write = load("report", f"{folders[0]} is no finished run. ")
         written = write(folders, out, summary=summary, redraw=redraw, inputs=inputs)
     for path in written:
         typer.echo(printable(str(path)))
+
+
+def register_reproduce(app: typer.Typer) -> None:
+    """Add `sigil reproduce`, where it is installed, or a command that says how to install it."""
+    if entry_points(group=GROUP, name="reproduce"):
+        app.command("reproduce")(load("reproduce"))
+    else:
+        anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+        app.command("reproduce", hidden=True, context_settings=anything)(_missing)
+
+
+def load(name: str, before: str = "") -> Callable[..., Any]:
+    """The function with this name, if its distribution is installed; `before` opens the sentence if not."""
+    for entry in entry_points(group=GROUP, name=name):
+        return entry.load()
+    raise MissingExtraError(
+        f"{before}The paper's tables and figures come with a package of their own; install it with: "
+        f"pip install {DISTRIBUTION}"
+    )
+
+
+def _missing(context: typer.Context) -> None:
+    load("reproduce")

@@ -1,30 +1,52 @@
-"""`sigil train`: U-SFL, SFL or SL training in one process, with or without a mark."""
+"""`sigil train` and `sigil demo`: training in one process; and what `sigil serve` shares with them."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sigil import extras, files, presets
 from sigil.cli import data_names, outputs
-from sigil.cli.interruption import going_on
 from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
-from sigil.cli.live import PageHost, PageOption, PagePort, watched
-from sigil.cli.run_options import Change, Config, DataDir, KeyToEmbed, Quiet, RunFolder
 from sigil.cli.terminal import printable
 from sigil.errors import TrainingError
 
 if TYPE_CHECKING:
+    from sigil.federation.progress import Progress
     from sigil.federation.run import Run
     from sigil.federation.settings import Settings
     from sigil.keys.key import Key
+    from sigil.transport.metrics import Metrics
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the `sigil` command."""
-    app.command("train")(train)
+RunFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory of the run.")]
+Config = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Settings in TOML; see `sigil train --settings`.")
+]
+Change = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
+]
+KeyToEmbed = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
+]
+DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+PageOption = Annotated[bool, typer.Option("--page", help="Serve a live page to watch the training on.")]
+PageHost = Annotated[
+    str,
+    typer.Option(metavar="HOST", help="Where the page listens; off this machine its address has a token."),
+]
+PagePort = Annotated[
+    int, typer.Option(metavar="P", min=0, max=65535, help="Port of the page; 0 is any free one.")
+]
 
 
 def train(
@@ -67,7 +89,6 @@ def train(
     outputs.check_there(given)
     data_names.check_changes(change or [], data_dir)
     extras.need("train")
-    from sigil import attacks, baselines  # noqa: F401  (they carry out the section behaviour)
     from sigil.federation import progress
     from sigil.federation import run as runs
     from sigil.federation import settings as reader
@@ -79,7 +100,7 @@ def train(
     check_run(out, inputs=given)
     key, made = find_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet=quiet)
     with (
-        going_on(out, rounds=settings.federation.rounds),
+        resumable(out, rounds=settings.federation.rounds),
         watched(
             progress.choose(quiet), out=out, page=page, host=page_host, port=page_port, quiet=quiet
         ) as shown,
@@ -139,8 +160,7 @@ def find_key(
     quiet: bool,
 ) -> tuple[Key | None, bool]:
     """The key to embed, and whether it was made just now and is not saved yet."""
-    from sigil.federation.from_settings import what_a_key_states
-    from sigil.federation.scheme import resolve
+    from sigil.federation.from_settings import resolve, what_a_key_states
     from sigil.keys.key import Key
 
     if not settings.marked:
@@ -181,3 +201,127 @@ def save_key(key: Key, out: Path, quiet: bool) -> None:
 def key_beside(out: Path) -> Path:
     """Where a key that is made for a run lies: beside its directory, never in it."""
     return out.with_name(out.name + ".key")
+
+
+class Interrupted(Exception):
+    """A person stopped a command, which says where. Not a KeyboardInterrupt: typer would swallow that."""
+
+
+@contextmanager
+def resumable(out: Path, *, rounds: int, more: str = "") -> Iterator[None]:
+    """Let Ctrl-C in a training end with one sentence: the round it stopped in and what goes on from there."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = finished_rounds(out)
+        kept = f"round {done} is kept" if done else "no round was finished"
+        also = f", and {more}" if more else ""
+        raise Interrupted(
+            f"Stopped in round {min(done + 1, rounds)} of {rounds}; {kept}. The same command goes on{also}."
+        ) from None
+
+
+def finished_rounds(out: Path) -> int:
+    """How many rounds of the run in this folder are finished."""
+    try:
+        with (out / "metrics.jsonl").open("rb") as file:
+            return sum(1 for line in file if line.endswith(b"\n"))
+    except OSError:
+        return 0
+
+
+@contextmanager
+def watched(
+    shown: Progress,
+    *,
+    out: Path,
+    page: bool,
+    host: str,
+    port: int,
+    quiet: bool,
+    metrics: Metrics | None = None,
+) -> Iterator[Progress]:
+    """The progress that a training is to be given: `shown`, and behind it the live page if there is one."""
+    from sigil.federation.progress import Together
+
+    if not quiet:
+        shown = Together(_tensorboard(out), shown)
+    if not page:
+        yield shown
+        return
+    from sigil.watching import Board, LivePage
+
+    if metrics is None:
+        board = Board()
+    else:
+        counted = metrics
+        board = Board(
+            clients=lambda: counted.now,
+            refusals=counted.refusals,
+            banner=lambda: counted.banner,
+            waited=lambda: counted.waited_seconds,
+        )
+    logger = logging.getLogger("sigil")
+    # A logger with a handler no longer reports warnings by itself.
+    own = [board.handler] if logger.handlers else [board.handler, _warnings()]
+    level = logger.level
+    for handler in own:
+        logger.addHandler(handler)
+    logger.setLevel(min(level, logging.INFO) if level else logging.INFO)
+    try:
+        with LivePage(board, host=host, port=port) as live:
+            # Printed even if quiet: with its token it cannot be guessed.
+            typer.echo(f"Watch it at {live.address}", err=True)
+            yield Together(board, shown)
+    finally:
+        for handler in own:
+            logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _tensorboard(out: Path) -> Progress:
+    """Says how to see the run in TensorBoard when it begins: not before there is one."""
+    from sigil.federation.progress import Progress
+
+    class TensorBoard(Progress):
+        def on_start(self, name: str, **values: Any) -> None:
+            typer.echo(f"TensorBoard: tensorboard --logdir {printable(str(out))}", err=True)
+
+    return TensorBoard()
+
+
+def _warnings() -> logging.Handler:
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    return handler
+
+
+def demo(
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Where everything is written.")
+    ] = Path("runs/demo"),
+    quiet: Quiet = False,
+) -> None:
+    """Make a key, train with and without the mark, disguise a copy, verify all.
+
+    Ten clients, handwritten digits, two minutes on two cores. Nothing is
+    downloaded. Stopped half way, it goes on with the same command.
+
+    Examples:
+      sigil demo
+      sigil demo --out /tmp/story
+    """
+    extras.need("train")
+    outputs.check(outputs.Folder("--out", out))
+    from sigil.demo import tell
+    from sigil.federation.progress import choose
+
+    def say(text: str) -> None:
+        if not quiet:
+            typer.echo(text)
+
+    (marked, permuted, clean), page = tell(out, say=say, progress=lambda: choose(quiet))
+    say(f"6. Open {page} in a browser; it links to all verdicts.")
+    proven = marked.report.owned and permuted.report.owned and not clean.report.owned
+    raise typer.Exit(0 if proven else 1)

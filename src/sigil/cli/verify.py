@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigil import files
 from sigil.cli import data_names, outputs
 from sigil.cli import key as key_commands
 from sigil.cli import suspect_options as options
-from sigil.cli.command_line import recorded
+from sigil.cli.terminal import recorded
 from sigil.cli.verdict import show
-from sigil.errors import ConfigError, EvidenceError
+from sigil.errors import ConfigError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from sigil.evidence.facts import Facts
-    from sigil.verdict.report import Report
 
 _MOST_PROBES = 10**9
 
@@ -106,6 +101,14 @@ def verify(
             rich_help_panel=_TEST,
         ),
     ] = None,
+    copies: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also say whose copy it contains: a register of copies, or a run (sigil trace).",
+            rich_help_panel=_RESULT,
+        ),
+    ] = None,
     tsa_root: Annotated[
         Path | None,
         typer.Option(
@@ -139,7 +142,7 @@ def verify(
         Path | None,
         typer.Option(
             metavar="PEM",
-            help="Sign with this Ed25519 key instead of the owner's.",
+            help="Sign with this Ed25519 key as well, beside the owner's.",
             rich_help_panel=_RESULT,
         ),
     ] = None,
@@ -203,6 +206,7 @@ def verify(
             "--key": key,
             "--passphrase-file": passphrase_file,
             "--reference": reference,
+            "--copies": copies,
             "--tsa-root": tsa_root,
             "--sign-with": sign_with,
             "--inputs": None if inputs is None else Path(inputs).expanduser(),
@@ -215,8 +219,8 @@ def verify(
     if tries > MOST_TRIES:
         raise ConfigError(f"--tries may be at most {MOST_TRIES:,}.")
     from sigil.data import open_inputs
-    from sigil.evidence.facts import gather
     from sigil.suspect import open_suspect
+    from sigil.verdict.report import harmless
     from sigil.verdict.verification import verify as run
 
     owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
@@ -249,50 +253,34 @@ def verify(
         roots=tsa_root,
         reference=reference,
     )
-    facts = gather(
-        outcome,
-        owner_key,
-        suspect=opened,
-        input_shape=shape or (),
-        command=recorded(context.obj or ()),
-    )
-    written = _write(facts, signer or owner_key.signing_key(), page=page, evidence=evidence)
+    command = harmless(recorded(context.obj or ()), limit=20_000)
+    outcome = outcome.model_copy(update={"command": command})
+    written = {}
+    if evidence is not None:
+        outcome.save_evidence(evidence, key=owner_key, sign_with=signer)
+        written["evidence"] = str(evidence)
+    traced = None
+    if copies is not None:
+        from sigil.tracing import trace
+
+        traced = trace(suspect, owner_key, copies, tries=tries, at=at, time_limit=time_limit)
+    if page is not None:
+        said = () if traced is None else str(traced).split("\n")
+        outcome.save_page(page.path, evidence=evidence, copies=said, overwrite=bool(page.replace))
+        written["report"] = str(page.path)
     if as_json:
-        typer.echo(json.dumps(outcome.to_dict() | _json_facts(outcome, facts) | written, allow_nan=False))
+        run_facts = outcome.model_dump(mode="json", include={"suspect", "created", "command", "software"})
+        copies_found = {} if traced is None else {"copies": traced.to_dict()}
+        typer.echo(json.dumps(outcome.to_dict() | run_facts | written | copies_found, allow_nan=False))
     else:
-        show(outcome, facts, written)
+        show(outcome, written)
+        if traced is not None:
+            typer.echo(str(traced))
     raise typer.Exit(0 if outcome.owned else 1)
 
 
-def _write(
-    facts: Facts, signer: Ed25519PrivateKey, *, page: outputs.File | None, evidence: Path | None
-) -> dict[str, str]:
-    """Write the evidence first, since the page refers to it; return what was written."""
-    record = None
-    written = {}
-    if evidence is not None:
-        from sigil.evidence.page import SignedRecord
-        from sigil.evidence.signed import sign
-
-        content = sign(facts, signer)
-        files.write(evidence, content, raises=EvidenceError)
-        written["evidence"] = str(evidence)
-        record = SignedRecord(
-            file=evidence.name.encode("utf-8", "replace").decode(),
-            sha256=hashlib.sha256(content).hexdigest(),
-            public_key=signer.public_key().public_bytes_raw().hex(),
-        )
-    if page is not None:
-        from sigil.evidence.page import render
-
-        text = render(facts, record=record)
-        files.write(page.path, text, replace=page.replace, raises=EvidenceError)
-        written["report"] = str(page.path)
-    return written
-
-
 def _signer(pem: Path) -> Ed25519PrivateKey:
-    from sigil.evidence.signed import load_private_key
+    from sigil.verdict.envelope import load_private_key
 
     def ask() -> str | None:
         if not sys.stdin.isatty():
@@ -301,16 +289,3 @@ def _signer(pem: Path) -> Ed25519PrivateKey:
         return answer
 
     return load_private_key(pem, ask=ask)
-
-
-def _json_facts(outcome: Report, facts: Facts) -> dict[str, Any]:
-    from sigil.verdict.wording import chance
-
-    return {
-        "suspect": facts.suspect.model_dump(mode="json"),
-        "statement": facts.key.statement,
-        "p_in_words": chance(outcome),
-        "created": facts.created,
-        "command": facts.command,
-        "software": facts.software.model_dump(mode="json"),
-    }

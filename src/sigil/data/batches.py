@@ -50,19 +50,19 @@ class Batches:
                 f"The batch size is {batch_size}, but batch norm needs two samples or more: choose a "
                 "larger one."
             )
-        own = np.arange(len(labels), dtype=np.int64) if indices is None else indices
-        if len(own) < 2:
+        members = np.arange(len(labels), dtype=np.int64) if indices is None else indices
+        if len(members) < 2:
             raise DataError(
-                f"A client holds {len(own)} samples, but batch norm needs two or more: give it more "
+                f"A client holds {len(members)} samples, but batch norm needs two or more: give it more "
                 "data or use fewer clients."
             )
         # As plain arrays: indexing a memory map object costs several microseconds more each time.
         self._images = np.asarray(images)
         self._labels = np.asarray(labels)
-        self._indices = np.asarray(own, dtype=np.int64)
+        self._indices = np.asarray(members, dtype=np.int64)
         self._normalise = _Normaliser(mean, std, device=device, memory_format=memory_format)
         self._augment = augment
-        self._bounds = _bounds(len(own), batch_size, drop_last=drop_last)
+        self._bounds = _bounds(len(members), batch_size, drop_last=drop_last)
 
     def __len__(self) -> int:
         """Give the number of batches in an epoch."""

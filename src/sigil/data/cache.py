@@ -1,4 +1,4 @@
-"""Decoded images on disk: made once, then memory-mapped by every run and process.
+"""A data set in memory, decoded once: its images lie on disk and are mapped by every run and process.
 
 A cache entry is a directory `<name>-<source_digest>` with four arrays (uint8 images and int64 labels of
 both splits) and `meta.json`, which says what they must look like. It is built under a temporary name
@@ -24,13 +24,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sigil.data.statistics import channel_statistics
 from sigil.errors import DataError
 
 _VERSION = 1
+_SPLITS = ("train", "test")
 _ARRAYS = ("train-images", "train-labels", "test-images", "test-labels")
 _MAX_META_BYTES = 64 * 2**10
 _STALE_SECONDS = 24 * 3600
+# Images read at a time: 1,024 of 3x64x64 are 12 MB, whatever the size of the set.
+_CHUNK = 1024
 
 
 class Allocate(Protocol):
@@ -60,16 +62,64 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Decoded:
-    """The arrays of a cache entry: images (n, C, H, W) uint8 mapped read-only, labels (n,) int64."""
+class Split:
+    """Images and their labels.
 
-    train_images: npt.NDArray[np.uint8]
-    train_labels: npt.NDArray[np.int64]
-    test_images: npt.NDArray[np.uint8]
-    test_labels: npt.NDArray[np.int64]
+    `images` is uint8 (n, C, H, W), memory-mapped and read-only unless the set was reduced; `labels`
+    is int64 (n,).
+    """
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set for classification with a training and a test split.
+
+    `shape` is (C, H, W); `mean` and `std` are those of each channel on the scale 0 to 1; `augment` is
+    the augmentation that is usual for the set, a name that :class:`sigil.data.Batches` takes.
+    """
+
+    name: str
+    train: Split
+    test: Split
     classes: int
+    shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    augment: str
+
+
+def data_directory(data_dir: str | os.PathLike[str] | None, *, name: str) -> Path:
+    """Give the directory that holds the data sets: the argument, or else `SIGIL_DATA`.
+
+    `name` is the data set that is wanted, for the error message only.
+    """
+    chosen = data_dir if data_dir is not None else os.environ.get("SIGIL_DATA")
+    if not chosen:
+        raise DataError(
+            f"No data directory was given for '{name}': give --data-dir or set SIGIL_DATA to a "
+            f"directory, and fill it with `sigil data fetch {name}`."
+        )
+    return Path(chosen).expanduser()
+
+
+def cache_roots(beside: Path | None) -> list[Path]:
+    """List the directories that may hold decoded images, best first.
+
+    `SIGIL_CACHE` when it is set and nothing else; otherwise `.sigil-cache` beside the data (`beside`
+    is the data directory, None for a set that has none), then `~/.cache/sigil` for data directories
+    that cannot be written.
+    """
+    chosen = os.environ.get("SIGIL_CACHE")
+    if chosen:
+        return [Path(chosen).expanduser()]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "sigil"
+    return [home] if beside is None else [beside / ".sigil-cache", home]
 
 
 def source_digest(source: Source) -> str:
@@ -87,17 +137,17 @@ def source_digest(source: Source) -> str:
     return digest.hexdigest()[:16]
 
 
-def cached(source: Source, *, roots: Sequence[Path]) -> Decoded:
-    """Open the decoded arrays of a data set, decoding it first if no sound entry exists.
+def cached(source: Source, *, roots: Sequence[Path]) -> Dataset:
+    """Open a data set, decoding it first if no sound entry exists.
 
-    `roots` are the directories to look in, best first; a new entry goes to the first that can be
-    written.
+    Its mean and std are those of its training images. `roots` are the directories to look in, best first;
+    a new entry goes to the first that can be written.
     """
     entry = f"{source.name}-{source_digest(source)}"
     for root in roots:
-        decoded = _open(root / entry)
-        if decoded is not None:
-            return decoded
+        dataset = _open(root / entry, source.name)
+        if dataset is not None:
+            return dataset
     refused = []
     for root in roots:
         try:
@@ -114,7 +164,7 @@ def cached(source: Source, *, roots: Sequence[Path]) -> Decoded:
     )
 
 
-def _build(source: Source, building: Path, entry: Path) -> Decoded:
+def _build(source: Source, building: Path, entry: Path) -> Dataset:
     """Decode `source` into the directory `building` and rename it to `entry`."""
     arrays: dict[str, npt.NDArray[Any]] = {}
 
@@ -140,13 +190,13 @@ def _build(source: Source, building: Path, entry: Path) -> Decoded:
         (building / "meta.json").write_text(json.dumps(meta))
         # mkdtemp makes a private directory; data directories are often shared between users.
         building.chmod(0o755)
-        if entry.exists() and _open(entry) is None:
+        if entry.exists() and _open(entry, source.name) is None:
             shutil.rmtree(entry, ignore_errors=True)
         # Another process may have built the same entry meanwhile: then the rename fails and its
         # entry, equal to ours, is used.
         with contextlib.suppress(OSError):
             building.rename(entry)
-        decoded = _open(entry)
+        dataset = _open(entry, source.name)
     except OSError as error:
         raise DataError(
             f"The decoded images of {source.name} cannot be written to {entry.parent} ({error}): "
@@ -154,11 +204,11 @@ def _build(source: Source, building: Path, entry: Path) -> Decoded:
         ) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    if decoded is None:
+    if dataset is None:
         raise DataError(
             f"The decoded images in {entry} cannot be read back: remove that directory and try again."
         )
-    return decoded
+    return dataset
 
 
 def _create(path: Path, *, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
@@ -172,41 +222,30 @@ def _create(path: Path, *, shape: tuple[int, ...], dtype: type[np.generic]) -> n
     return mapped
 
 
-def _open(entry: Path) -> Decoded | None:
+def _open(entry: Path, name: str) -> Dataset | None:
     """Map the arrays of a cache entry; None if it is absent, incomplete or damaged."""
     try:
         with (entry / "meta.json").open("rb") as file:
             meta = json.loads(file.read(_MAX_META_BYTES))
-        if meta["version"] != _VERSION:
-            return None
         arrays = {}
-        for name in _ARRAYS:
-            mapped = np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-            if mapped.dtype != (np.uint8 if name.endswith("images") else np.int64):
+        for array in _ARRAYS:
+            mapped = np.load(entry / f"{array}.npy", mmap_mode="r", allow_pickle=False)
+            wanted = np.uint8 if array.endswith("images") else np.int64
+            if mapped.dtype != wanted or list(mapped.shape) != meta["shapes"][array]:
                 return None
-            if list(mapped.shape) != meta["shapes"][name]:
-                return None
-            arrays[name] = mapped
-        # Labels are small and used all at once: in memory they index faster than mapped.
-        train_labels = np.array(arrays["train-labels"])
-        test_labels = np.array(arrays["test-labels"])
-        if _labels_crc32(train_labels, test_labels) != meta["labels_crc32"]:
-            return None
-        classes = int(meta["classes"])
+            # Labels are small and used all at once: in memory they index faster than mapped.
+            arrays[array] = mapped if array.endswith("images") else np.array(mapped)
+        train, test = (Split(arrays[f"{split}-images"], arrays[f"{split}-labels"]) for split in _SPLITS)
         mean, std = (tuple(map(float, meta[key])) for key in ("mean", "std"))
         if not all(math.isfinite(value) and value > 0 for value in std):
             return None
+        if meta["version"] != _VERSION or _labels_crc32(train.labels, test.labels) != meta["labels_crc32"]:
+            return None
+        channels, height, width = train.images.shape[1:]
+        shape = (channels, height, width)
+        return Dataset(name, train, test, int(meta["classes"]), shape, mean, std, augment="crop-flip")
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
-    return Decoded(
-        train_images=arrays["train-images"],
-        train_labels=train_labels,
-        test_images=arrays["test-images"],
-        test_labels=test_labels,
-        classes=classes,
-        mean=mean,
-        std=std,
-    )
 
 
 def _labels_crc32(train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> int:
@@ -219,3 +258,26 @@ def _remove_stale(root: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > _STALE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def channel_statistics(
+    images: npt.NDArray[np.uint8],
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Give the mean and standard deviation of each channel of uint8 images, on the scale 0 to 1.
+
+    `images` is (n, C, H, W) and is read in chunks. The sums are of integers and therefore exact:
+    mean = S1 / N / 255 and std = sqrt(S2/N - (S1/N)^2) / 255 with N = n·H·W. A channel without any
+    contrast gets one grey level, 1/255, so that dividing by it is always possible.
+    """
+    channels = images.shape[1]
+    total = np.zeros(channels, dtype=np.uint64)
+    squares = np.zeros(channels, dtype=np.uint64)
+    for start in range(0, len(images), _CHUNK):
+        chunk = np.asarray(images[start : start + _CHUNK])
+        total += chunk.sum(axis=(0, 2, 3), dtype=np.uint64)
+        squares += np.square(chunk, dtype=np.uint32).sum(axis=(0, 2, 3), dtype=np.uint64)
+    count = images.shape[0] * images.shape[2] * images.shape[3]
+    mean = total / count
+    variance = np.maximum(squares / count - mean**2, 0.0)
+    std = np.maximum(np.sqrt(variance), 1.0)
+    return tuple((mean / 255).tolist()), tuple((std / 255).tolist())

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sigil import files
-from sigil.errors import DataError
+from sigil.errors import DataError, SigilError
+from sigil.files import AnyPath
 
 # More bars than this are too thin to tell their colours apart.
 _MAX_BARS = 50
@@ -23,7 +24,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 def draw_partition(
     labels: npt.ArrayLike,
     parts: Sequence[npt.NDArray[np.int64]],
-    path: str | os.PathLike[str],
+    path: AnyPath,
     *,
     title: str | None = None,
 ) -> None:
@@ -33,19 +34,11 @@ def draw_partition(
     stacked bars, one colour per class; more are a map of classes against clients, with the sizes of
     the clients above it.
     """
-    target = Path(path)
-    if target.suffix.lower() not in _FORMATS:
-        raise DataError(f"{target} does not end in {', '.join(_FORMATS)}: choose one of these.")
     counts = _counts(np.asarray(labels), parts)
-    # Drawn without pyplot, which would change the state of a program that plots by itself.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     wide = min(max(6.0, 0.32 * len(counts) + 2.5), 14.0)
     as_bars = len(counts) <= _MAX_BARS
     high = 4.5 if as_bars or counts.shape[1] <= _MAX_BARS else 7.0
-    figure = Figure(figsize=(wide, high), layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
+    figure = new_figure(path, wide, high)
     if as_bars:
         _bars(figure, counts)
     else:
@@ -57,12 +50,30 @@ def draw_partition(
         f"median {np.median(sizes):,.0f}, largest {sizes.max():,}",
         fontsize=10,
     )
+    save(figure, path)
+
+
+def new_figure(path: AnyPath, wide: float, high: float, *, raises: type[SigilError] = DataError) -> Any:
+    """An empty figure for a PNG, SVG or PDF file, in inches."""
+    if Path(path).suffix.lower() not in _FORMATS:
+        raise raises(f"{os.fspath(path)} does not end in {', '.join(_FORMATS)}: choose one of these.")
+    # Without pyplot, which would change the state of a program that plots by itself.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(wide, high), layout="constrained", dpi=150)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save(figure: Any, path: AnyPath, *, raises: type[SigilError] = DataError) -> None:
+    """Write a figure; a file there is replaced if it is a picture that Sigil wrote."""
     try:
-        with files.draft(target, replace=files.picture_mark(target)) as place:
-            kind, metadata = target.suffix[1:].lower(), files.picture_metadata(target)
-            figure.savefig(place, format=kind, metadata=metadata)
+        with files.draft(path, replace=files.picture_mark(path)) as draft:
+            kind, metadata = Path(path).suffix[1:].lower(), files.picture_metadata(path)
+            figure.savefig(draft, format=kind, metadata=metadata)
     except OSError as error:
-        raise DataError(f"{target} cannot be written ({error.strerror}): choose another.") from error
+        raise raises(f"{os.fspath(path)} cannot be written ({error.strerror}): choose another.") from error
 
 
 def _counts(labels: npt.NDArray[np.int64], parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:

@@ -3,92 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib.util
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from sigil.data import cifar10, digits, fashion_mnist, folders, hub, tiny_imagenet
-from sigil.data.cache import Source, cached
-from sigil.data.locations import cache_roots, data_directory
-from sigil.data.statistics import channel_statistics
-from sigil.data.subsets import stratified
+from sigil import extras
+from sigil.data import hub
+from sigil.data.cache import Dataset, Split, cache_roots, cached, channel_statistics, data_directory
+from sigil.data.official import OFFICIAL
+from sigil.data.partitions import stratified
 from sigil.errors import DataError
-
-
-@dataclass(frozen=True)
-class Split:
-    """Images and their labels.
-
-    `images` is uint8 (n, C, H, W), memory-mapped and read-only unless the set was reduced; `labels`
-    is int64 (n,).
-    """
-
-    images: npt.NDArray[np.uint8]
-    labels: npt.NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """A data set for classification with a training and a test split.
-
-    `shape` is (C, H, W); `mean` and `std` are those of each channel on the scale 0 to 1; `augment` is
-    the augmentation that is usual for the set, a name that :class:`sigil.data.Batches` takes.
-    """
-
-    name: str
-    train: Split
-    test: Split
-    classes: int
-    shape: tuple[int, int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: str
-
-
-@dataclass(frozen=True)
-class _Official:
-    """A set with a published layout: where it is, its usual normalisation and augmentation.
-
-    The constants are those of the whole training split, so that a reduced or partial copy of a set
-    is normalised like the whole.
-    """
-
-    source: Callable[[Path], Source]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: str
-
 
 # Embedded sets and how much larger than 8 x 8 they are: some architectures need 32 x 32 at least.
 _DIGITS = {"digits": 1, "digits32": 4}
 
-_OFFICIAL = {
-    "cifar10": _Official(
-        source=cifar10.source,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2616),
-        augment="crop-flip",
-    ),
-    "tiny-imagenet": _Official(
-        source=tiny_imagenet.source,
-        mean=(0.4802, 0.4481, 0.3975),
-        std=(0.2770, 0.2691, 0.2821),
-        augment="crop-flip",
-    ),
-    "fashion-mnist": _Official(source=fashion_mnist.source, mean=(0.2860,), std=(0.3530,), augment="crop"),
-}
-
 
 def names() -> list[str]:
     """List the data sets that have a name of their own (`folder:PATH` and `hub:NAME` have none)."""
-    return [*_DIGITS, *_OFFICIAL]
+    return [*_DIGITS, *OFFICIAL]
 
 
 def load(
@@ -136,20 +73,17 @@ def _whole(name: str, *, data_dir: str | os.PathLike[str] | None, size: int | No
             f"A size was given for '{name}', but only folder:PATH and hub:NAME can be resized: leave it out."
         )
     if name in _DIGITS:
-        return _digits(name, scale=_DIGITS[name])
-    if name in _OFFICIAL:
-        official = _OFFICIAL[name]
+        return digits(name)
+    if name in OFFICIAL:
+        official = OFFICIAL[name]
         directory = data_directory(data_dir, name=name)
-        whole = _decoded(name, official.source(directory), roots=cache_roots(directory))
-        return replace(whole, mean=official.mean, std=official.std, augment=official.augment)
-    if kind == "folder" and rest:
-        folder = Path(rest).expanduser()
-        return _decoded(name, folders.source(folder, size=size), roots=cache_roots(folder))
-    if kind == "hub" and rest:
-        beside = data_dir or os.environ.get("SIGIL_DATA")
+        dataset = cached(official.source(directory), roots=cache_roots(directory))
+        return replace(dataset, mean=official.mean, std=official.std, augment=official.augment)
+    if kind in ("folder", "hub") and rest:
+        beside = rest if kind == "folder" else data_dir or os.environ.get("SIGIL_DATA")
         roots = cache_roots(Path(beside).expanduser() if beside else None)
-        found = hub.source(rest, downloads=roots[0] / "huggingface", size=size)
-        return _decoded(name, found, roots=roots)
+        source = hub.source(rest, downloads=roots[0] / "huggingface", size=size, folder=kind == "folder")
+        return replace(cached(source, roots=roots), name=name)
     near = difflib.get_close_matches(name, names(), n=1)
     guess = f" (did you mean '{near[0]}'?)" if near else ""
     raise DataError(
@@ -157,35 +91,41 @@ def _whole(name: str, *, data_dir: str | os.PathLike[str] | None, size: int | No
     )
 
 
-def _decoded(name: str, source: Source, *, roots: list[Path]) -> Dataset:
-    """Open a data set through the cache, with the statistics of its own training images."""
-    decoded = cached(source, roots=roots)
-    channels, height, width = decoded.train_images.shape[1:]
-    return Dataset(
-        name=name,
-        train=Split(decoded.train_images, decoded.train_labels),
-        test=Split(decoded.test_images, decoded.test_labels),
-        classes=decoded.classes,
-        shape=(channels, height, width),
-        mean=decoded.mean,
-        std=decoded.std,
-        augment="crop-flip",
-    )
+def digits(name: str = "digits") -> Dataset:
+    """The handwritten digits that come with scikit-learn, 1,438 to train and 359 to test; no download.
+
+    The original grey levels 0..16 are scaled to 0..255, and each pixel is repeated to a square, whose side
+    depends on the `name`. Every class is divided four to one, in the same way whatever the seed of a run:
+    test images stay unseen.
+    """
+    extras.need("train", "sklearn")
+    rows, scale = _digit_rows(), _DIGITS[name]
+    pixels = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    pixels = pixels.repeat(scale, axis=2).repeat(scale, axis=3)
+    labels = rows[:, -1].astype(np.int64)
+    is_test = np.zeros(len(labels), dtype=bool)
+    is_test[stratified(labels, round(0.2 * len(labels)), seed=0)] = True
+    train, test = (Split(pixels[chosen], labels[chosen]) for chosen in (~is_test, is_test))
+    mean, std = channel_statistics(train.images)
+    return Dataset(name, train, test, 10, (1, 8 * scale, 8 * scale), mean, std, augment="none")
 
 
-def _digits(name: str, *, scale: int) -> Dataset:
-    train, test = digits.read(scale)
-    mean, std = channel_statistics(train[0])
-    return Dataset(
-        name=name,
-        train=Split(*train),
-        test=Split(*test),
-        classes=digits.CLASSES,
-        shape=(1, *train[0].shape[2:]),
-        mean=mean,
-        std=std,
-        augment="none",
-    )
+@functools.cache
+def _digit_rows() -> npt.NDArray[np.float64]:
+    """(1797, 65): pixels and label of each digit.
+
+    scikit-learn's own file is read without scikit-learn, whose import takes longer than most of what is done
+    with the digits; where a release has moved the file, its function is asked.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])
 
 
 def _reduced(split: Split, *, classes: int, limit: int | None, seed: int, what: str) -> Split:

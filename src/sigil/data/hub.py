@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face hub, or local directories that its library can read.
+"""What the library `datasets` reads: image folders, other local directories, sets of the Hugging Face hub.
 
 Only data are read (Parquet, pictures, …): a data set that comes with a loading script is refused, no
 code of a data set is ever run.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -25,62 +26,76 @@ _LABELS = ("label", "labels")
 _CHUNK = 1024
 
 
-def source(name: str, *, downloads: Path, size: int | None = None) -> Source:
+def source(name: str, *, downloads: Path, size: int | None = None, folder: bool = False) -> Source:
     """Describe the hub data set `name` ("ylecun/mnist"), or the local directory `name`.
 
-    `downloads` is where the library keeps what it fetches. The images are those of the first column
-    of pictures; the labels are the column `label` or `labels`, or else the first column of classes.
-    All images get the size of the first one, or `size` x `size`; they are grey if the first one is.
+    With `folder` it is an image folder, train/CLASS/*.png and test/CLASS or val/CLASS, the classes in
+    alphabetical order. `downloads` is where the library keeps what it fetches. The images are those of the
+    first column of pictures; the labels are the column `label` or `labels`, or else the first column of
+    classes. All images get the size of the first one, or `size` x `size`; they are grey if the first one is.
     The files of a local directory are part of the source_digest; a set of the hub is decoded once and
     then taken from the cache until that is removed.
     """
     local = Path(name).expanduser()
     is_local = local.is_dir()
+    if folder and not is_local:
+        raise DataError(f"{local} is no directory, but train/CLASS/*.png and test/CLASS/*.png are expected.")
 
     def decode(allocate: Allocate) -> int:
-        splits = _load(str(local.resolve()) if is_local else name, downloads=downloads)
-        image_column, label_column = _columns(splits["train"], name=name)
-        classes = _classes(splits["train"], label_column)
-        first = splits["train"][0][image_column]
-        shape = images.shape_of(images.open_picture(_content(first, name), label=name), size=size)
-        for split, rows in splits.items():
-            array = allocate(f"{split}-images", (len(rows), *shape))
-            for start in range(0, len(rows), _CHUNK):
-                pictures = rows[start : start + _CHUNK][image_column]
-                images.fill(
-                    array[start : start + _CHUNK],
-                    pictures,
-                    lambda picture: images.decode(_content(picture, name), shape, label=name),
-                )
-            labels = allocate(f"{split}-labels", (len(rows),))
-            labels[:] = _labels(rows, label_column, classes, name=name)
-        return len(classes)
+        target = str(local.resolve()) if is_local else name
+        # Of a folder the library keeps a list of its files, which nobody needs again.
+        with tempfile.TemporaryDirectory() as lists:
+            splits = _load(target, folder=folder, downloads=Path(lists) if folder else downloads)
+            image_column, label_column = _columns(splits["train"], name=name)
+            classes = _classes(splits["train"], label_column, only_seen=folder)
+            first = splits["train"][0][image_column]
+            opened = images.open_picture(_content(first, name), label=first["path"] or name)
+            shape = images.shape_of(opened, size=size)
+            for split, rows in splits.items():
+                array = allocate(f"{split}-images", (len(rows), *shape))
+                for start in range(0, len(rows), _CHUNK):
+                    pictures = rows[start : start + _CHUNK][image_column]
+                    images.fill(
+                        array[start : start + _CHUNK],
+                        pictures,
+                        lambda picture: images.decode(
+                            _content(picture, name), shape, label=picture["path"] or name
+                        ),
+                    )
+                labels = allocate(f"{split}-labels", (len(rows),))
+                labels[:] = _labels(rows, label_column, classes, name=name)
+            return len(classes)
 
+    plain = local.resolve().name if folder else name
     return Source(
-        name="hub-" + re.sub(r"[^\w.-]+", "-", name).strip("-"),
+        name=("folder-" if folder else "hub-") + re.sub(r"[^\w.-]+", "-", plain).strip("-"),
         root=local if is_local else Path(),
         files=_files_under(local) if is_local else [],
         decode=decode,
-        options=f"{name} {size}",
+        options=f"{size}" if folder else f"{name} {size}",
     )
 
 
 def _files_under(root: Path) -> list[str]:
     """List all visible files under `root`, sorted, as paths relative to it."""
-    found = []
+    files: list[str] = []
     for directory, folders, names in os.walk(root):
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         relative = os.path.relpath(directory, root)
-        found += [os.path.join(relative, name) for name in sorted(names) if name[0] != "."]
-    return found
+        files += [os.path.join(relative, name) for name in sorted(names) if name[0] != "."]
+    return files
 
 
-def _load(target: str, *, downloads: Path) -> dict[str, Any]:
+def _load(target: str, *, folder: bool, downloads: Path) -> dict[str, Any]:
     """Load the training and the test split of a data set, pictures left as files."""
     import datasets
 
+    options: dict[str, Any] = {"path": target}
+    if folder:
+        # Directories are classes, whatever else lies in them.
+        options = {"path": "imagefolder", "data_dir": target, "drop_labels": False, "drop_metadata": True}
     try:
-        loaded = datasets.load_dataset(target, cache_dir=str(downloads), trust_remote_code=False)
+        loaded = datasets.load_dataset(**options, cache_dir=str(downloads), trust_remote_code=False)
     except Exception as error:
         # The library raises dozens of kinds, from connection errors to Arrow's own.
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -121,12 +136,12 @@ def _columns(rows: Any, *, name: str) -> tuple[str, str]:
     return pictures[0], labels[0]
 
 
-def _classes(rows: Any, column: str) -> dict[Hashable, int]:
+def _classes(rows: Any, column: str, *, only_seen: bool) -> dict[Hashable, int]:
     """Number the classes: those that the set declares, or the sorted values of the training split."""
     import datasets
 
     feature = rows.features[column]
-    if isinstance(feature, datasets.ClassLabel):
+    if isinstance(feature, datasets.ClassLabel) and not only_seen:
         return {value: value for value in range(feature.num_classes)}
     values = sorted(set(rows.select_columns([column])[:][column]))
     return {value: number for number, value in enumerate(values)}
@@ -136,8 +151,10 @@ def _labels(rows: Any, column: str, classes: dict[Hashable, int], *, name: str) 
     values = rows.select_columns([column])[:][column]
     unknown = [value for value in values if value not in classes]
     if unknown:
+        feature = rows.features[column]
+        label = feature.int2str(unknown[0]) if hasattr(feature, "int2str") else unknown[0]
         raise DataError(
-            f"The data set '{name}' has the label {unknown[0]!r} in '{column}', which is none of the "
+            f"The data set '{name}' has the label {label!r} in '{column}', which is none of the "
             f"{len(classes)} classes of its training split: choose another."
         )
     return np.array([classes[value] for value in values], dtype=np.int64)

@@ -53,9 +53,8 @@ class Inputs:
     def __init__(
         self, values: Array | Tensor, *, normalisation: Normalisation | None = None, is_data_set: bool = False
     ) -> None:
-        array = _array(values)
-        self._values = _checked(array)
-        self.shape: tuple[int, ...] = tuple(int(size) for size in array.shape[1:])
+        self._values = _array(values)
+        self.shape: tuple[int, ...] = self._values.shape[1:]
         self.normalisation = normalisation
         self.is_data_set = is_data_set
         if normalisation is not None:
@@ -74,12 +73,12 @@ class Inputs:
     def digest(self) -> str:
         """SHA-256 over type, shape and all values in their order, in hex: what a key's statement names."""
         if self._digest is None:
-            found = hashlib.sha256(
+            digest = hashlib.sha256(
                 f"sigil inputs v1 {self._values.dtype.str} {self._values.shape}\n".encode()
             )
             for start in range(0, len(self), _BLOCK):
-                found.update(np.ascontiguousarray(self._values[start : start + _BLOCK]).tobytes())
-            self._digest = found.hexdigest()
+                digest.update(np.ascontiguousarray(self._values[start : start + _BLOCK]).tobytes())
+            self._digest = digest.hexdigest()
         return self._digest
 
     def normalised(self, given: Normalisation | None, *, otherwise: Normalisation | None = None) -> Inputs:
@@ -110,7 +109,11 @@ class Inputs:
             if self.is_image:
                 batch /= 255.0
             if moments is not None:
-                batch = _normalise(batch, moments)
+                sizes = (1, -1, *(1 for _ in self.shape[1:]))
+                means, deviations = (
+                    torch.tensor(list(part), dtype=torch.float32).view(sizes) for part in moments
+                )
+                batch = (batch - means) / deviations
             if not bool(torch.isfinite(batch).all()):
                 raise DataError(
                     "The inputs hold values that are not finite: give inputs as the model takes them."
@@ -155,7 +158,7 @@ def shape_of(source: object) -> tuple[int, ...] | None:
     """The shape of one of these inputs, if they are in memory; of a file nobody knows before it is opened."""
     if source is None or isinstance(source, str | os.PathLike):
         return None
-    return source.shape if isinstance(source, Inputs) else Inputs(_array(source)).shape
+    return source.shape if isinstance(source, Inputs) else _array(source).shape[1:]
 
 
 def _opened(
@@ -205,8 +208,8 @@ def _pictures(folder: Path, shape: Sequence[int] | None) -> npt.NDArray[np.uint8
 
 
 def _picture_files(folder: Path) -> Iterator[Path]:
-    for place, _, names in os.walk(folder):
-        pictures = (Path(place) / name for name in names if name.lower().endswith(_PICTURES))
+    for directory, _, names in os.walk(folder):
+        pictures = (Path(directory) / name for name in names if name.lower().endswith(_PICTURES))
         # A pipe of that name would be waited for.
         yield from (path for path in pictures if path.is_file())
 
@@ -252,27 +255,24 @@ def _only_tensor(path: Path) -> Array:
 
 
 def _array(values: object) -> Array:
-    """The inputs as an array of NumPy."""
+    """The inputs as an array of NumPy, of a kind and size that can be read."""
     if isinstance(values, Tensor):
-        found = arguments.tensor("batch of inputs", values, raises=DataError).detach().cpu().contiguous()
-        return found.float().numpy() if found.dtype is torch.bfloat16 else found.numpy()
-    if not isinstance(values, np.ndarray):
+        tensor = arguments.tensor("batch of inputs", values, raises=DataError).detach().cpu().contiguous()
+        array = tensor.float().numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    elif isinstance(values, np.ndarray):
+        array = values
+    else:
         raise DataError(
             f"The inputs are of type {type(values).__name__}, but one tensor or array (n, …) without labels, "
             "a path or the name of a data set is wanted: put batches together with torch.cat, single inputs "
             "with torch.stack."
         )
-    return values
-
-
-def _checked(array: Array) -> Array:
     if array.dtype.hasobject or (array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating)):
         raise DataError(
             f"The inputs are {array.dtype}, but they must be 8-bit images or floating-point numbers; labels "
-            "do not "
-            "belong to them."
+            "do not belong to them."
         )
-    if array.ndim < 2 or array.ndim > 5 or 0 in array.shape:
+    if not 2 <= array.ndim <= 5 or 0 in array.shape:
         raise DataError(
             f"The inputs have the shape {array.shape}, but they must be (number, *shape of one input), all "
             "above 0."
@@ -280,8 +280,7 @@ def _checked(array: Array) -> Array:
     if len(array) > MAX_INPUTS or array[0].size > MAX_ELEMENTS:
         raise DataError(
             f"The inputs have the shape {array.shape}, more than {MAX_INPUTS:,} inputs or {MAX_ELEMENTS:,} "
-            "numbers "
-            "each: give a part of them."
+            "numbers each: give a part of them."
         )
     return array
 
@@ -307,13 +306,6 @@ def check_normalisation(moments: Normalisation, shape: tuple[int, ...] | None = 
     sound = all(map(math.isfinite, (*means, *deviations))) and all(value > 0 for value in deviations)
     if not (sound and len(means) == len(deviations) == shape[0]):
         raise DataError(
-            f"The normalisation has {len(means)} means and {len(deviations)} deviations, but inputs of "
-            f"shape {shape} "
-            f"have {shape[0]} channels; give one of each per channel, finite, the deviations above 0."
+            f"The normalisation has {len(means)} means and {len(deviations)} deviations, but inputs of shape "
+            f"{shape} have {shape[0]} channels; give one of each per channel, finite, the deviations above 0."
         )
-
-
-def _normalise(batch: Tensor, moments: Normalisation) -> Tensor:
-    means, deviations = (torch.tensor(list(part), dtype=torch.float32) for part in moments)
-    sizes = (1, -1, *(1 for _ in batch.shape[2:]))
-    return (batch - means.view(sizes)) / deviations.view(sizes)

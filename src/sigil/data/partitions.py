@@ -1,4 +1,4 @@
-"""Who holds which samples: IID, Dirichlet and log-normal partitions over clients."""
+"""Who holds which samples: partitions over clients, and subsets that keep the proportions of the classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from sigil.data.subsets import apportion
 from sigil.errors import DataError
 
 KINDS = ("iid", "dirichlet", "lognormal")
@@ -39,26 +38,26 @@ def partition(
     The same labels, settings and seed give the same partition; `beta` and `sigma` matter only to the
     kind that they belong to.
     """
-    own = np.asarray(labels)
-    if own.ndim != 1:
-        raise DataError(f"Labels of shape {own.shape} were given, but one label per sample is expected.")
+    known = np.asarray(labels)
+    if known.ndim != 1:
+        raise DataError(f"Labels of shape {known.shape} were given, but one label per sample is expected.")
     if clients < 1:
         raise DataError(f"{clients} clients were asked for, but at least one is needed.")
-    if len(own) < MINIMUM * clients:
+    if len(known) < MINIMUM * clients:
         raise DataError(
-            f"{len(own)} samples cannot be divided over {clients} clients with at least {MINIMUM} "
-            f"each: use at most {len(own) // MINIMUM} clients or more data."
+            f"{len(known)} samples cannot be divided over {clients} clients with at least {MINIMUM} "
+            f"each: use at most {len(known) // MINIMUM} clients or more data."
         )
     generator = np.random.default_rng(seed)
-    order = generator.permutation(len(own))
+    order = generator.permutation(len(known))
     if kind == "iid":
-        # As flwr's IidPartitioner cuts a shuffled set, without the seconds that importing it takes.
+        # As flwr's IidPartitioner cuts a shuffled set.
         parts = np.array_split(order, clients)
     elif kind == "lognormal":
-        sizes = _lognormal_sizes(len(own), clients, sigma=sigma, generator=generator)
+        sizes = _lognormal_sizes(len(known), clients, sigma=sigma, generator=generator)
         parts = np.split(order, np.cumsum(sizes)[:-1])
     elif kind == "dirichlet":
-        drawn = _dirichlet(own[order], clients, beta=beta, seed=seed, generator=generator)
+        drawn = _dirichlet(known[order], clients, beta=beta, seed=seed, generator=generator)
         parts = _with_minimum([order[part] for part in drawn], generator=generator)
     else:
         raise DataError(f"There is no partition '{kind}': choose {', '.join(KINDS)}.")
@@ -85,41 +84,18 @@ def _dirichlet(
     seed: int,
     generator: np.random.Generator,
 ) -> list[Indices]:
-    """Divide every class by Dirichlet shares, with the partitioner of flwr-datasets."""
+    """Divide every class by Dirichlet shares, which are drawn as flwr-datasets draws them."""
     if beta is None or not math.isfinite(beta) or beta <= 0:
         raise DataError(f"A Dirichlet partition needs a beta above 0, but got {beta}.")
-    # Imported here because it takes seconds, and only this kind needs it.
-    import datasets
-    from flwr_datasets.partitioner import DirichletPartitioner
-
-    class Columns(datasets.Dataset):  # type: ignore[misc]
-        """Gives a column at once: the partitioner reads it label by label otherwise, for seconds."""
-
-        def __getitem__(self, key: object) -> object:
-            found = super().__getitem__(key)
-            return found[:] if isinstance(key, str) else found
-
-    partitioner = DirichletPartitioner(
-        num_partitions=clients,
-        partition_by="label",
-        alpha=float(beta),
-        # The library would draw everything again for one small client, ten times at most; giving it
-        # its minimum afterwards always ends and moves few samples.
-        min_partition_size=0,
-        shuffle=False,
-        seed=seed,
-    )
-    table = datasets.Dataset.from_dict({"label": labels, "position": np.arange(len(labels))})
-    partitioner.dataset = Columns(table.data)
+    drawn = np.random.default_rng(seed)
     holder = np.empty(len(labels), dtype=np.int64)
-    for client in range(clients):
-        holder[partitioner.load_partition(client)[:]["position"]] = client
-    # What rounding leaves of a class goes to the partitioner's last client, which so gets a sample of
-    # almost every class whatever beta is. The shares are exchangeable: another order of the clients
-    # for each class changes nothing but whom that sample goes to.
     for label in np.unique(labels):
-        own = labels == label
-        holder[own] = generator.permutation(clients)[holder[own]]
+        members = np.flatnonzero(labels == label)
+        ends = (np.cumsum(drawn.dirichlet(np.full(clients, float(beta)))) * len(members)).astype(np.int64)
+        ends[-1] = len(members)
+        # What rounding leaves goes to the last client, which would so get a sample of almost every class
+        # whatever beta is: the order of the clients is another for each class.
+        holder[members] = np.repeat(generator.permutation(clients), np.diff(ends, prepend=0))
     by_client = np.argsort(holder, kind="stable")
     return np.split(by_client, np.cumsum(np.bincount(holder, minlength=clients))[:-1])
 
@@ -136,3 +112,34 @@ def _with_minimum(parts: list[Indices], *, generator: np.random.Generator) -> li
             sizes[client] += 1
             sizes[giver] -= 1
     return parts
+
+
+def apportion(total: int, weights: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """Divide `total` whole things in proportion to `weights` by the largest remainder.
+
+    Each share is the exact one rounded down or up, and the shares sum to `total`; ties go to the
+    lower index. For example 10 over (1, 1, 1) is (4, 3, 3).
+    """
+    exact = weights * (total / weights.sum())
+    shares = np.floor(exact).astype(np.int64)
+    order = np.argsort(shares - exact, kind="stable")
+    shares[order[: total - int(shares.sum())]] += 1
+    return shares
+
+
+def stratified(labels: npt.NDArray[np.int64], count: int, *, seed: int) -> npt.NDArray[np.int64]:
+    """Choose `count` of the samples at random with every class in its proportion.
+
+    Returns sorted indices into `labels`; all of them if `count` is at least their number. The same
+    labels, count and seed give the same subset.
+    """
+    if count >= len(labels):
+        return np.arange(len(labels), dtype=np.int64)
+    generator = np.random.default_rng(seed)
+    classes, sizes = np.unique(labels, return_counts=True)
+    shares = apportion(count, sizes.astype(np.float64))
+    chosen = [
+        generator.permutation(np.flatnonzero(labels == label))[:share]
+        for label, share in zip(classes, shares, strict=True)
+    ]
+    return np.sort(np.concatenate(chosen))

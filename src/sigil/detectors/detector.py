@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigil import arguments
 from sigil.errors import DetectorError, ShapeError
 from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.recording import RecordedStep, Recording
@@ -39,7 +38,7 @@ class Detector(ClientObserver):
     name: ClassVar[str]
 
     def __init__(self, *, threshold: float, client: int = 0) -> None:
-        self.threshold = arguments.number("The threshold", threshold, "a number", raises=DetectorError)
+        self.threshold = threshold
         self.client = client
         self.step = 0
         self.alarms = 0
@@ -60,9 +59,9 @@ class Detector(ClientObserver):
 
     def update(self, gradients: Gradients, labels: Labels) -> float | None:
         """Look at the gradients (n, d) or (n, C, H, W) and labels (n,) of a batch: the score so far."""
-        rows, own = _as_rows(gradients, labels)
+        rows, classes = _as_rows(gradients, labels)
         self.step += 1
-        score = self.look(rows, own)
+        score = self.look(rows, classes)
         if score is not None:
             self.curves["scored_step"].append(self.step)
             self.curves["score"].append(score)
@@ -121,24 +120,15 @@ class Detector(ClientObserver):
 
 def _as_rows(gradients: Gradients, labels: Labels) -> tuple[Tensor, Tensor]:
     """(n, …) and (n,), tensors or arrays, as float32 (n, d) and int64 (n,) tensors without a graph."""
-    # A copy of an array, which may be a read-only piece of a file.
-    values, own = as_tensor("gradients", gradients), as_tensor("labels", labels)
-    if values.ndim < 2 or own.ndim != 1 or len(values) != len(own) or values.numel() == 0:
+    values, classes = as_tensor(gradients), as_tensor(labels)
+    if values.ndim < 2 or classes.ndim != 1 or len(values) != len(classes) or values.numel() == 0:
         raise ShapeError(
-            f"Gradients of the shape {tuple(values.shape)} and labels of {tuple(own.shape)} were given, but "
-            "a detector needs one gradient and one label per sample: (n, …) and (n,)."
+            f"Gradients of the shape {tuple(values.shape)} and labels of {tuple(classes.shape)} were given, "
+            "but a detector needs one gradient and one label per sample: (n, …) and (n,)."
         )
-    return values.flatten(1).float(), own.to(values.device, torch.int64)
+    return values.flatten(1).float(), classes.to(values.device, torch.int64)
 
 
-def as_tensor(what: str, given: object) -> Tensor:
-    """A tensor or array of real numbers as a tensor without a graph."""
-    try:
-        values = given if isinstance(given, Tensor) else torch.tensor(np.asarray(given))
-    except (TypeError, ValueError, RuntimeError):
-        values = None
-    if values is None or values.is_complex():
-        raise DetectorError(
-            f"The {what} are of type {type(given).__name__}, but a tensor or array of numbers is wanted."
-        )
-    return arguments.tensor(f"tensor of {what}", values, raises=DetectorError).detach()
+def as_tensor(given: Gradients | Labels) -> Tensor:
+    """A tensor without a graph; of an array, which may be a read-only piece of a file, a copy."""
+    return given.detach() if isinstance(given, Tensor) else torch.tensor(np.asarray(given))

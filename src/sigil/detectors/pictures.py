@@ -6,30 +6,21 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sigil import arguments, files
+from sigil.data import charts
 from sigil.detectors.detector import Detector
 from sigil.errors import DetectorError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FORMATS = (".png", ".svg", ".pdf")
 _BLUE, _ORANGE, _RED = "#0072b2", "#e69f00", "#d55e00"
 
 
 def draw(detectors: Sequence[Detector], path: str | os.PathLike[str]) -> None:
     """Draw what each detector saw (left) and its score (right) to a PNG, SVG or PDF file."""
-    target = arguments.path("picture", path, raises=DetectorError)
-    if not detectors or not all(isinstance(each, Detector) for each in detectors):
-        raise DetectorError("draw takes a list of detectors and the name of a picture.")
-    if target.suffix.lower() not in _FORMATS:
-        raise DetectorError(f"{target} does not end in {', '.join(_FORMATS)}; choose one of these.")
-    # Drawn without pyplot, which would change the state of a program that plots by itself.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.0, 3.0 * len(detectors)), layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
+    if not detectors:
+        raise DetectorError("There is no detector to draw; give those that have looked at gradients.")
+    figure = charts.new_figure(path, 9.0, 3.0 * len(detectors), raises=DetectorError)
     rows = figure.subplots(len(detectors), 2, squeeze=False)
     for (left, right), detector in zip(rows, detectors, strict=True):
         for axes in (left, right):
@@ -38,12 +29,7 @@ def draw(detectors: Sequence[Detector], path: str | os.PathLike[str]) -> None:
             axes.set_xlabel("step")
         _seen(left, detector)
         _score(right, detector)
-    try:
-        with files.draft(target, replace=files.picture_mark(target)) as place:
-            kind, metadata = target.suffix[1:].lower(), files.picture_metadata(target)
-            figure.savefig(place, format=kind, metadata=metadata)
-    except OSError as error:
-        raise DetectorError(f"{target} cannot be written ({error.strerror}); choose another.") from error
+    charts.save(figure, path, raises=DetectorError)
 
 
 def _seen(axes: Axes, detector: Detector) -> None:

@@ -70,19 +70,19 @@ class GradientScrutinizer(Detector):
         self.curves |= {name: [] for name in names}
 
     def look(self, rows: Tensor, labels: Tensor) -> float | None:
-        found = similarities(rows, labels)
-        if found is None:
+        measured = similarities(rows, labels)
+        if measured is None:
             return None
         self.curves["step"].append(self.step)
-        for name, value in vars(found).items():
+        for name, value in vars(measured).items():
             self.curves[name].append(value)
         fitted = len(self.curves["step"]) - (0 if self.inclusive else 1)
         if fitted == 0 or fitted % self.every:
             return None
         terms = {
-            "gap": gap(found),
+            "gap": gap(measured),
             "error": fitting_error([self.curves[name][:fitted] for name in ("same", "different")]),
-            "overlap": overlap(found, compat=self.compat),
+            "overlap": overlap(measured, compat=self.compat),
         }
         for name, value in terms.items():
             self.curves[name].append(value)
@@ -120,14 +120,14 @@ def similarities(rows: Tensor, labels: Tensor) -> Similarities | None:
     return Similarities(same, same_spread, different, different_spread)
 
 
-def gap(found: Similarities) -> float:
+def gap(measured: Similarities) -> float:
     """(S − D) / (S + D), 0 if both are 0.
 
     >>> gap(Similarities(0.75, 0.0, 0.25, 0.0))
     0.5
     """
-    total = found.same + found.different
-    return (found.same - found.different) / total if total > 0 else 0.0
+    total = measured.same + measured.different
+    return (measured.same - measured.different) / total if total > 0 else 0.0
 
 
 def fitting_error(curves: list[list[float]]) -> float:
@@ -143,19 +143,19 @@ def fitting_error(curves: list[list[float]]) -> float:
     return float(np.sqrt(np.square(values - fitted).mean(axis=0)).mean())
 
 
-def overlap(found: Similarities, *, compat: bool = False) -> float:
+def overlap(measured: Similarities, *, compat: bool = False) -> float:
     """How much the intervals S ± σS and D ± σD overlap: 0 if they are disjoint, 1 if they are equal.
 
     The intersection reaches from the higher of the two lower ends to the lower of the two upper ends. The
     published code starts it at the lower of the lower ends, which makes the overlap of honest runs too large;
     ``compat=True`` does the same.
 
-    >>> found = Similarities(same=6.0, same_spread=2.0, different=4.0, different_spread=1.0)
-    >>> overlap(found), overlap(found, compat=True)
+    >>> measured = Similarities(same=6.0, same_spread=2.0, different=4.0, different_spread=1.0)
+    >>> overlap(measured), overlap(measured, compat=True)
     (0.2, 0.4)
     """
-    lower = (found.same - found.same_spread, found.different - found.different_spread)
-    upper = (found.same + found.same_spread, found.different + found.different_spread)
+    lower = (measured.same - measured.same_spread, measured.different - measured.different_spread)
+    upper = (measured.same + measured.same_spread, measured.different + measured.different_spread)
     whole = max(upper) - min(lower)
     if whole == 0.0:
         return 1.0

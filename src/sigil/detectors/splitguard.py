@@ -28,12 +28,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigil.arguments import is_number, is_whole
 from sigil.detectors.detector import Detector, Gradients, Labels
-from sigil.errors import DetectorError, shown
+from sigil.errors import DetectorError
 from sigil.federation.observers import Step
 from sigil.federation.recording import RecordedStep, Recording
-from sigil.federation.seeds import derive
+from sigil.seeds import derive
 
 Vector = npt.NDArray[np.float32]
 
@@ -107,13 +106,12 @@ class SplitGuard(Detector):
         client: int = 0,
     ) -> None:
         super().__init__(threshold=threshold, client=client)
-        if not is_whole(classes) or classes < 2:
+        if classes < 2:
             raise DetectorError(
-                f"SplitGuard was given {shown(classes)} classes, but needs at least 2 to move labels to "
-                "another one."
+                f"SplitGuard was given {classes} classes, but needs at least 2 to move labels to another one."
             )
-        if not is_number(probability) or not 0 <= probability <= 1:
-            raise DetectorError(f"The probability is {shown(probability)}, but it must lie between 0 and 1.")
+        if not 0 <= probability <= 1:
+            raise DetectorError(f"The probability is {probability}, but it must lie between 0 and 1.")
         self.classes = classes
         self.probability = probability
         self.warmup = warmup
@@ -215,7 +213,7 @@ class SplitGuard(Detector):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.fakes = {Step(*place): offset for *place, offset in state["fakes"]}
+        self.fakes = {Step(*step): offset for *step, offset in state["fakes"]}
         self._fake, self._first, self._second = map(Gathered.unpack, state["gathered"])
 
 
@@ -246,16 +244,16 @@ def comparison(
     }
 
 
-def angle(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> float:
+def angle(first: npt.NDArray[np.float64], second: npt.NDArray[np.float64]) -> float:
     """The angle between two vectors in radians, 0 if one of them is zero.
 
     >>> round(angle(np.array([1.0, 0.0]), np.array([0.0, 2.0])) / math.pi, 6)
     0.5
     """
-    norms = float(np.linalg.norm(one)), float(np.linalg.norm(other))
+    norms = float(np.linalg.norm(first)), float(np.linalg.norm(second))
     if min(norms) == 0.0:
         return 0.0
-    return math.acos(min(1.0, max(-1.0, float((one / norms[0]) @ (other / norms[1])))))
+    return math.acos(min(1.0, max(-1.0, float((first / norms[0]) @ (second / norms[1])))))
 
 
 def guard_score(

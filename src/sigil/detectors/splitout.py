@@ -8,16 +8,24 @@ outnumber inliers, the server is not training what was agreed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from sigil import extras
+from sigil import extras, models, optimizers
+from sigil.data import Batches, Dataset
 from sigil.detectors.detector import Detector, Gradients, as_tensor
 from sigil.errors import DetectorError, ShapeError
+from sigil.federation.from_settings import build_halves, client_parts
+from sigil.federation.precision import Precision, choose
+from sigil.federation.settings import Settings
+from sigil.seeds import derive, generator
 
 # With fewer, "all but the farthest one are neighbours" describes hardly more than two or three points.
 MINIMUM = 10
@@ -57,12 +65,11 @@ class SplitOut(Detector):
         self.unit: Unit = unit
         self.window = window
         self.curves |= {"outliers": [], "judged": [], "factor": []}
-        tensors = _tensors(local)
-        vectors = [_in_units(part.detach().flatten(1).float().cpu(), unit) for part in tensors]
-        found = sum(map(len, vectors))
-        if found < MINIMUM:
+        vectors = [_in_units(as_tensor(part).flatten(1).float().cpu(), unit) for part in local]
+        count = sum(map(len, vectors))
+        if count < MINIMUM:
             raise DetectorError(
-                f"SplitOut was given {found} local gradient{'' if found == 1 else 's'} "
+                f"SplitOut was given {count} local gradient{'' if count == 1 else 's'} "
                 f"(one per {unit}), but it needs at least {MINIMUM} "
                 "to know what is normal; let the client train locally on a larger share of its data"
                 f"{'' if unit == 'sample' else ' or in smaller batches'}."
@@ -74,11 +81,11 @@ class SplitOut(Detector):
                 "lower the learning rate of the local training."
             )
         self._size = reference.shape[1]
-        self._about = [found, self._size, float(np.linalg.norm(reference))]
+        self._about = [count, self._size, float(np.linalg.norm(reference))]
         extras.need("train", "sklearn")
         from sklearn.neighbors import LocalOutlierFactor
 
-        self._factor = LocalOutlierFactor(n_neighbors=found - 1, novelty=True).fit(reference)
+        self._factor = LocalOutlierFactor(n_neighbors=count - 1, novelty=True).fit(reference)
 
     @property
     def mean_outliers(self) -> float:
@@ -126,15 +133,116 @@ def _in_units(rows: Tensor, unit: Unit) -> Tensor:
     return rows * len(rows) if unit == "sample" else rows.sum(0, keepdim=True)
 
 
-def _tensors(local: Sequence[Gradients]) -> list[Tensor]:
-    """The local gradients, one tensor (n, …) of real numbers per batch."""
-    try:
-        found = [as_tensor("local gradients", part) for part in local]
-    except (TypeError, DetectorError):
-        found = [torch.empty(0)]
-    if any(part.ndim < 2 for part in found):
+def local_gradients(
+    halves: tuple[nn.Module, nn.Module],
+    dataset: Dataset,
+    indices: npt.NDArray[np.int64],
+    *,
+    share: float = 0.01,
+    batch_size: int = 64,
+    epochs: int = 1,
+    lr: float = 1e-3,
+    amsgrad: bool = True,
+    augment: bool = True,
+    seed: int = 0,
+    precision: Precision | None = None,
+) -> list[Tensor]:
+    """Train copies of both halves on a share of a client's samples; the gradients at the cut, batch by batch.
+
+    ``halves`` are (client half, server half) and stay as they are; ``indices`` are the client's samples of
+    ``dataset.train``, of which a random ``share`` is used. Each result is float32 (n, *shape at the cut) with
+    the usual factor 1/n of a mean loss. The optimizer is Adam, with AMSGrad as in the published code unless
+    told otherwise.
+
+    In U-SFL a client has no server half. It must simulate with one of its own: of the architecture that it
+    supposes, with fresh weights.
+    """
+    count = round(share * len(indices))
+    if count < MINIMUM:
+        least = min(1.0, MINIMUM / max(1, len(indices)))
         raise DetectorError(
-            "SplitOut takes the local gradients of a client, one tensor (n, …) per batch, as "
-            "sigil.detectors.local_gradients makes them."
+            f"A share of {share:g} of the client's {len(indices)} samples is {count}, but at least {MINIMUM} "
+            f"are needed for local gradients; give a share of at least {least:.2g} or more data."
         )
-    return found
+    precision = precision or choose("cpu", "float32")
+    client_half, server_half = (
+        copy.deepcopy(half).to(device=precision.device, memory_format=precision.layout).train()  # type: ignore[call-overload]
+        for half in halves
+    )
+    parameters = [*client_half.parameters(), *server_half.parameters()]
+    optimizer = optimizers.Adam(parameters, lr=lr, amsgrad=amsgrad)
+    random = generator(seed, "local gradients")
+    chosen = np.sort(np.asarray(indices)[torch.randperm(len(indices), generator=random)[:count].numpy()])
+    batches = Batches(
+        dataset.train.images,
+        dataset.train.labels,
+        chosen,
+        batch_size=batch_size,
+        mean=dataset.mean,
+        std=dataset.std,
+        augment=dataset.augment if augment else "none",
+        device=precision.device,
+        memory_format=precision.layout,
+    )
+    gradients = []
+    # Layers with randomness of their own (dropout) draw from torch's global stream.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, "layers"))
+        for _ in range(epochs):
+            for images, labels in batches.epoch(random):
+                with precision.autocast():
+                    sent = client_half(images)
+                    received = sent.detach().requires_grad_()
+                    logits = server_half(received)
+                optimizer.zero_grad(set_to_none=True)
+                F.cross_entropy(logits.float(), labels).backward()
+                sent.backward(received.grad)
+                optimizer.step()
+                gradients.append(received.grad.float().cpu())
+    return gradients
+
+
+def local_gradients_of_run(
+    settings: Settings,
+    dataset: Dataset,
+    *,
+    client: int = 0,
+    share: float = 0.01,
+    batch_size: int = 64,
+    epochs: int = 1,
+    lr: float = 1e-3,
+    amsgrad: bool = True,
+) -> list[Tensor]:
+    """What :func:`local_gradients` gives one client of a run: its data, the run's first client half.
+
+    The client half has the weights that follow from the run's seed, which are those that every client starts
+    with unless the key drew them; the server half is the client's own, of the same architecture and with
+    weights that have nothing to do with the server's.
+    """
+    precision = choose(settings.run.device, settings.run.precision)
+    halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision)
+    parts = client_parts(settings, dataset)
+    seed = derive(settings.run.seed, "local", client)
+    fresh = models.build(
+        settings.model.name,
+        classes=dataset.classes,
+        width=settings.model.width,
+        channels=dataset.shape[0],
+        seed=seed,
+    )
+    _, server_half = models.split(fresh, halves.cut)
+    if not 0 <= client < len(parts):
+        raise DetectorError(f"There is no client {client}: the run has {len(parts)}, from 0 on.")
+    return local_gradients(
+        (halves.client, server_half),
+        dataset,
+        parts[client],
+        share=share,
+        batch_size=batch_size,
+        epochs=epochs,
+        lr=lr,
+        amsgrad=amsgrad,
+        augment=settings.data.augment,
+        seed=seed,
+        precision=precision,
+    )

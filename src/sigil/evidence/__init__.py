@@ -1,9 +1,7 @@
-"""Evidence: the facts of a verification as a page for people and as a signed file for checking."""
+"""Evidence: what a check finds of the signed records that :meth:`sigil.Report.save_evidence` writes."""
 
 from __future__ import annotations
 
-from sigil.evidence.facts import Facts, gather
-from sigil.evidence.page import SignedRecord, render
-from sigil.evidence.signed import Checked, check, sign
+from sigil.evidence.examination import Checked, Findings, check, examine
 
-__all__ = ["Checked", "Facts", "SignedRecord", "check", "gather", "render", "sign"]
+__all__ = ["Checked", "Findings", "check", "examine"]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from sigil.errors import EvidenceError
-from sigil.evidence.facts import AlignmentFacts, Facts, ReadingFacts, Verdict, judged, put_in_order
+from cryptography.x509 import Certificate
+from torch import Tensor, nn
+
+from sigil.data.inputs import Array, Inputs
+from sigil.errors import ConfigError, EvidenceError
+from sigil.keys.key import Key
+from sigil.keys.seal import Seal
 from sigil.rules import STAMPED_ALLOWANCE_LOG2
-
-if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
-
-    from sigil.data.inputs import Inputs
-    from sigil.keys.key import Key
-    from sigil.keys.seal import Seal
-    from sigil.suspect import Suspect
+from sigil.suspect import Suspect
+from sigil.verdict.report import AlignmentFacts, Reading, Record, Report
+from sigil.verdict.verification import verify
 
 # Answers next to zero may fall on the other side of it on another processor: a few in a million.
 _ROUNDING = 1e-3
@@ -42,12 +42,12 @@ class Repeated:
         )
 
 
-def open_commitment(facts: Facts, recorded: Seal | None, key: Key) -> None:
+def open_commitment(report: Record, recorded: Seal | None, key: Key) -> None:
     """Raise `EvidenceError` unless `key` is the one of the record: its statement and its time stamp.
 
     `recorded` is the time stamp that the record holds.
     """
-    if key.statement() != facts.key.statement:
+    if key.statement() != report.key.statement:
         raise EvidenceError(
             "The key does not open the commitment: its statement, with owner, commitment and evidence key, "
             "is not the one in the evidence, which is about another key or under a name that is not the "
@@ -62,63 +62,66 @@ def open_commitment(facts: Facts, recorded: Seal | None, key: Key) -> None:
 
 
 def repeat(
-    facts: Facts,
+    recorded: Report,
     key: Key,
-    suspect: Suspect,
+    suspect: Suspect | nn.Module,
     *,
-    inputs: Inputs | str | None = None,
+    inputs: Inputs | Array | Tensor | str | os.PathLike[str] | None = None,
     inputs_from: Literal["judge", "defendant"] | None = None,
-    reference: Path | None = None,
+    reference: str | os.PathLike[str] | None = None,
     roots: Sequence[Certificate] | None = None,
     register: int | None = None,
 ) -> Repeated:
     """Examine the suspect once more as the record says and raise `EvidenceError` if anything differs.
 
     What no examination shows, the caller must know: who gave the inputs, which root deserves trust, and how
-    many statements a closed register holds.
+    many statements a closed register holds. What is missing is a `ConfigError`.
     """
-    from sigil.verdict.verification import verify
-
-    smaller = facts.key.kind == "stamped" and facts.verdict.allowance_of_kind == STAMPED_ALLOWANCE_LOG2
-    if smaller and roots is None:
-        raise EvidenceError(
-            f"The evidence allows for 2^{STAMPED_ALLOWANCE_LOG2} keys because of a time stamp, which holds "
-            "under a root that you trust: give its certificate with --tsa-root."
-        )
-
-    recorded = facts.verdict
-    if recorded.register_count is not None and register is None:
-        raise EvidenceError(
-            f"The evidence says that a judge counted {recorded.register_count:,} statements in a closed "
-            "register, and only you can know: confirm it with --register and the number that you counted."
-        )
+    smaller = recorded.kind == "stamped" and recorded.allowance_of_kind == STAMPED_ALLOWANCE_LOG2
     on_inputs = next((one for one in recorded.readings if one.kind == "inputs"), None)
-    if on_inputs is not None and inputs is None:
-        raise EvidenceError("The mark was also read on real inputs: give the same ones with --inputs.")
-    if on_inputs is None and inputs is not None:
-        raise EvidenceError("The evidence holds no reading on real inputs: leave --inputs out.")
-    if on_inputs is not None and on_inputs.source in ("judge", "defendant") and inputs_from is None:
-        raise EvidenceError(
-            f"The evidence says that the {on_inputs.source} gave the inputs, and only you can know: confirm "
-            f"it with --inputs-from {on_inputs.source}."
-        )
-    noise = next(one for one in recorded.readings if one.kind == "noise")
-    used = facts.alignment
-    if used is not None and used.compared != "initial weights" and reference is None:
-        raise EvidenceError(
+    used = recorded.alignment
+    by_correlations = used is not None and used.compared != "initial weights"
+    for missing, words in (
+        (
+            smaller and roots is None,
+            f"The evidence allows for 2^{STAMPED_ALLOWANCE_LOG2} keys because of a time stamp, which holds "
+            "under a root that you trust: give its certificate with --tsa-root.",
+        ),
+        (
+            recorded.register_count is not None and register is None,
+            f"The evidence says that a judge counted {recorded.register_count or 0:,} statements in a closed "
+            "register, and only you can know: confirm it with --register and the number that you counted.",
+        ),
+        (
+            on_inputs is not None and inputs is None,
+            "The mark was also read on real inputs: give the same ones with --inputs.",
+        ),
+        (
+            on_inputs is None and inputs is not None,
+            "The evidence holds no reading on real inputs: leave --inputs out.",
+        ),
+        (
+            on_inputs is not None and on_inputs.source in ("judge", "defendant") and inputs_from is None,
+            f"The evidence says that the {on_inputs and on_inputs.source} gave the inputs, and only you can "
+            f"know: confirm it with --inputs-from {on_inputs and on_inputs.source}.",
+        ),
+        (
+            by_correlations and reference is None,
             "Channels were compared with correlations that the training recorded: give them with "
-            "--reference-file."
-        )
+            "--reference-file.",
+        ),
+    ):
+        if missing:
+            raise ConfigError(words)
     # Correlations were counted as one more try by the verification itself, and so were models in one file.
-    factor = 2 if used is not None and used.compared != "initial weights" else 1
-    factor *= facts.suspect.entries
-    report = verify(
+    factor = (2 if by_correlations else 1) * len(recorded.suspect.entries)
+    found = verify(
         suspect,
         key,
         inputs,
         inputs_from=inputs_from,
-        input_shape=facts.suspect.input_shape,
-        probes=noise.count,
+        input_shape=recorded.suspect.input_shape,
+        probes=next(one for one in recorded.readings if one.kind == "noise").count,
         seed=recorded.seed,
         alpha=recorded.alpha,
         tries=max(1, recorded.tries // factor),
@@ -127,13 +130,13 @@ def repeat(
         roots=roots if smaller else None,
         reference=reference,
     )
-    result = compare(recorded, judged(report))
-    _compare_order(used, put_in_order(report))
+    result = compare(recorded, found)
+    _compare_order(used, found.alignment)
     return result
 
 
-def compare(recorded: Verdict, found: Verdict) -> Repeated:
-    """Raise `EvidenceError` unless two verdicts have the same numbers, up to rounding."""
+def compare(recorded: Report, found: Report) -> Repeated:
+    """Raise `EvidenceError` unless two reports have the same numbers, up to rounding."""
     kinds = [[(one.kind, one.aligned) for one in verdict.readings] for verdict in (recorded, found)]
     if sorted(kinds[0]) != sorted(kinds[1]):
         raise _differs("which readings were made")
@@ -164,7 +167,7 @@ def _compare_order(recorded: AlignmentFacts | None, found: AlignmentFacts | None
         raise _differs("the order of channels, by its agreement")
 
 
-def _differing(recorded: ReadingFacts, found: ReadingFacts) -> int:
+def _differing(recorded: Reading, found: Reading) -> int:
     """How many of the counts differ; raise `EvidenceError` if by more than rounding."""
     for name in ("count", "readable", "source", "digest"):
         if getattr(recorded, name) != getattr(found, name):

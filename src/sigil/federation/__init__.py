@@ -3,7 +3,8 @@
 from sigil.federation.client import Client
 from sigil.federation.federation import Federation, RoundResult
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver, MetricsObserver, ServerObserver, Step
+from sigil.federation.observers import ClientObserver, ServerObserver, Step
+from sigil.federation.progress import MetricsObserver
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run, open_run, train
 from sigil.federation.server import LabelServer, Server

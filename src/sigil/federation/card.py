@@ -93,6 +93,12 @@ def _body(run: Run, described: models.Description, statement: str | None) -> str
             "with `sigil evidence check case.json --statement statement.txt`.",
             "",
         ]
+    if settings.federation.imprint:
+        lines += [
+            "Every client had its own copy in each round, so that one which leaked from the training shows "
+            "whose it was (`sigil trace`). This file is nobody's copy.",
+            "",
+        ]
     return "\n".join(lines)
 
 

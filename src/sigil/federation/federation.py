@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,10 +14,10 @@ from torch import nn
 
 from sigil.data import Dataset, Inputs
 from sigil.data.inputs import LEAST_INPUTS
-from sigil.federation import behaviour
 from sigil.federation.averaging import State
-from sigil.federation.evaluation import accuracy
 from sigil.federation.from_settings import Training, scheduled_rate
+from sigil.federation.imprinting import Imprinting
+from sigil.federation.measuring import accuracy
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.server import Server
 from sigil.federation.settings import Settings
@@ -24,7 +25,8 @@ from sigil.federation.trainer import RoundStart, RoundTrainer, Tick
 from sigil.federation.workers import choose_trainer
 from sigil.injector import InjectionStatistics
 from sigil.keys.key import Key
-from sigil.verdict.readings import Reading
+from sigil.models import Model
+from sigil.verdict.report import Reading
 from sigil.verdict.verification import read_mark
 
 log = logging.getLogger("sigil.federation")
@@ -56,7 +58,8 @@ class Federation:
     train on this machine, in this process or in several, whichever is faster.
 
     `server_factory`, called like :class:`Server`, puts another server in its place: a malicious one, as a
-    control for detectors. Observers may be added to ``client_observers`` and ``server_observers`` until the
+    control for detectors. `registers` is the folder in which ``federation.imprint`` keeps what names clients
+    by their copies. Observers may be added to ``client_observers`` and ``server_observers`` until the
     first round.
 
     Everything that a round does follows from the global weights, the settings and the round's number; so a
@@ -73,13 +76,20 @@ class Federation:
         server_observers: Sequence[ServerObserver] = (),
         server_factory: Callable[..., Server] | None = None,
         trainer: Callable[[Training], RoundTrainer] | None = None,
+        registers: Path | None = None,
     ) -> None:
-        self.training = Training.prepare(settings, dataset, key=key, server_kind=server_factory)
+        self.training = Training.prepare(settings, dataset, key=key, server_factory=server_factory)
         self._trainer = None if trainer is None else trainer(self.training)
         self.client_observers = self.training.client_observers
         self.server_observers = self.training.server_observers
-        self.client_observers += [*behaviour.observers(settings), *client_observers]
+        self.client_observers += [*_asked_of_clients(settings), *client_observers]
         self.server_observers += server_observers
+        self.imprinting: Imprinting | None = None
+        if settings.federation.imprint:
+            half = self.training.halves.client
+            assert isinstance(half, Model)
+            clients = settings.federation.clients
+            self.imprinting = Imprinting(key, half, clients=clients, folder=registers)
         self.settings = settings
         self.dataset = dataset
         self.precision = self.training.precision
@@ -103,8 +113,9 @@ class Federation:
             self._trainer = choose_trainer(self.training)
         for observer in (*self.client_observers, *self.server_observers):
             observer.on_round_start(number)
+        patterns = None if self.imprinting is None else self.imprinting.begin(number, self.client_state)
         with torch.random.fork_rng(devices=[]):
-            start = RoundStart(number, lr, self.client_state, self.server_state)
+            start = RoundStart(number, lr, self.client_state, self.server_state, patterns)
             sums = self._trainer.train(start, tick=tick)
         self.client_state = sums.client.result()
         self.server_state = sums.server.result()
@@ -164,6 +175,23 @@ class Federation:
             self._trainer.close()
         for observer in (*self.client_observers, *self.server_observers):
             observer.close()
+
+
+def _asked_of_clients(settings: Settings) -> list[ClientObserver]:
+    """The client observers that `settings.behaviour` asks for."""
+    behaviour = settings.behaviour
+    observers: list[ClientObserver] = []
+    # Both are built on this package, so that they are imported only where they are asked for.
+    if behaviour.mark != "none":
+        from sigil.baselines import Backdoor, ParameterMark
+
+        kind = Backdoor if behaviour.mark == "backdoor" else ParameterMark
+        observers.append(kind.from_settings(settings))
+    if behaviour.noise_snr is not None:
+        from sigil.attacks.noise import NoiseInjection
+
+        observers.append(NoiseInjection.from_settings(settings))
+    return observers
 
 
 def _copy(state: State) -> State:

@@ -1,4 +1,4 @@
-"""What settings become: data and shares, halves, batches, optimizers, learning rates, servers.
+"""What settings become: data and parts, halves, batches, optimizers, learning rates, a whole training.
 
 All of it follows from the settings (and the data) alone. So everybody who builds it, the owner, a worker
 process or a client on another machine, begins alike, and the same seed gives the same weights.
@@ -10,9 +10,9 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,16 +24,67 @@ from sigil.errors import ConfigError
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import Precision, choose
 from sigil.federation.repetition import Repetitions, projection
-from sigil.federation.scheme import resolve
-from sigil.federation.seeds import derive, generator
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import ModelSettings, Settings
 from sigil.injector import Injector, Secret
 from sigil.keys.key import Key
 from sigil.logit_gradients import Loss
 from sigil.models.spec import architecture
+from sigil.seeds import derive, generator
 
 log = logging.getLogger("sigil.federation")
+
+# From this many clients on, a share is small enough to protect the rest.
+ENOUGH_CLIENTS: Final = 4
+STRENGTHS: Final = {"paper": 0.1, "shares": 0.3}
+
+
+def resolve(settings: Settings, key: Key | None) -> Settings:
+    """The settings with the scheme, the strength and the imprints that "auto" and "none" stand for.
+
+    Under the scheme "paper" every client's gradient carries all bits, capped as the paper has it. Under
+    "shares" a client's gradient carries only the bits that the key deals out to it, without the cap, and only
+    the average carries all of them: what one client learns of the mark from its gradients is its own share.
+    What the key states decides; settings that say otherwise are refused.
+    """
+    mark = settings.watermark
+    scheme = mark.scheme
+    if scheme == "auto":
+        scheme = automatic(settings) if key is None else key.fields.scheme
+    elif key is not None and key.fields.scheme != scheme:
+        raise ConfigError(
+            f"watermark.scheme is {scheme!r}, but the key states {key.fields.scheme!r}; leave the setting "
+            "out or give a key that states the same."
+        )
+    if scheme == "shares" and settings.federation.mode == "sl":
+        raise ConfigError(
+            "Under the scheme shares only the average of the clients carries the whole mark, but "
+            'federation.mode "sl" averages none; give a key of the scheme paper, or another mode.'
+        )
+    if scheme == "paper" and mark.carriers_per_bit is not None:
+        raise ConfigError(
+            "watermark.carriers_per_bit belongs to the scheme shares, but here every client carries all bits."
+        )
+    if scheme == "paper" and mark.scheme == "auto" and automatic(settings) == "shares":
+        log.info(
+            "the key states the scheme paper, so every client's gradients carry the whole mark; a key of "
+            "the scheme shares would keep most of it from each"
+        )
+    strength = STRENGTHS[scheme] if mark.strength is None else mark.strength
+    federation = settings.federation
+    return settings.model_copy(
+        update={
+            "watermark": mark.model_copy(update={"scheme": scheme, "strength": strength}),
+            "federation": federation.model_copy(update={"imprint": bool(federation.imprint)}),
+        }
+    )
+
+
+def automatic(settings: Settings) -> Literal["paper", "shares"]:
+    """The scheme of a training whose key and settings state none."""
+    federation = settings.federation
+    averaged = federation.mode != "sl" and federation.clients >= ENOUGH_CLIENTS
+    return "shares" if averaged and settings.marked else "paper"
 
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> data.Dataset:
@@ -99,13 +150,13 @@ def build_halves(
     return Halves(client_half, server_half, cut, shape)
 
 
-def draw_initial_weights(settings: Settings, key: Key | None, halves: Halves) -> Literal["key", "seed"]:
-    """Give the client half the owner's initial weights, if a mark is trained with a key that draws them.
+def draw_initial_weights(key: Key | None, halves: Halves) -> Literal["key", "seed"]:
+    """Give the client half the owner's initial weights, if the key to embed draws them.
 
     Otherwise it keeps those that follow from the seed, which anybody can draw: no descent from them can be
     shown. Says which of the two it is.
     """
-    if key is None or not settings.marked:
+    if key is None:
         return "seed"
     if key.fields.initialiser is None:
         log.info(
@@ -245,49 +296,90 @@ def learning_rate(
     return minimum + 0.5 * (base - minimum) * (1 + math.cos(math.pi * progress))
 
 
-class ServerMaker:
-    """Makes the server of each client: its half, its optimizer, and the injector for its gradients.
+@dataclass
+class Training:
+    """All that a training is made of: assembled once, and given whole to all who take part in it.
 
-    In one process, in several and across machines, servers are made here and nowhere else. `secret` is the
-    key, or the part of it that an injector needs. `kind`, called like :class:`Server`, puts another server in
-    the honest one's place. Its :attr:`settings` name the scheme and the strength that the key and the number
-    of clients decided on.
+    In one process, in several and across machines, servers are made here and nowhere else. `settings` name
+    the scheme and the strength that the key and the number of clients decided on. `halves` are live: training
+    and measuring in this process load weights into them. `secret` is what is embedded: the key, or the part
+    of it that an injector needs; nothing without a mark. `server_factory`, called like :class:`Server`, puts
+    another server in the honest one's place. Observers may be added until the first round.
+    `initial_weights` says what drew those of the client half.
     """
 
-    def __init__(
-        self,
+    settings: Settings
+    dataset: data.Dataset
+    precision: Precision
+    halves: Halves
+    key: Key | None = None
+    secret: Secret | None = None
+    server_factory: Callable[..., Server] | None = None
+    client_observers: list[ClientObserver] = field(default_factory=list)
+    server_observers: list[ServerObserver] = field(default_factory=list)
+    initial_weights: Literal["key", "seed"] = "seed"
+
+    @classmethod
+    def prepare(
+        cls,
         settings: Settings,
+        dataset: data.Dataset,
         *,
-        secret: Secret | None,
-        halves: Halves,
-        precision: Precision,
-        kind: Callable[..., Server] | None = None,
-    ) -> None:
-        key = secret if isinstance(secret, Key) and settings.marked else None
-        self.settings = settings = resolve(settings, key)
-        self.loss = agreed_loss(settings)
-        self.shape = halves.shape
-        self.precision = precision
-        self.kind = kind
+        key: Key | None = None,
+        server_factory: Callable[..., Server] | None = None,
+    ) -> Training:
+        """Make everything from the settings, the data and the key.
+
+        The clients' half begins with the weights that the key draws, if it draws any, so that descent from
+        them can be shown later.
+        """
+        secret = key if settings.marked else None
+        settings = resolve(settings, secret)
+        precision = choose(settings.run.device, settings.run.precision)
+        halves = build_halves(
+            settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision
+        )
         if settings.marked and secret is None:
             raise ConfigError(
                 "watermark.strength is above 0, but there is no key to embed; give a key or set it to 0."
             )
-        if settings.marked and secret is not None and secret.shape != halves.shape:
+        if secret is not None and secret.shape != halves.shape:
             raise ConfigError(
                 f"The key is for activations of {secret.shape}, but {settings.model.name} cut at "
                 f"{halves.cut!r} gives {halves.shape}; make a key with that shape."
             )
-        self._secret = secret if settings.marked else None
-        self._injectors: dict[int, Injector] = {}
-        if settings.watermark.scheme == "shares":
-            self._injector(0)  # says at once if the bits cannot be dealt out like this
-        hidden = torch.tensor([derive(settings.run.seed, "repetitions")])
-        self._projection = projection(
-            hidden if self._secret is None else self._secret.matrix[:1], math.prod(halves.shape)
+        return cls(
+            settings=settings,
+            dataset=dataset,
+            precision=precision,
+            halves=halves,
+            key=key,
+            secret=secret,
+            server_factory=server_factory,
+            initial_weights=draw_initial_weights(secret, halves),
         )
 
-    def make(
+    def __post_init__(self) -> None:
+        self.loss = agreed_loss(self.settings)
+        self._injectors: dict[int, Injector] = {}
+        if self.settings.watermark.scheme == "shares":
+            self._injector(0)  # says at once if the bits cannot be dealt out like this
+        hidden = torch.tensor([derive(self.settings.run.seed, "repetitions")])
+        self._projection = projection(
+            hidden if self.secret is None else self.secret.matrix[:1], math.prod(self.halves.shape)
+        )
+
+    @cached_property
+    def parts(self) -> list[npt.NDArray[np.int64]]:
+        """The indices of the training images that each client holds where the data are here."""
+        return client_parts(self.settings, self.dataset)
+
+    @property
+    def images_per_round(self) -> int:
+        """Training images that a round goes through."""
+        return sum(map(len, self.parts)) * self.settings.federation.local_epochs
+
+    def make_server(
         self,
         client: int,
         half: nn.Module,
@@ -299,10 +391,10 @@ class ServerMaker:
         """The server of client 0, 1, … for one round, which trains `half`."""
         federation = self.settings.federation
         honest = Server if federation.mode == "usfl" else LabelServer
-        return (self.kind or honest)(
+        return (self.server_factory or honest)(
             half,
             optimizer,
-            shape=self.shape,
+            shape=self.halves.shape,
             precision=self.precision,
             injector=self._injector(client),
             observers=observers,
@@ -323,7 +415,7 @@ class ServerMaker:
         Where every client's gradients carry all bits, all share one injector and what it has computed of M.
         The cap of the paper is safe only where the server can judge logit gradients.
         """
-        if self._secret is None:
+        if self.secret is None:
             return None
         mark, clients = self.settings.watermark, self.settings.federation.clients
         assert mark.strength is not None
@@ -331,7 +423,7 @@ class ServerMaker:
         carrier = client if shares else 0
         if carrier not in self._injectors:
             self._injectors[carrier] = Injector(
-                self._secret,
+                self.secret,
                 mark.strength,
                 clip=mark.clip,
                 cap=not shares and self.loss.kind == "cross-entropy",
@@ -340,57 +432,3 @@ class ServerMaker:
                 per_sample=mark.per_sample,
             )
         return self._injectors[carrier]
-
-
-@dataclass
-class Training:
-    """All that a training is made of before its first round.
-
-    `halves` are live: training and measuring in this process load weights into them. Observers may be added
-    until the first round. `initial_weights` says what drew those of the client half.
-    """
-
-    settings: Settings
-    dataset: data.Dataset
-    precision: Precision
-    halves: Halves
-    parts: list[npt.NDArray[np.int64]]
-    servers: ServerMaker
-    key: Key | None = None
-    client_observers: list[ClientObserver] = field(default_factory=list)
-    server_observers: list[ServerObserver] = field(default_factory=list)
-    initial_weights: Literal["key", "seed"] = "seed"
-
-    @classmethod
-    def prepare(
-        cls,
-        settings: Settings,
-        dataset: data.Dataset,
-        *,
-        key: Key | None = None,
-        server_kind: Callable[..., Server] | None = None,
-    ) -> Training:
-        """Make everything from the settings, the data and the key.
-
-        The clients' half begins with the weights that the key draws, if it draws any, so that descent from
-        them can be shown later.
-        """
-        precision = choose(settings.run.device, settings.run.precision)
-        halves = build_halves(
-            settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision
-        )
-        return cls(
-            settings=settings,
-            dataset=dataset,
-            precision=precision,
-            halves=halves,
-            parts=client_parts(settings, dataset),
-            servers=ServerMaker(settings, secret=key, halves=halves, precision=precision, kind=server_kind),
-            key=key,
-            initial_weights=draw_initial_weights(settings, key, halves),
-        )
-
-    @property
-    def images_per_round(self) -> int:
-        """Training images that a round goes through."""
-        return sum(map(len, self.parts)) * self.settings.federation.local_epochs

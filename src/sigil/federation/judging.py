@@ -8,7 +8,9 @@ half is compared with what the round began with, and an update is left out for o
 - ``rate``: its weights moved further than the learning rate, the client's steps and any plausible gradient
   allow;
 - ``norm``: its weights or statistics moved :data:`RELATIVE` times further than the round's median, both in
-  all and per step, so that neither many steps nor few make an honest client stand out.
+  all and per step, so that neither many steps nor few make an honest client stand out;
+- ``pattern``: where each client has its own copy, its change has to do with the pattern of one of them
+  (:meth:`sigil.imprint.Patterns.carried`), so that it would carry that into everybody's copies.
 
 The median is that of the round's clients; with fewer than three nobody can say which of them stands out, and
 only the other tests are made.
@@ -28,6 +30,7 @@ from torch import Tensor, nn
 from sigil.federation.averaging import State
 from sigil.federation.settings import Settings
 from sigil.federation.trainer import RoundStart
+from sigil.imprint import recipient
 
 # How many times what the round's median allows a change may be. `benchmarks/poisoned.py --honest` prints what
 # honest clients reach with shares of very different sizes and classes: 1.5 at most.
@@ -45,6 +48,7 @@ class Fault(Enum):
     VARIANCE = "variance"
     RATE = "rate"
     NORM = "norm"
+    PATTERN = "pattern"
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ class UpdateJudge:
             for client, times in _standing_out(sound, updates).items():
                 sentence = f"the {what} moved {times:.3g} times as far as the round's median"
                 found[client] = Finding(Fault.NORM, sentence)
-        return found
+        return found | _patterned(start, {c: u.client for c, u in updates.items() if c not in found})
 
     def _limit(self, tensors: _Tensors, lr: float, steps: int) -> float:
         reach = ADAM_RATES * math.sqrt(tensors.size) if self._adam else self._reach
@@ -125,6 +129,25 @@ def _standing_out(
         if (allowed := max(middle, per_step * updates[client].steps)) > 0
     }
     return {client: ratio for client, ratio in times.items() if ratio > limit}
+
+
+def _patterned(start: RoundStart, halves: Mapping[int, State]) -> dict[int, Finding]:
+    """The clients whose change agrees with somebody's pattern more than chance and healing explain."""
+    if start.patterns is None:
+        return {}
+    changes = {
+        client: {
+            name: half[name].detach().cpu().double() - start.client[name].detach().cpu().double()
+            for name in start.patterns.steps
+        }
+        for client, half in halves.items()
+    }
+    carried = start.patterns.carried({recipient(client): change for client, change in changes.items()})
+    return {
+        client: Finding(Fault.PATTERN, f"its change {carried[recipient(client)]}")
+        for client in changes
+        if recipient(client) in carried
+    }
 
 
 @dataclass(frozen=True)

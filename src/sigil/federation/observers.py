@@ -10,8 +10,6 @@ it then survives an interruption with the run.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,26 +43,6 @@ class Observer:
 
     def close(self) -> None:
         """The training is over (or was interrupted): release files."""
-
-
-class MetricsObserver:
-    """Hands the numbers of every round to a function that logs them: ``log(numbers, step=round)``.
-
-    That is how ``mlflow.log_metrics`` and ``wandb.log`` are called. Only finite numbers are passed on; a
-    round that was trained before an interruption is not logged again.
-    """
-
-    def __init__(self, log: Callable[..., object]) -> None:
-        self._log = log
-
-    def on_metrics(self, round_number: int, metrics: Mapping[str, Any]) -> None:
-        """A round is over and measured."""
-        numbers = {
-            name: float(value)
-            for name, value in metrics.items()
-            if name != "round" and isinstance(value, int | float) and math.isfinite(value)
-        }
-        self._log(numbers, step=round_number)
 
 
 class ServerObserver(Observer):

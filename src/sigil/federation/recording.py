@@ -1,4 +1,4 @@
-"""A recording of the gradients that a client received: for detectors and for the adaptive attack.
+"""What is recorded in training: the gradients that a client received, and sums of what the server saw.
 
 Per-sample gradients at the cut are appended to a flat float32 file, their labels to another; an index says
 which rows belong to which step. All are read memory-mapped, so a recording may be larger than memory, and
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from sigil import files
+from sigil.alignment import save_sums
 from sigil.errors import DataError
-from sigil.federation.observers import ClientObserver, Step
+from sigil.federation.observers import ClientObserver, ServerObserver, Step
 
 GRADIENTS, LABELS, INDEX, SUMS = "gradients.f32", "labels.i64", "index.json", "sums.f64"
 
@@ -91,8 +92,7 @@ class GradientRecorder(ClientObserver):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.rows, self.steps, self.full = state["rows"], state["steps"], state["full"]
-        # A checkpoint from before there were sums has none, and a round that was interrupted is done again.
-        self.summed = [list(row) for row in state.get("summed", ())]
+        self.summed = [list(row) for row in state["summed"]]  # a round that was interrupted is done again
         self._sums = list(_sums(self.folder, self.summed, math.prod(self.shape)).copy())
 
     def close(self) -> None:
@@ -224,3 +224,56 @@ class Recording:
             if (chosen is None or number in chosen) and (client is None or client == index):
                 rows = slice(start, start + count)
                 yield RecordedStep(Step(number, index, step), self.gradients[rows], self.labels[rows])
+
+
+class ReferenceRecorder(ServerObserver):
+    """Sums of pooled activations, of their products and of squares, for each channel at the cut.
+
+    They are enough for the correlations between channels, by which a permuted and rescaled copy of the model
+    can be put back in order (:mod:`sigil.alignment`), and hold nothing of a single sample.
+
+    With a the activation of one sample averaged over its positions, (C,): ``count``, ``pooled`` = Σ a,
+    ``products`` = Σ a aᵀ, and ``squares`` = Σ of the mean square over positions. The sums start anew each
+    round, so that after training they describe the model that left.
+    """
+
+    mergeable = True
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.on_round_start(0)
+
+    def on_round_start(self, round_number: int) -> None:
+        channels = self.shape[0]
+        self.sums: dict[str, Tensor] = {
+            "count": torch.zeros((), dtype=torch.float64),
+            "pooled": torch.zeros(channels, dtype=torch.float64),
+            "products": torch.zeros(channels, channels, dtype=torch.float64),
+            "squares": torch.zeros(channels, dtype=torch.float64),
+        }
+
+    @torch.no_grad()
+    def on_gradient_sent(self, at: Step, *, activation: Tensor, main: Tensor, final: Tensor) -> None:
+        positions = tuple(range(2, activation.ndim))
+        values = activation.float()
+        pooled = values.mean(positions) if positions else values
+        squares = values.square().sum(tuple(i for i in range(activation.ndim) if i != 1))
+        self.merge(
+            {
+                "count": torch.tensor(float(len(activation)), dtype=torch.float64),
+                "pooled": pooled.sum(0),
+                "products": pooled.mT @ pooled,
+                "squares": squares * (len(activation) * activation.shape[1] / activation.numel()),
+            }
+        )
+
+    def collect(self) -> dict[str, Tensor]:
+        return self.sums
+
+    def merge(self, sums: dict[str, Tensor]) -> None:
+        for name, value in sums.items():
+            self.sums[name] += value.to("cpu", torch.float64)
+
+    def save(self, path: Path) -> None:
+        """Write the sums in float64, a few hundred kilobytes."""
+        save_sums(path, self.shape, self.sums)

@@ -6,10 +6,10 @@ file                    content
 run.json                settings, versions, processor, number format, seed, the key's public commitment,
                         whether the key or the seed drew the initial weights
 metrics.jsonl           one line per round
-agreement.json          for every bit and round, how well the global model agrees (scheme shares only)
 client.safetensors      the global client half at the end
 server.safetensors      the global server half at the end
 reference.safetensors   the server's sums for alignment
+imprints/               what names clients by their copies, one register per block of rounds, if asked for
 recording/              recorded gradients, if asked for
 checkpoint/             the newest two rounds
 events.out.tfevents.…   the same metrics for TensorBoard
@@ -23,49 +23,42 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 
 from sigil import extras, files, models
 from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
-from sigil.federation.agreement import AgreementRecorder
 from sigil.federation.federation import Federation
-from sigil.federation.from_settings import Training, load_data
-from sigil.federation.lock import locked
+from sigil.federation.from_settings import Training, load_data, resolve
 from sigil.federation.measuring import measure
-from sigil.federation.observers import ClientObserver, MetricsObserver, ServerObserver
-from sigil.federation.precision import Precision
-from sigil.federation.progress import Silent
-from sigil.federation.recording import GradientRecorder
-from sigil.federation.reference import ReferenceRecorder
-from sigil.federation.scheme import resolve
+from sigil.federation.observers import ClientObserver, ServerObserver
+from sigil.federation.progress import MetricsObserver, Progress, TensorBoard, Together
+from sigil.federation.recording import GradientRecorder, ReferenceRecorder
 from sigil.federation.settings import Settings, make
 from sigil.federation.trainer import RoundTrainer
+from sigil.files import locked
 from sigil.keys.key import Key
+from sigil.tracing import IMPRINTS
 from sigil.version import __version__
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 STATEMENT = "statement"
 """Under this name the owner's public statement is in the metadata of a trained client half."""
 
 NAMES = (
     "metrics.jsonl",
-    "agreement.json",
     "client.safetensors",
     "server.safetensors",
     "reference.safetensors",
     "recording",
+    IMPRINTS,
     "checkpoint",
 )
 """What is in a run's directory beside ``run.json``, which makes it one."""
@@ -78,7 +71,7 @@ class Run:
     folder: Path
     settings: Settings
     metrics: list[dict[str, Any]]
-    # Processor, device, number format and threads; older runs have less of it.
+    # Processor, device, number format and threads.
     machine: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -99,7 +92,7 @@ def train(
     *,
     key: Key | None = None,
     data_dir: Path | None = None,
-    progress: Silent | None = None,
+    progress: Progress | None = None,
     client_observers: Sequence[ClientObserver] = (),
     server_observers: Sequence[ServerObserver] = (),
     metrics_observers: Sequence[MetricsObserver] = (),
@@ -107,34 +100,34 @@ def train(
     wait: bool = False,
     trainer: Callable[[Training], RoundTrainer] | None = None,
     begin: Callable[[], None] | None = None,
-    roster: Mapping[int, str] | None = None,
 ) -> Run:
     """Train a run in `folder`, or go on with the one that is there; finished work is never redone.
 
     If another process is at it, `wait` waits for that one's result instead of raising an error.
     `trainer` makes what trains the clients of a round where that is not this machine. `begin` is called
-    once everything was checked, before the first file is written. `roster` maps clients to the fingerprints
-    of their certificates, where they are authenticated; it stays the same for the whole run.
+    once everything was checked, before the first file is written.
     """
     check_folder(folder)
     files.make_folder(folder, raises=TrainingError)
     with locked(folder, wait=wait), _threads(settings.run.threads):
         if _finished(folder, settings, key):
             return open_run(folder)
-        return _train(
+        extras.need("train", "tensorboard")
+        federation = Federation(
             settings,
-            folder,
+            load_data(settings, data_dir),
             key=key,
-            data_dir=data_dir,
-            progress=progress or Silent(),
             client_observers=client_observers,
             server_observers=server_observers,
-            metrics_observers=metrics_observers,
-            name=name or folder.name,
             trainer=trainer,
-            begin=begin,
-            roster=roster,
+            registers=folder / IMPRINTS,
         )
+        told = Together(TensorBoard(folder), *metrics_observers, progress or Progress())
+        try:
+            return _rounds(federation, folder, name or folder.name, told, begin)
+        finally:
+            told.on_end()
+            federation.close()
 
 
 def check_folder(folder: Path) -> None:
@@ -161,9 +154,9 @@ def open_run(folder: Path) -> Run:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return Run(
         folder,
-        _settings(description),
+        make(description["settings"]),
         [json.loads(line) for line in lines],
-        description.get("machine", {}),
+        description["machine"],
     )
 
 
@@ -173,107 +166,70 @@ def is_finished(folder: Path) -> bool:
     return description is not None and bool(description["finished"])
 
 
-def _train(
-    settings: Settings,
-    folder: Path,
-    *,
-    key: Key | None,
-    data_dir: Path | None,
-    progress: Silent,
-    client_observers: Sequence[ClientObserver],
-    server_observers: Sequence[ServerObserver],
-    metrics_observers: Sequence[MetricsObserver],
-    name: str,
-    trainer: Callable[[Training], RoundTrainer] | None,
-    begin: Callable[[], None] | None,
-    roster: Mapping[int, str] | None,
+def _rounds(
+    federation: Federation, folder: Path, name: str, progress: Progress, begin: Callable[[], None] | None
 ) -> Run:
-    extras.need("train", "tensorboard")
-
-    dataset = load_data(settings, data_dir)
-    federation = Federation(
-        settings,
-        dataset,
-        key=key,
-        client_observers=client_observers,
-        server_observers=server_observers,
-        trainer=trainer,
-    )
+    """Train from where the run stands to its last round."""
+    settings = federation.settings
     if settings.record.clients:
         federation.client_observers.append(_recorder(settings, folder, federation.shape))
     reference = ReferenceRecorder(federation.shape)
     federation.server_observers.append(reference)
     observers = [*federation.client_observers, *federation.server_observers]
-    writer: SummaryWriter | None = None
-    try:
-        metrics = _resume(folder, federation, reference)
-        agreement = AgreementRecorder(folder, federation, key, roster)
-        initial = _initial_weights(folder, federation)
-        if begin is not None:
-            begin()
-        _describe(folder, settings, key, federation.precision, initial=initial, finished=False)
-        _write_metrics(folder, metrics)
-        agreement.write()
-        # Here, so that processes that only compute for a training do not wait for it.
-        from torch.utils.tensorboard import SummaryWriter
-
-        writer = SummaryWriter(str(folder), purge_step=federation.round + 1)
-        rounds = settings.federation.rounds
-        progress.start(
-            name,
-            first_round=federation.round,
-            rounds=rounds,
-            images_per_round=federation.images_per_round,
-            rows=metrics,
+    metrics = _resume(folder, federation, reference)
+    if begin is not None:
+        begin()
+    _describe(folder, federation, finished=False)
+    _write_metrics(folder, metrics)
+    progress.on_start(
+        name,
+        first_round=federation.round,
+        rounds=settings.federation.rounds,
+        images_per_round=federation.images_per_round,
+        rows=metrics,
+    )
+    while federation.round < settings.federation.rounds:
+        before = (federation.client_state, federation.server_state)
+        result = federation.run_round(progress.on_step)
+        row = measure(federation, result)
+        if row.get("discarded"):
+            federation.load(result.round, *before)
+        metrics.append(row)
+        checkpoints.write(
+            folder / "checkpoint",
+            checkpoints.Checkpoint(
+                round=federation.round,
+                client=federation.client_state,
+                server=federation.server_state,
+                metrics=metrics,
+                observers=[observer.state_dict() for observer in observers],
+                reference=reference.sums,
+            ),
         )
-        while federation.round < rounds:
-            before = (federation.client_state, federation.server_state)
-            result = federation.run_round(progress.tick)
-            row = measure(federation, result, key)
-            if row.get("discarded"):
-                federation.load(result.round, *before)
-            metrics.append(row)
-            agreement.write()
-            checkpoints.write(
-                folder / "checkpoint",
-                checkpoints.Checkpoint(
-                    round=federation.round,
-                    client=federation.client_state,
-                    server=federation.server_state,
-                    metrics=metrics,
-                    observers=[observer.state_dict() for observer in observers],
-                    reference=reference.sums,
-                ),
-            )
-            _write_metrics(folder, metrics)
-            _log(writer, row)
-            for logger in metrics_observers:
-                logger.on_metrics(federation.round, row)
-            progress.round_end(row)
-        _save_halves(folder, federation, reference, key)
-        _describe(folder, settings, key, federation.precision, initial=initial, finished=True)
-        return Run(folder, settings, metrics, federation.precision.describe())
-    finally:
-        progress.close()
-        federation.close()
-        if writer is not None:
-            writer.close()
+        _write_metrics(folder, metrics)
+        progress.on_round(row)
+    _save_halves(folder, federation, reference)
+    _describe(folder, federation, finished=True)
+    return Run(folder, settings, metrics, federation.precision.describe())
 
 
 def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) -> list[dict[str, Any]]:
-    found = checkpoints.read_latest(folder / "checkpoint")
-    if found is None:
+    last = checkpoints.read_latest(folder / "checkpoint")
+    if last is None:
         return []
-    federation.load(found.round, found.client, found.server)
-    reference.sums = found.reference
+    federation.load(last.round, last.client, last.server)
+    if federation.imprinting is not None:
+        federation.imprinting.resume(last.metrics[-1]["imprint"])
+    reference.sums = last.reference
     observers = [*federation.client_observers, *federation.server_observers]
-    for observer, state in zip(observers, found.observers, strict=True):
+    for observer, state in zip(observers, last.observers, strict=True):
         observer.load_state_dict(state)
-    return found.metrics
+    return last.metrics
 
 
-def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecorder, key: Key | None) -> None:
+def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecorder) -> None:
     client_half, server_half = federation.halves()
+    key = federation.training.key
     # The statement is public: who finds the file can read whose it is said to be.
     notes = None if key is None else {STATEMENT: key.statement()}
     models.save(folder / "client.safetensors", client_half, extra=notes)
@@ -303,7 +259,7 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
         raise TrainingError(
             f"The run in {folder} was begun with another key; give the same --key, or another --out."
         )
-    both = (_settings(description), settings)
+    both = (make(description["settings"]), settings)
     was, now = (resolve(some, key).model_dump(mode="json") for some in both)
     for section, values in now.items():
         for name, value in values.items():
@@ -315,36 +271,18 @@ def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:
     return bool(description["finished"])
 
 
-def _settings(description: dict[str, Any]) -> Settings:
-    """The settings of a run, checked anew, so that one from before a setting existed has its default.
-
-    A run from before there were schemes has the paper's.
-    """
-    values = dict(description["settings"])
-    values["watermark"] = {"scheme": "paper", **values.get("watermark", {})}
-    return make(values)
-
-
-def _initial_weights(folder: Path, federation: Federation) -> str:
-    """What drew the weights that the run began with; one from before keys did so goes on with the seed's."""
-    if federation.round == 0:
-        return federation.training.initial_weights
-    return str((_read_description(folder) or {}).get("initial_weights", "seed"))
-
-
-def _describe(
-    folder: Path, settings: Settings, key: Key | None, precision: Precision, *, initial: str, finished: bool
-) -> None:
+def _describe(folder: Path, federation: Federation, *, finished: bool) -> None:
+    settings, key = federation.settings, federation.training.key
     packages = ("torch", "numpy", "safetensors")
     description = {
         "settings": settings.model_dump(mode="json"),
         "seed": settings.run.seed,
         "commitment": None if key is None else key.commitment,
         "owner": None if key is None else key.owner,
-        "initial_weights": initial,
+        "initial_weights": federation.training.initial_weights,
         "versions": {"python": platform.python_version(), "sigil": __version__}
         | {name: version(name) for name in packages},
-        "machine": precision.describe(),
+        "machine": federation.precision.describe(),
         "updated": datetime.now(UTC).isoformat(timespec="seconds"),
         "finished": finished,
     }
@@ -369,12 +307,6 @@ def _read_description(folder: Path) -> dict[str, Any] | None:
 def _write_metrics(folder: Path, metrics: list[dict[str, Any]]) -> None:
     text = "".join(json.dumps(row) + "\n" for row in metrics)
     files.write(folder / "metrics.jsonl", text, replace=True, raises=TrainingError)
-
-
-def _log(writer: SummaryWriter, row: dict[str, Any]) -> None:
-    for name, value in row.items():
-        if name != "round" and isinstance(value, int | float) and np.isfinite(value):
-            writer.add_scalar(name, value, row["round"])
 
 
 @contextmanager

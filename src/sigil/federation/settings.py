@@ -70,6 +70,10 @@ class FederationSettings(Section):
     trim: float = Field(
         0.2, gt=0, lt=0.5, description="share of clients that a trimmed mean cuts at each end"
     )
+    imprint: bool | None = Field(
+        None,
+        description="give each client its own copy, which names it; none: across machines, if there is a key",
+    )
 
 
 class OptimizerSettings(Section):
@@ -115,7 +119,7 @@ class RecordSettings(Section):
 
 
 class BehaviourSettings(Section):
-    """What clients do beside training; `sigil.federation.behaviour` turns it into observers."""
+    """What clients do beside training, in one process."""
 
     noise_snr: float | None = Field(None, gt=0, description="clients add noise of this signal-to-noise ratio")
     noise_reading: Literal["power", "amplitude"] = Field("power", description="what the ratio is of")

@@ -24,23 +24,36 @@ from sigil.federation.client import Client
 from sigil.federation.from_settings import Training, agreed_loss, fresh_optimizer, local_batches
 from sigil.federation.observers import ClientObserver
 from sigil.federation.precision import Precision
-from sigil.federation.seeds import derive
 from sigil.federation.server import LabelServer, ServerEnd
 from sigil.federation.settings import Settings
 from sigil.federation.step import step, step_with_labels
+from sigil.imprint import Patterns, recipient
 from sigil.injector import InjectionStatistics
+from sigil.seeds import derive
 
 Tick = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class RoundStart:
-    """What a round begins with: its number, its learning rate and the global weights of both halves."""
+    """What a round begins with: its number, its learning rate and the global weights of both halves.
+
+    With ``patterns`` every client gets its own copy of the client half (:mod:`sigil.federation.imprinting`).
+    """
 
     number: int
     lr: float
     client: State
     server: State
+    patterns: Patterns | None = None
+
+    def given(self, client: int, half: State) -> State:
+        """What a client gets in place of the half: its own copy of it, if there are copies."""
+        return half if self.patterns is None else self.patterns.give(recipient(client), half)
+
+    def taken(self, client: int, half: State, returned: State) -> State:
+        """What a client made of the half, given what it made of its copy."""
+        return returned if self.patterns is None else self.patterns.take(recipient(client), half, returned)
 
 
 @dataclass
@@ -177,18 +190,17 @@ class LocalTrainer:
         in_turn = settings.federation.mode == "sl"
         shared_server = in_turn or settings.federation.server_halves == "shared"
         sums = RoundSums.begin(settings)
-        halves.client.load_state_dict(start.client)
+        half = start.client
         halves.server.load_state_dict(start.server)
         halves.client.train()
         halves.server.train()
         optimizer = self._server_optimizer(start)
         for position, index in enumerate(self._in_order(start.number) if clients is None else clients):
-            if position and not in_turn:
-                halves.client.load_state_dict(start.client)
+            halves.client.load_state_dict(start.given(index, half))
             if position and not shared_server:
                 halves.server.load_state_dict(start.server)
                 optimizer = self._server_optimizer(start)
-            server = training.servers.make(
+            server = training.make_server(
                 index,
                 halves.server,
                 optimizer,
@@ -215,12 +227,15 @@ class LocalTrainer:
             if server.repetitions is not None and server.repetitions.total:
                 sums.repeated[index] = server.repetitions.total
             samples = len(training.parts[index])
-            if not in_turn:
-                sums.client.add(halves.client.state_dict(), weight=samples)
+            state = start.taken(index, half, halves.client.state_dict())
+            if in_turn:
+                half = state
+            else:
+                sums.client.add(state, weight=samples)
             if not shared_server:
                 sums.server.add(halves.server.state_dict(), weight=samples)
         if in_turn:
-            sums.client.add(halves.client.state_dict(), weight=1)
+            sums.client.add(half, weight=1)
         if shared_server:
             sums.server.add(halves.server.state_dict(), weight=1)
         return sums

@@ -25,9 +25,10 @@ from torch import Tensor
 from sigil import hardware
 from sigil.data import Split
 from sigil.errors import ConfigError, SigilError, TrainingError
-from sigil.federation.from_settings import ServerMaker, Training
+from sigil.federation.from_settings import Training
+from sigil.federation.settings import Settings
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, RoundTrainer, Tick
-from sigil.keys.key import Key
+from sigil.injector import Secret
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -109,7 +110,7 @@ def can_spread(training: Training) -> bool:
     return (
         not training.client_observers
         and all(observer.mergeable for observer in training.server_observers)
-        and training.servers.kind is None
+        and training.server_factory is None
     )
 
 
@@ -133,7 +134,7 @@ class WorkerTrainer:
                 process.start()
                 self._processes.append(process)
                 there.close()
-                here.send(_recipe(training))
+                here.send(_for_a_worker(training))
         except BaseException:
             # Those that were started before would wait for work for as long as this process lives.
             self.close()
@@ -186,7 +187,10 @@ class WorkerTrainer:
 
 @dataclass(frozen=True)
 class _Mark:
-    """The part of a key that an injector multiplies with: the seed stays in the parent."""
+    """The part of a key that an injector multiplies with: the seed stays in the parent.
+
+    `dealt`, (clients, bits), tells which client carries which bits.
+    """
 
     shape: tuple[int, ...]
     matrix: Tensor
@@ -211,59 +215,47 @@ class _MappedArray:
         return np.memmap(self.path, self.dtype, mode="r", offset=self.offset, shape=self.shape)
 
 
-def _recipe(training: Training) -> dict[str, Any]:
-    """What a worker needs to make the same training; it travels through a pipe to our own child."""
-    dataset = training.dataset
-    key = training.key if training.settings.marked else None
+def _for_a_worker(training: Training) -> Training:
+    """The training as it travels through a pipe to our own child: nothing of the key but what it embeds."""
+    dataset, secret = training.dataset, training.secret
     images: Any = dataset.train.images
     if isinstance(images, np.memmap) and images.filename is not None:
         images = _MappedArray(str(images.filename), images.offset, images.shape, str(images.dtype))
+    # Workers do not test, so the test images stay here.
     nothing = Split(np.empty((0, *dataset.shape), np.uint8), np.empty(0, np.int64))
-    return {
-        "settings": training.servers.settings,
-        # Workers do not test, so the test images stay here; the training images are put in again there.
-        "dataset": replace(dataset, train=nothing, test=nothing),
-        "images": images,
-        "labels": np.asarray(dataset.train.labels),
-        "precision": training.precision,
-        "halves": training.halves,
-        "parts": training.parts,
-        "observers": training.server_observers,
-        "mark": None if key is None else _Mark(key.shape, key.matrix, key.target, _dealt(training, key)),
-    }
+    train = Split(images, np.asarray(dataset.train.labels))
+    return replace(
+        training,
+        dataset=replace(dataset, train=train, test=nothing),
+        key=None,
+        secret=None if secret is None else _part_of(secret, training.settings),
+    )
 
 
-def _dealt(training: Training, key: Key) -> Tensor:
-    """(clients, bits): which client carries which bits."""
-    settings = training.servers.settings
+def _part_of(secret: Secret, settings: Settings) -> _Mark:
     clients, carriers = settings.federation.clients, settings.watermark.carriers_per_bit
     if settings.watermark.scheme == "paper":
-        return torch.ones(clients, key.bits, dtype=torch.bool)
-    return torch.stack([key.share_of(client, clients, carriers) for client in range(clients)])
+        dealt = torch.ones(clients, len(secret.target), dtype=torch.bool)
+    else:
+        dealt = torch.stack([secret.share_of(client, clients, carriers) for client in range(clients)])
+    return _Mark(secret.shape, secret.matrix, secret.target, dealt)
 
 
-def _build(recipe: dict[str, Any]) -> Training:
-    images = recipe["images"]
-    images = images.open() if isinstance(images, _MappedArray) else images
-    settings, precision = recipe["settings"], recipe["precision"]
+def _in_a_worker(training: Training) -> Training:
+    """What has arrived, ready to train: its images mapped, and its halves in this process alone."""
+    dataset = training.dataset
+    images: Any = dataset.train.images
+    if isinstance(images, _MappedArray):
+        dataset = replace(dataset, train=Split(images.open(), dataset.train.labels))
     # Tensors arrive as shared memory: without copies, all workers would train the same weights at once.
-    halves = copy.deepcopy(recipe["halves"])
-    return Training(
-        settings=settings,
-        dataset=replace(recipe["dataset"], train=Split(images, recipe["labels"])),
-        precision=precision,
-        halves=halves,
-        parts=recipe["parts"],
-        servers=ServerMaker(settings, secret=recipe["mark"], halves=halves, precision=precision),
-        server_observers=recipe["observers"],
-    )
+    return replace(training, dataset=dataset, halves=copy.deepcopy(training.halves))
 
 
 def _work(pipe: Connection, environment: Mapping[str, str], threads: int) -> None:
     """Body of a worker process: make the training, then train whatever arrives until the pipe closes."""
     begin(environment, threads)
     try:
-        training = _build(pipe.recv())
+        training = _in_a_worker(pipe.recv())
         trainer = LocalTrainer(training)
         while True:
             start, clients = pipe.recv()

@@ -1,16 +1,15 @@
-"""How a key's secrets follow from its seed, its public fields and its seal, in both versions.
+"""How a key's secrets follow from its seed, its public fields and its seal.
 
 HKDF-SHA256 turns the seed into one independent subkey per purpose: "matrix", "target", "probes",
-"inputs", "share", "initial/<tensor>". With F the encoding of the fields (`KeyFields.encoded`), S the
-statement and σ the seal (32 zero bytes of a plain key), version 2 is
+"inputs", "share", "initial/<tensor>", "imprint/<digest>/<recipient>". With F the encoding of the fields
+(`KeyFields.encoded`), S the statement and σ the seal (32 zero bytes of a plain key):
 
     evidence key = HKDF(seed, salt "sigil key v2", info LP("evidence") ‖ F)
     commitment   = SHA-256(LP("sigil commitment v2") ‖ F ‖ LP(evidence public key) ‖ LP(seed))
     subkey       = HKDF(seed, salt σ, info LP("sigil v2") ‖ LP(purpose) ‖ SHA-256(S))
 
 The evidence key cannot depend on the seal, since its public half is in the statement that is sealed.
-Version 1 had no seal, and its commitment did not contain the evidence key. docs/formats.md says what each
-part is for.
+docs/formats.md says what each part is for.
 """
 
 from __future__ import annotations
@@ -27,33 +26,24 @@ from sigil.keys.statement import KeyFields, Statement, length_prefixed
 _SALT: Final = b"sigil key v2"
 _COMMITMENT: Final = b"sigil commitment v2"
 _SUBKEY: Final = b"sigil v2"
-_FIRST_VERSION: Final = b"sigil key v1"
 
 
 def evidence_key(fields: KeyFields, seed: bytes) -> Ed25519PrivateKey:
     """The Ed25519 key that signs the owner's evidence."""
-    if fields.version == 1:
-        secret = _hkdf(seed, _FIRST_VERSION, _first_encoding(fields, "evidence"))
-    else:
-        secret = _hkdf(seed, _SALT, length_prefixed(b"evidence") + fields.encoded())
+    secret = _hkdf(seed, _SALT, length_prefixed(b"evidence") + fields.encoded())
     return Ed25519PrivateKey.from_private_bytes(secret)
 
 
 def state(fields: KeyFields, seed: bytes) -> Statement:
     """The statement of the key with these fields and this seed: its commitment binds all of it."""
     public = evidence_key(fields, seed).public_key().public_bytes_raw()
-    if fields.version == 1:
-        committed = hashlib.sha256(_first_encoding(fields, "commitment") + seed)
-    else:
-        parts = length_prefixed(public) + length_prefixed(seed)
-        committed = hashlib.sha256(length_prefixed(_COMMITMENT) + fields.encoded() + parts)
+    parts = length_prefixed(public) + length_prefixed(seed)
+    committed = hashlib.sha256(length_prefixed(_COMMITMENT) + fields.encoded() + parts)
     return Statement(fields, committed.hexdigest(), public.hex())
 
 
 def subkey(statement: Statement, seed: bytes, sigma: bytes, purpose: str) -> bytes:
     """The subkey of one purpose, 32 bytes; `sigma` is the seal, all zero for a plain key."""
-    if statement.fields.version == 1:
-        return _hkdf(seed, _FIRST_VERSION, _first_encoding(statement.fields, purpose))
     named = purpose.encode("utf-8", "surrogatepass")  # the name of a suspect's tensor can be any text
     info = length_prefixed(_SUBKEY) + length_prefixed(named) + statement.digest
     return _hkdf(seed, sigma, info)
@@ -61,16 +51,3 @@ def subkey(statement: Statement, seed: bytes, sigma: bytes, purpose: str) -> byt
 
 def _hkdf(seed: bytes, salt: bytes, info: bytes) -> bytes:
     return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(seed)
-
-
-def _first_encoding(fields: KeyFields, purpose: str) -> bytes:
-    """Version 1's encoding of its few fields and a purpose; each integer has eight bytes."""
-    parts = (
-        _FIRST_VERSION,
-        (1).to_bytes(8, "big"),
-        fields.owner.encode(),
-        b"".join(size.to_bytes(8, "big") for size in fields.shape),
-        fields.bits.to_bytes(8, "big"),
-        purpose.encode(),
-    )
-    return b"".join(map(length_prefixed, parts))

@@ -64,7 +64,7 @@ def initialise(module: nn.Module, stream: Callable[[str], KeyStream]) -> tuple[s
     A tensor that several layers share is drawn once, under its first name. Parameters of other kinds of
     layers stay as they are.
     """
-    arguments.module("module to initialise", module)
+    arguments.check_module("module to initialise", module)
     drawn: list[str] = []
     seen: set[int] = set()
     with torch.no_grad():

@@ -29,7 +29,6 @@ from torch import nn
 
 from sigil import arguments
 from sigil.errors import ConfigError, KeyFileError, SealError, shown
-from sigil.keys import content as key_content
 from sigil.keys import derivation, initial_weights, keyfile, length, seal, shares, statement
 from sigil.keys.draws import KeyStream, span
 from sigil.keys.length import default_bits
@@ -178,7 +177,7 @@ class Key:
         True
         """
         key = None
-        if not os.path.lexists(arguments.path("place of a key file", path, raises=KeyFileError)):
+        if not os.path.lexists(path):
             key = cls.generate(owner, shape, **stated)
             try:
                 key.save(path, passphrase=passphrase)
@@ -230,7 +229,7 @@ class Key:
 
     @property
     def version(self) -> int:
-        """The version of the derivation: 2, or 1 for a key that an old release made."""
+        """The version of the derivation."""
         return self.fields.version
 
     @property
@@ -358,6 +357,13 @@ class Key:
         """
         return initial_weights.initialise(module, self._initial_stream)
 
+    def imprint_stream(self, digest: str, recipient: str) -> KeyStream:
+        """The stream that draws one recipient's pattern over the model with this digest (`sigil.imprint`).
+
+        Each has its own subkey, so that one pattern can be opened to an auditor without the others.
+        """
+        return self._stream(f"imprint/{digest}/{recipient}")
+
     def statement(self) -> str:
         """One line to publish or have stamped before training; it reveals nothing of the seed."""
         return self._statement.text
@@ -366,8 +372,6 @@ class Key:
         """The key with the same seed whose statement awaits a time stamp: what an authority is asked for."""
         if self._seal is not None:
             raise SealError("The key is sealed already; a seal is for good, so make a new key for another.")
-        if self.version == 1:
-            raise SealError("A key of the old format cannot be sealed; make a new one with `sigil key new`.")
         return Key(dataclasses.replace(self.fields, seal="rfc3161"), self._seed)
 
     def seal(self, token: bytes) -> Key:
@@ -395,7 +399,8 @@ class Key:
         With a `passphrase` the seed is encrypted. An existing file is left alone and refused,
         unless `overwrite` is true; the file at `path` is at any moment the old or the new one.
         """
-        content = key_content.pack(self._statement, self._seed, self._seal)
+        token = None if self._seal is None else self._seal.response
+        content = keyfile.Content(self._statement.text, token, self._seed)
         keyfile.write(path, content, passphrase=passphrase, overwrite=overwrite)
 
     @classmethod
@@ -404,7 +409,7 @@ class Key:
         failure: KeyFileError
         try:
             content = keyfile.read(path, passphrase=passphrase)
-            return cls(*key_content.unpack(content, os.fspath(path)))
+            return cls(*keyfile.unpack(content, os.fspath(path)))
         except KeyFileError as error:
             failure = KeyFileError(str(error))
         raise failure

@@ -3,11 +3,7 @@
     {"format":"sigil-key/2","statement":{…},"token":"…","seed":"…","checksum":"…"}
 
 `statement` is the key's statement as it is published, `token` the time stamp of a stamped key in base64,
-without which its secrets cannot be derived; a plain key has none. Format 1, which has the few fields of
-an old key in the statement's place, is read and written for such keys:
-
-    {"format":"sigil-key/1","version":1,"owner":"ACME","shape":[256,8,8],"bits":50,
-     "commitment":"…","seed":"…","checksum":"…"}
+without which its secrets cannot be derived; a plain key has none.
 
 With a passphrase, `seed` gives way to `scrypt` (how the passphrase becomes an AES-256 key) and
 `sealed` (nonce and AES-GCM ciphertext of the seed, authenticated together with all other fields).
@@ -36,12 +32,14 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from sigil import arguments, files
-from sigil.errors import KeyFileError, KeyFileWarning, no_key_file
+from sigil import files
+from sigil.errors import KeyFileError, KeyFileWarning, SealError, no_key_file
+from sigil.keys import derivation, seal, statement
+from sigil.keys.seal import Seal
+from sigil.keys.statement import KeyFields
 
 FORMAT: Final = 2
 MAX_FILE_BYTES: Final = 65_536
-MAX_OLD_FILE_BYTES: Final = 4096
 
 _MAGIC: Final = b'{"format":"sigil-key/'
 _NONCE_BYTES: Final = 12
@@ -53,7 +51,7 @@ _SCRYPT_P: Final = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
-class Stated:
+class Content:
     """What a key file holds: the statement's text, the time stamp if there is one, and the secret seed."""
 
     statement: str
@@ -61,21 +59,9 @@ class Stated:
     seed: bytes = field(repr=False)
 
 
-@dataclass(frozen=True)
-class Fields:
-    """What a key file of format 1 holds; `seed` is the secret and stays out of the representation."""
-
-    version: int
-    owner: str
-    shape: tuple[int, ...]
-    bits: int
-    commitment: str
-    seed: bytes = field(repr=False)
-
-
 def write(
     path: str | os.PathLike[str],
-    fields: Fields | Stated,
+    content: Content,
     *,
     passphrase: str | None = None,
     overwrite: bool = False,
@@ -83,14 +69,14 @@ def write(
     """Write a key file atomically; an existing one is refused unless `overwrite` is true."""
     failure: KeyFileError
     try:
-        place = arguments.path("place of a key file", path, raises=KeyFileError)
-        return _store(place, _serialise(fields, passphrase), overwrite=overwrite)
+        place = Path(path)
+        return _store(place, _serialise(content, passphrase), overwrite=overwrite)
     except KeyFileError as error:
         failure = KeyFileError(str(error))
     raise failure
 
 
-def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Fields | Stated:
+def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Content:
     """Read a key file, with its passphrase if it has one.
 
     Every failure is a fresh `KeyFileError` that carries neither the frames nor the errors below it:
@@ -98,13 +84,31 @@ def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Fiel
     """
     failure: KeyFileError
     try:
-        place = arguments.path("place of a key file", path, raises=KeyFileError)
+        place = Path(path)
         content = _parse(_fetch(place), str(place), passphrase)
         _warn_if_open(place)
         return content
     except KeyFileError as error:
         failure = KeyFileError(str(error))
     raise failure
+
+
+def unpack(content: Content, path: str) -> tuple[KeyFields, bytes, Seal | None]:
+    """What a key is made of: its fields, its seed and its seal, which must give the commitment stated."""
+    known = statement.parse(content.statement)
+    if known is None or derivation.state(known.fields, content.seed).commitment != known.commitment:
+        raise KeyFileError(
+            f"{path} contradicts itself: what it says in public and its seed do not "
+            "give the commitment it states; restore the file from a backup."
+        )
+    if content.token is None:
+        return known.fields, content.seed, None
+    if known.fields.seal == "none":
+        raise KeyFileError(f"{path} contradicts itself: it holds a seal that it does not state; restore it.")
+    try:
+        return known.fields, content.seed, seal.read(content.token, known.digest)
+    except SealError as error:
+        raise KeyFileError(f"The time stamp in {path} is not sound. {error}") from None
 
 
 def _dump(document: dict[str, Any]) -> bytes:
@@ -116,30 +120,17 @@ def _finish(document: dict[str, Any]) -> bytes:
     return _dump(document | {"checksum": checksum}) + b"\n"
 
 
-def _header(fields: Fields | Stated) -> dict[str, Any]:
-    if isinstance(fields, Stated):
-        header = {"format": "sigil-key/2", "statement": json.loads(fields.statement)}
-        token = {} if fields.token is None else {"token": base64.b64encode(fields.token).decode()}
-        return header | token
-    return {
-        "format": "sigil-key/1",
-        "version": fields.version,
-        "owner": fields.owner,
-        "shape": list(fields.shape),
-        "bits": fields.bits,
-        "commitment": fields.commitment,
-    }
-
-
-def _serialise(fields: Fields | Stated, passphrase: str | None) -> bytes:
-    header = _header(fields)
+def _serialise(content: Content, passphrase: str | None) -> bytes:
+    header: dict[str, Any] = {"format": f"sigil-key/{FORMAT}", "statement": json.loads(content.statement)}
+    if content.token is not None:
+        header["token"] = base64.b64encode(content.token).decode()
     if passphrase is None:
-        return _finish(header | {"seed": fields.seed.hex()})
+        return _finish(header | {"seed": content.seed.hex()})
     salt = secrets.token_bytes(16)
     header["scrypt"] = {**_SCRYPT, "salt": salt.hex()}
     nonce = secrets.token_bytes(_NONCE_BYTES)
     cipher = AESGCM(_stretch(passphrase, salt, **_SCRYPT))
-    sealed = nonce + cipher.encrypt(nonce, fields.seed, _dump(header))
+    sealed = nonce + cipher.encrypt(nonce, content.seed, _dump(header))
     return _finish(header | {"sealed": sealed.hex()})
 
 
@@ -156,33 +147,25 @@ def _stretch(passphrase: str, salt: bytes, *, n: int, r: int, p: int) -> bytes:
     return Scrypt(salt=salt, length=32, n=n, r=r, p=p).derive(secret)
 
 
-def _parse(data: bytes, path: str, passphrase: str | None) -> Fields | Stated:
-    """The fields of a file; all that can be checked without the passphrase is checked before it."""
+def _parse(data: bytes, path: str, passphrase: str | None) -> Content:
+    """The content of a file; all that can be checked without the passphrase is checked before it."""
     found = re.match(rb'\{"format":"sigil-key/([1-9][0-9]{0,8})"', data)
-    if found is not None and int(found[1]) > FORMAT:
+    if found is not None and int(found[1]) != FORMAT:
+        what = "install a newer release of Sigil"
+        if int(found[1]) < FORMAT:
+            what = "that was a draft which no release wrote, so make a new key with `sigil key new`"
         raise KeyFileError(
-            f"{path} has key file format {int(found[1])}, but this release reads formats 1 to {FORMAT}; "
-            "install a newer release of Sigil."
+            f"{path} has key file format {int(found[1])}, but this release reads format {FORMAT}; {what}."
         )
-    longest = MAX_FILE_BYTES if found is not None and int(found[1]) == FORMAT else MAX_OLD_FILE_BYTES
-    if len(data) > longest or not (data.startswith(_MAGIC) or _MAGIC.startswith(data)):
+    if len(data) > MAX_FILE_BYTES or not (data.startswith(_MAGIC) or _MAGIC.startswith(data)):
         raise KeyFileError(f"{path} is not a Sigil key file; give one that `sigil key new` wrote.")
     if not data.endswith(b"}\n"):
         raise KeyFileError(f"{path} is truncated: its end is missing; restore it from a backup.")
     document = _document(data)
     if document is None:
         raise KeyFileError(f"{path} is damaged: its content has changed; restore it from a backup.")
-    if "statement" in document:
-        token = base64.b64decode(document["token"]) if "token" in document else None
-        return Stated(_dump(document["statement"]).decode(), token, _seed(document, path, passphrase))
-    return Fields(
-        version=document["version"],
-        owner=document["owner"],
-        shape=tuple(document["shape"]),
-        bits=document["bits"],
-        commitment=document["commitment"],
-        seed=_seed(document, path, passphrase),
-    )
+    token = base64.b64decode(document["token"]) if "token" in document else None
+    return Content(_dump(document["statement"]).decode(), token, _seed(document, path, passphrase))
 
 
 def _document(data: bytes) -> dict[str, Any] | None:
@@ -199,12 +182,7 @@ def _document(data: bytes) -> dict[str, Any] | None:
 
 
 def _well_formed(content: dict[str, Any]) -> bool:
-    if content.get("format") == "sigil-key/1":
-        names: tuple[str, ...] = ("format", "version", "owner", "shape", "bits", "commitment")
-        known = _old_fields
-    else:
-        names = ("format", "statement", *(("token",) if "token" in content else ()))
-        known = _stated
+    names = ("format", "statement", *(("token",) if "token" in content else ()))
     if tuple(content) == (*names, "scrypt", "sealed", "checksum"):
         scrypt = content["scrypt"]
         secret = (
@@ -216,17 +194,7 @@ def _well_formed(content: dict[str, Any]) -> bool:
         )
     else:
         secret = tuple(content) == (*names, "seed", "checksum") and _is_hex(content["seed"], 32)
-    return secret and known(content)
-
-
-def _old_fields(content: dict[str, Any]) -> bool:
-    return (
-        isinstance(content["owner"], str)
-        and isinstance(content["shape"], list)
-        # Not isinstance: true and false are integers to Python, but not in a key file.
-        and all(type(n) is int for n in (content["version"], content["bits"], *content["shape"]))
-        and _is_hex(content["commitment"], 32)
-    )
+    return secret and _stated(content)
 
 
 def _stated(content: dict[str, Any]) -> bool:

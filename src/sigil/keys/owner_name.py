@@ -36,26 +36,25 @@ _MARKS_IN_A_ROW: Final = 2
 
 def check_owner(owner: str) -> str:
     """The name in Unicode's composed form (NFC): the same name gives the same key however typed."""
-    name = check_printable(owner)
-    if reason := _trouble(name):
-        raise ConfigError(
-            f"The owner's name must look like no other name, but it {reason}; "
-            "write it in plain letters of one script, such as ACME."
-        )
-    return name
+    return check_name(owner, "owner")
 
 
-def check_printable(owner: str) -> str:
-    """The composed form of a name by the rules of the first version, whose keys stay readable."""
+def check_name(given: str, whose: str) -> str:
+    """The composed form of a name that looks like no other, an owner's or a recipient's."""
     try:
-        name = unicodedata.normalize("NFC", owner)
+        name = unicodedata.normalize("NFC", given)
     except TypeError:
         name = ""
     # Nothing invisible: two owners that look alike in a printed statement must be alike.
     if not (0 < len(name) <= MAX_OWNER and name.isprintable() and name == name.strip()):
         raise ConfigError(
-            f"The owner's name must be 1 to {MAX_OWNER} printable characters, without line breaks, "
+            f"The {whose}'s name must be 1 to {MAX_OWNER} printable characters, without line breaks, "
             "control characters or spaces at either end; give a name such as ACME."
+        )
+    if reason := _trouble(name):
+        raise ConfigError(
+            f"The {whose}'s name must look like no other name, but it {reason}; "
+            "write it in plain letters of one script, such as ACME."
         )
     return name
 

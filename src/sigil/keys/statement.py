@@ -1,4 +1,4 @@
-"""What a key of version 2 states in public: its fields, their one encoding, and the line to publish.
+"""What a key states in public: its fields, their one encoding, and the line to publish.
 
 F, the encoding of the fields that everything secret is derived with, is the concatenation of LP(x) =
 4-byte big-endian length ‖ x over the texts of `KeyFields.texts`, in their order. The statement S is
@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 
 from sigil import arguments
 from sigil.errors import ConfigError
-from sigil.keys.owner_name import check_owner, check_printable
+from sigil.keys.owner_name import check_owner
 from sigil.rules import ALPHA
 
 VERSION: Final = 2
@@ -87,12 +87,9 @@ class KeyFields:
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        if type(self.version) is not int or self.version not in (1, VERSION):
+        if type(self.version) is not int or self.version != VERSION:
             raise ConfigError(f"The key has version {_shorten(self.version)}, which is unknown here.")
-        if self.version == 1:
-            self._set(owner=check_printable(self.owner), initialiser=None)
-        else:
-            self._set(owner=check_owner(self.owner))
+        self._set(owner=check_owner(self.owner))
         self._set(shape=check_shape(self.shape, "activation shape"), bits=check_bits(self.bits))
         if self.input_shape is not None:
             self._set(input_shape=check_shape(self.input_shape, "input shape"))
@@ -149,8 +146,6 @@ class Statement:
     @property
     def text(self) -> str:
         """S: one line to publish or have stamped; it reveals nothing of the secret."""
-        if self.fields.version == 1:
-            return self._first_text()
         own = {field.name: getattr(self.fields, field.name) for field in fields(KeyFields)}
         document = own | {
             "format": FORMAT,
@@ -163,13 +158,6 @@ class Statement:
     def digest(self) -> bytes:
         """SHA-256 of S: the imprint of a time stamp."""
         return hashlib.sha256(self.text.encode()).digest()
-
-    def _first_text(self) -> str:
-        owner = json.dumps(self.fields.owner, ensure_ascii=False)
-        return (
-            f"sigil-commitment v1 owner={owner} shape={_text(self.fields.shape)} bits={self.fields.bits} "
-            f"commitment={self.commitment} evidence-key={self.evidence_key}"
-        )
 
 
 def parse(text: str) -> Statement | None:
@@ -194,8 +182,7 @@ def _from_document(document: Any) -> Statement | None:
     for name in ("shape", "input_shape"):
         if isinstance(document.get(name), list):
             document[name] = tuple(document[name])
-    found = KeyFields(**document)
-    return Statement(found, commitment, evidence_key) if found.version == VERSION else None
+    return Statement(KeyFields(**document), commitment, evidence_key)
 
 
 def length_prefixed(part: bytes) -> bytes:

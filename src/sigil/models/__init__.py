@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sigil.models.building import Model, build
+from sigil.models.building import Model, activation_shape, build, join, split
 from sigil.models.spec import ModelSpec, cut_points, default_cut, names
-from sigil.models.splitting import activation_shape, join, split
 from sigil.models.storage import (
     Description,
     from_state,

@@ -1,23 +1,36 @@
-"""Build a model: rows of a table in order, weights drawn from a seed."""
+"""Models and their halves: built row by row with weights from a seed, cut, joined, known by their tensors."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from functools import lru_cache
-from typing import Any, Self, TypeVar, cast
+from dataclasses import replace
+from functools import cache, lru_cache
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from sigil.errors import ModelError
-from sigil.models.spec import ModelSpec, architecture, check_range, row_names, shown
+from sigil.errors import ModelError, shown
+from sigil.models.spec import (
+    MAX_CLASSES,
+    ModelSpec,
+    Part,
+    architecture,
+    check_cut,
+    check_range,
+    row_names,
+    unknown,
+)
 
 MAX_INPUT_SIZE = 4096
-M = TypeVar("M", bound=nn.Module)
-_UNCHANGING = frozenset((type(None), bool, int, float, str))
+# A half has no last layer that would tell how many classes there are, and nothing in it depends on them.
+_CLASSES = 10
+_COUNTER = "num_batches_tracked"
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Model(nn.Sequential):
@@ -31,9 +44,6 @@ class Model(nn.Sequential):
     #: Shape (channels, H, W) of the images that it was built for, None if that is not known; a
     #: server half, which sees no images, never knows.
     input_shape: tuple[int, int, int] | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return _copied(self, memo)
 
 
 def build(
@@ -71,49 +81,9 @@ def build(
 
 def assemble(spec: ModelSpec) -> Model:
     """The structure that ``spec`` describes, on the meta device: names and shapes, no memory."""
-    outline = _outline(spec.name, spec.width, spec.channels, spec.classes)
-    return from_rows(copied_rows(outline, rows_of(spec)), spec)
-
-
-@lru_cache(maxsize=32)
-def _outline(name: str, width: int, channels: int, classes: int) -> Mapping[str, nn.Module]:
-    """All rows on the meta device, to be copied: making them takes four times as long."""
     with torch.device("meta"):
-        return architecture(name).rows(width, channels, classes)
-
-
-def copied_rows(rows: Mapping[str, nn.Module], names: Sequence[str]) -> OrderedDict[str, nn.Module]:
-    """Copies of some rows, which share no memory with them; what they share with each other, copies share."""
-    memo: dict[int, Any] = {}
-    return OrderedDict((name, _copied_part(rows[name], memo)) for name in names)
-
-
-def _copied(module: M, memo: dict[int, Any]) -> M:
-    """What ``copy.deepcopy`` gives of a module, in a quarter of the time.
-
-    Most of what a module holds are numbers, and collections of hooks, which are empty.
-    """
-    if id(module) in memo:
-        return cast(M, memo[id(module)])
-    made = memo[id(module)] = module.__new__(type(module))
-    content = vars(made)
-    for name, value in vars(module).items():
-        if name == "_modules":
-            content[name] = type(value)((key, _copied_part(part, memo)) for key, part in value.items())
-        elif type(value) in _UNCHANGING:
-            content[name] = value
-        elif type(value) in (dict, OrderedDict, set) and not value:
-            content[name] = type(value)()
-        else:
-            content[name] = deepcopy(value, memo)
-    return made
-
-
-def _copied_part(part: M, memo: dict[int, Any]) -> M:
-    # A module that says itself how it is copied, such as a parametrised or a scripted one, is asked.
-    if part is None or hasattr(type(part), "__deepcopy__"):
-        return deepcopy(part, memo)
-    return _copied(part, memo)
+        rows = architecture(spec.name).rows(spec.width, spec.channels, spec.classes)
+    return _from_rows(OrderedDict((name, rows[name]) for name in rows_of(spec)), spec)
 
 
 def _with_memory(model: Model) -> Model:
@@ -124,7 +94,7 @@ def _with_memory(model: Model) -> Model:
     return model
 
 
-def from_rows(rows: OrderedDict[str, nn.Module], spec: ModelSpec) -> Model:
+def _from_rows(rows: OrderedDict[str, nn.Module], spec: ModelSpec) -> Model:
     """Chain the rows, which are used as they are, to the model or half that ``spec`` describes."""
     model = Model(rows)
     model.spec = spec
@@ -177,3 +147,138 @@ def _initialise(model: nn.Module, generator: torch.Generator | None) -> None:
                 bound = 1 / math.sqrt(module.in_features)
                 nn.init.uniform_(module.weight, -bound, bound, generator=generator)
                 nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+
+
+def split(model: Model, cut: str, *, copy: bool = True) -> tuple[Model, Model]:
+    """Cut a whole model after the row ``cut``: (client half, server half), both copies.
+
+    The halves share no memory with the model or with each other, their state-dict keys are those of
+    the model, and ``server_half(client_half(x))`` equals ``model(x)`` bit for bit. Without ``copy`` they
+    take the model's own rows, which is faster where the model is not needed any more.
+    """
+    _check_part(model, "whole")
+    check_cut(model.spec.name, cut)
+    client, server = (
+        _from_rows(_rows(model, rows_of(spec), copy=copy), spec)
+        for spec in (
+            replace(model.spec, part="client", cut=cut),
+            replace(model.spec, part="server", cut=cut),
+        )
+    )
+    client.training = server.training = model.training
+    client.input_shape = model.input_shape
+    return client, server
+
+
+def join(client_half: Model, server_half: Model) -> Model:
+    """Put two halves that were cut at the same row together again; the model is a copy."""
+    _check_part(client_half, "client")
+    _check_part(server_half, "server")
+    if replace(client_half.spec, part="server") != server_half.spec:
+        raise ModelError(
+            f"the {client_half.spec} does not fit the {server_half.spec}: "
+            "join halves of one model, cut at the same row"
+        )
+    rows = _rows(client_half, rows_of(client_half.spec))
+    rows.update(_rows(server_half, rows_of(server_half.spec)))
+    model = _from_rows(rows, replace(client_half.spec, part="whole", cut=None))
+    model.training = client_half.training
+    model.input_shape = client_half.input_shape
+    return model
+
+
+def activation_shape(
+    module: nn.Module, input_shape: Sequence[int], *, cut: str | None = None
+) -> tuple[int, ...]:
+    """The shape of what ``module`` makes of one input, both without the batch dimension.
+
+    With ``cut``, the shape after that row: ``activation_shape(model, (3, 32, 32), cut="layer3")``.
+    Found by a forward pass of one zero input in evaluation mode, so it works for any module with
+    one tensor in and one out; the module is left as it was.
+    """
+    for size in input_shape:
+        check_range("a dimension of the input shape", int(size), 1, 2**31 - 1)
+    if cut is not None:
+        if not isinstance(module, Model):
+            raise ModelError("only a model of sigil.models has named cut points: leave cut away")
+        rows = dict(module.named_children())
+        if cut not in rows:
+            raise unknown(f"row in the {module.spec}", cut, rows)
+        module = nn.Sequential(*itertools.islice(rows.values(), list(rows).index(cut) + 1))
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    example = next((t for t in tensors if t.is_floating_point()), torch.empty(0))
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        with torch.no_grad():
+            output = module(torch.zeros(1, *input_shape, dtype=example.dtype, device=example.device))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"the model does not take inputs of shape {input_shape}: {reason}") from error
+    finally:
+        for part in training:
+            part.training = True
+    if not isinstance(output, Tensor):
+        raise ModelError(
+            f"the model returns a {type(output).__name__}, but a client half must return one tensor"
+        )
+    return tuple(output.shape[1:])
+
+
+def _rows(model: Model, rows: Sequence[str], *, copy: bool = True) -> OrderedDict[str, nn.Module]:
+    kept = OrderedDict((row, model.get_submodule(row)) for row in rows)
+    return deepcopy(kept) if copy else kept
+
+
+def _check_part(model: nn.Module, part: Part) -> None:
+    expected = "a whole model" if part == "whole" else f"a {part} half"
+    if not isinstance(model, Model):
+        raise ModelError(
+            f"{expected} of sigil.models was expected, not a {shown(type(model).__name__)}: "
+            "cut a model of your own into two modules yourself"
+        )
+    if model.spec.part != part:
+        raise ModelError(f"{expected} was expected, not the {model.spec}")
+
+
+@cache
+def tensor_names(name: str, cut: str | None = None) -> tuple[str, ...]:
+    """The tensors of an architecture up to a cut, or all; without the counters, which nothing depends on."""
+    standard = ModelSpec(name=name, classes=_CLASSES, width=architecture(name).standard_width, channels=3)
+    known = tuple(_shapes(standard))
+    if cut is None:
+        return known
+    rows = row_names(name)
+    front = set(rows[: rows.index(cut) + 1])
+    return tuple(tensor for tensor in known if tensor.partition(".")[0] in front)
+
+
+def client_halves(name: str, shapes: Shapes) -> list[ModelSpec]:
+    """The client halves of an architecture whose tensors are all there, the shallowest first.
+
+    Whatever else there is does not matter, neither other tensors nor those behind the cut.
+    """
+    names = tensor_names(name)
+    convolution = shapes.get(names[0], ())
+    last = shapes.get([tensor for tensor in names if tensor.endswith("weight")][-1], ())
+    classes = last[0] if len(last) == 2 and 1 <= last[0] <= MAX_CLASSES else _CLASSES
+    if len(convolution) != 4:
+        return []
+    try:
+        whole = ModelSpec(name=name, classes=classes, width=convolution[0], channels=convolution[1])
+    except ModelError:
+        return []
+    wanted = _shapes(replace(whole, classes=_CLASSES))
+    wrong = {tensor.partition(".")[0] for tensor, shape in wanted.items() if shapes.get(tensor) != shape}
+    halves = []
+    for row in row_names(name)[:-1]:
+        if row in wrong:
+            break
+        halves.append(replace(whole, part="client", cut=row))
+    return halves
+
+
+@lru_cache(maxsize=64)
+def _shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
+    state = assemble(spec).state_dict()
+    return {name: tuple(value.shape) for name, value in state.items() if not name.endswith(_COUNTER)}

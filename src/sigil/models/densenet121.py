@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from sigil.models.normalization import BatchNormReLU
+from sigil.models.resnet18 import BatchNormReLU
 from sigil.models.topology import IMAGE, LOGITS, Link, Topology
 
 STANDARD_WIDTH = 64

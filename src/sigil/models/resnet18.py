@@ -7,11 +7,22 @@ from collections import OrderedDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sigil.models.normalization import BatchNormReLU
 from sigil.models.topology import IMAGE, LOGITS, Link, Topology
 
 STANDARD_WIDTH = 64
 DEFAULT_CUT = "layer3"
+
+
+class BatchNormReLU(nn.BatchNorm2d):
+    """Batch normalisation and ReLU as one module: max(0, γ (x − μ)/√(σ² + ε) + β), for (N, C, H, W).
+
+    Being a batch norm itself, its state-dict keys are those of a plain one: ``bn1.weight``, not
+    ``bn1.0.weight``.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        # In place is safe: the backward pass of batch norm needs its input, not its output.
+        return F.relu(super().forward(input), inplace=True)
 
 
 class BasicBlock(nn.Module):

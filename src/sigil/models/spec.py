@@ -11,8 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from sigil.errors import ModelError
-from sigil.errors import shown as shown
+from sigil.errors import ModelError, shown
 from sigil.models import densenet121, mobilenetv2, resnet18, vgg11
 from sigil.models.topology import Topology
 

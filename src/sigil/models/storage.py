@@ -24,10 +24,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sigil import arguments, files
-from sigil.errors import ModelError, SuspectError
+from sigil import files
+from sigil.errors import ModelError, SuspectError, shown
 from sigil.models.building import Model, assemble, check_input_shape
-from sigil.models.spec import ModelSpec, shown
+from sigil.models.spec import ModelSpec
 
 FORMAT = 1
 METADATA_KEY = "sigil"
@@ -91,8 +91,8 @@ def save(
     tensors = {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
     target = Path(path)
     try:
-        with files.draft(target, replace=replace) as place:
-            save_file(tensors, place, metadata={METADATA_KEY: text})
+        with files.draft(target, replace=replace) as draft:
+            save_file(tensors, draft, metadata={METADATA_KEY: text})
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot write the model file {target}: {error}") from error
 
@@ -103,7 +103,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     A damaged or hostile file raises :class:`~sigil.errors.SuspectError`, before memory is taken for
     it.
     """
-    path = arguments.path("model file", path, raises=SuspectError)
+    path = Path(path)
     description = read_description(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -125,8 +125,6 @@ def from_state(spec: ModelSpec, state: Mapping[str, Tensor]) -> Model:
     of batch norms (``num_batches_tracked``), which no output depends on, may be missing and then
     start at 0.
     """
-    if not isinstance(spec, ModelSpec) or not isinstance(state, Mapping):
-        raise SuspectError("from_state takes a ModelSpec and a state dict, which maps names to tensors")
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise SuspectError(
@@ -145,8 +143,8 @@ def read_spec(path: str | os.PathLike[str]) -> ModelSpec:
 
 def read_description(path: str | os.PathLike[str]) -> Description:
     """Spec, input shape and notes in a model file, checked, without reading any weights."""
-    path = arguments.path("model file", path, raises=SuspectError)
-    _check_size(path)
+    path = Path(path)
+    check_size(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -171,7 +169,7 @@ def parse_description(text: str | None, *, source: str) -> Description:
         raise SuspectError(f"the metadata of {source} is not that of a Sigil model: {error}") from error
 
 
-def _check_size(path: Path) -> None:
+def check_size(path: Path) -> None:
     """Raise unless ``path`` is a regular file whose size and announced header are within limits."""
     try:
         if not path.is_file():

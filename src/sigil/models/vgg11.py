@@ -60,9 +60,9 @@ def topology(width: int) -> Topology:
     cuts: dict[str, tuple[str, ...]] = {}
     space = IMAGE
     for number, (_, convolutions) in enumerate(STAGES, start=1):
-        for place in range(0, 3 * convolutions, 3):
-            layer = f"stage{number}.{place}"
-            links.append(Link(layer, (space,), layer, after=f"stage{number}.{place + 1}"))
+        for index in range(0, 3 * convolutions, 3):
+            layer = f"stage{number}.{index}"
+            links.append(Link(layer, (space,), layer, after=f"stage{number}.{index + 1}"))
             space = layer
         cuts |= dict.fromkeys((f"stage{number}", f"pool{number}"), (space,))
     links += [Link("fc.0", (space,), "fc"), Link("fc.2", ("fc",), LOGITS)]

@@ -59,8 +59,10 @@ def percent(values: Sequence[float | None]) -> list[float | None]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure and let go of it."""
+    """Write a figure, without panels on which nothing was drawn, and let go of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for axis in figure.axes:
+        axis.set_visible(axis.get_visible() and axis.has_data())
     below = LEGEND_INCHES / figure.get_figheight() if figure.legends else 0.0
     figure.tight_layout(rect=(0.0, below, 1.0, 1.0))
     collection = _collection.get()

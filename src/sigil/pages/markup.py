@@ -1,7 +1,8 @@
 """The little Markdown of our prose as HTML: headings, paragraphs, lists, and tables written by hand.
 
 Everything that is not markup is escaped. Links are kept as words, except to an experiment on the same page:
-the page must be complete in itself.
+the page must be complete in itself. `markdown-it-py` does not do all of it: no powers of ten, no breaks in a
+table's place, no spaces that keep a number together, no tables that scroll, no parts of a text as they are.
 """
 
 from __future__ import annotations

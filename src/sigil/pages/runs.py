@@ -16,7 +16,7 @@ from sigil.federation.run import Run, open_run
 from sigil.federation.settings import Settings
 from sigil.hardware import in_words
 from sigil.pages import drawing, figures
-from sigil.pages.page import NOTHING, Section, render, shown
+from sigil.pages.drawing import NOTHING, Section, render, shown
 from sigil.pages.tables import Page, Picture, Table
 
 CURVES = {"loss": "training loss", "accuracy": "accuracy (%)", "wsr": "WSR (%)"}

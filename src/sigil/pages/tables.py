@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MISSING = "not run"
 
@@ -133,23 +133,51 @@ Place = str | Entry | Sequence[Entry]
 Row = Sequence[Place]
 """The name of a row, and what stands in its further places."""
 NOT_RUN = Number(None)
+GAP = "–"
+"""What stands in a place that was not measured, in a row and a column that were."""
 
 
 @dataclass(frozen=True)
 class Table:
     """A table: the names of its columns, and rows that begin with the row's name.
 
-    `caption` is the paragraph above the table and `notes` the one below it.
+    `caption` is the paragraph above the table and `notes` the one below it. The first `names` columns say
+    what a row is about.
     """
 
     columns: Sequence[str]
     rows: Sequence[Row]
     caption: str = ""
     notes: str = ""
+    names: int = 1
 
     def entries(self) -> list[tuple[str, list[Sequence[Entry]]]]:
         """The name of each row, and the entries of its places."""
         return [(str(name), [_entries(place) for place in places]) for name, *places in self.rows]
+
+    def measured(self) -> Table | None:
+        """Without the rows, columns and entries of which nothing was measured; None if nothing is left."""
+        rows = [list(row) for row in self.rows if not _unmeasured(row[self.names :])]
+        kept = [
+            number
+            for number in range(len(self.columns))
+            if number < self.names or not _unmeasured([row[number] for row in rows])
+        ]
+        if not rows:
+            return None
+        shown = [[_without_gaps(row[number]) for number in kept] for row in rows]
+        return replace(self, columns=[self.columns[number] for number in kept], rows=shown)
+
+
+def _unmeasured(places: Sequence[Place]) -> bool:
+    """Whether nothing stands here but that something was not measured."""
+    texts = [entry.ours for place in places for entry in _entries(place)]
+    return MISSING in texts and set(texts) <= {MISSING, ""}
+
+
+def _without_gaps(place: Place) -> Place:
+    found = [entry for entry in _entries(place) if entry.ours != MISSING]
+    return place if isinstance(place, str) and place != MISSING else found or GAP
 
 
 def _entries(place: Place) -> Sequence[Entry]:
@@ -168,3 +196,18 @@ class Picture:
 
 Page = Sequence[str | Table | Picture]
 """What an experiment shows, in order; words are a paragraph, a heading or a list in Markdown."""
+
+
+def measured(page: Page) -> Page:
+    """What was measured of a page: a part whose tables are all empty is left out with its heading."""
+    parts: list[list[str | Table | Picture]] = [[]]
+    for block in page:
+        if isinstance(block, str) and block.startswith("#"):
+            parts.append([])
+        parts[-1].append(block)
+    shown: list[str | Table | Picture] = []
+    for part in parts:
+        found = [block.measured() if isinstance(block, Table) else block for block in part]
+        if any(isinstance(block, Table) for block in found) or None not in found:
+            shown += [block for block in found if block is not None]
+    return shown

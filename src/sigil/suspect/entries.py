@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,8 @@ _MAX_LEVELS = 40
 
 # How an entry is named that is put together from two, and the second one of a name.
 _AND = " + "
-_TURN = re.compile(r" ?\([0-9]+\)$")
+_TURN = re.compile(r" ?\(([0-9]+|with biases)\)$")
+_ORDERED = (" (in order)", " (by name)")
 
 # What wrappers put into the names of what they wrap.
 _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
@@ -38,37 +40,50 @@ _WRAPPERS = frozenset(("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoi
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A tensor of a file; those of one ``number`` are the same. One that is not ``sound`` cannot be read."""
+    """A tensor of a file; those of one ``number`` are the same. One that is not ``sound`` cannot be read.
+
+    One that is not ``named`` has not the name of any architecture's. One that is ``made`` in some way, from
+    ``parts`` or from a ``value``, is not in the file as such (:mod:`sigil.suspect.rewritten`).
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     number: int
     sound: bool
+    named: bool = True
+    parts: tuple[Listed, ...] = ()
+    made: str = ""
+    value: float = 0.0
 
 
-def listing(tensors: Tensors, names: Collection[str], entry: str | None) -> dict[str, Any]:
+def listing(tensors: Tensors, names: Collection[str] | None, entry: str | None) -> dict[str, Any]:
     """What the process that takes a file apart says of its tensors.
 
-    Those are listed whose names end as one of an architecture's ``names``, below ``entry`` if one is given,
-    and how many of them are left out for want of room. Of all tensors: how many there are, and a few names.
+    They are listed in the order of the file, below ``entry`` if one is given. If some must be left out for
+    want of room, those whose names end as one of an architecture's ``names`` come first. Besides: how many
+    are left out, how many tensors there are in all, and a few names.
     """
-    known, longest, places = frozenset(names), _longest(names), _places(entry)
+    known, longest, places = frozenset(names or ()), _longest(names or ()), _places(entry)
     numbers: dict[object, int] = {}
-    listed: list[list[Any]] = []
+    listed: dict[int, list[Any]] = {}
     left = length = 0
-    for number, (name, tensor) in enumerate(tensors):
-        wanted = any(is_below(name, place) for place in places)
-        if not wanted or next(_endings(name, known, longest), None) is None:
-            continue
+    below = [
+        (number, names is None or next(_endings(name, known, longest), None) is not None)
+        for number, (name, _) in enumerate(tensors)
+        if any(is_below(name, place) for place in places)
+    ]
+    for number, named in sorted(below, key=lambda one: not one[1]):
+        name, tensor = tensors[number]
         length += len(name.encode("ascii", "backslashreplace")) + 100
         if len(listed) >= MAX_LISTED or length > MAX_LISTED_BYTES or len(tensor.shape) > MAX_DIMENSIONS:
             left += 1
             continue
         first = numbers.setdefault(tensor.place, number)
-        listed.append([name, tensor.dtype, list(tensor.shape), first, tensor.sound])
+        listed[number] = [name, tensor.dtype, list(tensor.shape), first, tensor.sound, named]
     few = [name[:200] for name, _ in tensors[:5]]
-    return {"listed": listed, "left": left, "count": len(tensors), "few": few}
+    rows = [listed[number] for number in sorted(listed)]
+    return {"listed": rows, "left": left, "count": len(tensors), "few": few}
 
 
 def is_below(name: str, entry: str) -> bool:
@@ -78,7 +93,7 @@ def is_below(name: str, entry: str) -> bool:
 
 def _places(entry: str | None) -> list[str]:
     """Where the tensors of an entry may be: below it, or below those that it is put together from."""
-    if entry is None:
+    if entry is None or entry.endswith(_ORDERED):
         return [""]
     return [_TURN.sub("", place) for place in (entry, *entry.split(_AND))]
 
@@ -104,14 +119,16 @@ def grouped(listed: Sequence[Listed], names: Sequence[str]) -> list[Group]:
     found: dict[str, dict[str, list[Listed]]] = {}
     for tensor in listed:
         for entry, name in _endings(tensor.name, known, longest):
-            same = found.setdefault(entry, {}).setdefault(name, [])
-            if len(same) <= MAX_ENTRIES:
-                same.append(tensor)
+            found.setdefault(entry, {}).setdefault(name, []).append(tensor)
     groups = []
     for entry, held in found.items():
-        for turn in range(max(map(len, held.values()))):
-            chosen = {name: each[min(turn, len(each) - 1)] for name, each in held.items()}
-            groups.append(Group(f"{entry} ({turn + 1})".strip() if turn else entry, chosen))
+        # A name may come any number of times: what all have in common is held once.
+        last = {name: each[-1] for name, each in held.items()}
+        groups.append(Group(entry, {name: each[0] for name, each in held.items()}))
+        for turn in range(1, max(map(len, held.values()))):
+            own = {name: each[turn] for name, each in held.items() if len(each) > turn}
+            groups.append(Group(f"{entry} ({turn + 1})".strip(), ChainMap(own, last)))
+            held = {name: each for name, each in held.items() if len(each) > turn}
     return groups
 
 

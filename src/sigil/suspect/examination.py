@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +63,42 @@ def check_time_limit(seconds: float) -> None:
 class Examination:
     """The process that takes one file apart; ``opened`` is what it says of the file.
 
-    ``task`` holds what its format needs to be told. Once a limit was passed, or the process has ended
-    for another reason, every further question gets the same answer.
+    ``task`` holds what its format needs to be told; files ``beside`` it hold some of its numbers. Once
+    a limit was passed, or the process has ended for another reason, every question gets the same answer.
     """
 
-    def __init__(self, file: SuspectFile, *, time_limit: float = TIME_LIMIT, **task: Any) -> None:
+    def __init__(
+        self,
+        file: SuspectFile,
+        *,
+        time_limit: float = TIME_LIMIT,
+        beside: Sequence[SuspectFile] = (),
+        **task: Any,
+    ) -> None:
         check_time_limit(time_limit)
         self.source = file.path
         self._time_limit, self._left = time_limit, min(time_limit, _FOREVER)
-        self._memory = MEMORY_BYTES + _COPIES.get(file.format, 1) * file.size
+        size = file.size + sum(one.size for one in beside)
+        self._memory = MEMORY_BYTES + _COPIES.get(file.format, 1) * size
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._filters: tuple[Tensor, ...] | None = None
-        descriptor = file.descriptor()
+        descriptors: list[int] = []
         try:
-            self._process = _start(descriptor, file.path)
+            descriptors += [one.descriptor() for one in (file, *beside)]
+            self._process = _start(descriptors, file.path)
         finally:
-            os.close(descriptor)
+            for descriptor in descriptors:
+                os.close(descriptor)
         self._finalizer = weakref.finalize(self, _end, self._process, os.getpid())
         self._allowed = self._memory + _START_BYTES
         told = {
             "path": _import_path(),
-            "file": descriptor,
+            "file": descriptors[0],
+            "beside": {
+                one.path.name: [descriptor, one.size]
+                for one, descriptor in zip(beside, descriptors[1:], strict=True)
+            },
             "size": file.size,
             "source": str(file.path),
             "format": file.format,
@@ -305,7 +320,7 @@ class _Watch:
                 return
 
 
-def _start(descriptor: int, source: Path) -> subprocess.Popen[bytes]:
+def _start(descriptors: Sequence[int], source: Path) -> subprocess.Popen[bytes]:
     """Start the examiner: no shell, no environment, no site configuration, a session of its own."""
     kept = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
@@ -319,7 +334,7 @@ def _start(descriptor: int, source: Path) -> subprocess.Popen[bytes]:
             stderr=subprocess.DEVNULL,
             env=environment,
             cwd="/",
-            pass_fds=(descriptor,),
+            pass_fds=descriptors,
             start_new_session=True,
             bufsize=0,
         )
@@ -379,7 +394,13 @@ def _is_shape(value: object) -> bool:
 def _is_graph(value: dict[str, Any]) -> bool:
     """Whether this is what the process may say of a graph."""
     shape = value.get("input_shape")
-    return isinstance(value.get("tensor"), str) and (shape is None or (_is_shape(shape) and 0 not in shape))
+    needs = value.get("needs", [])
+    return (
+        isinstance(value.get("tensor"), str)
+        and (shape is None or (_is_shape(shape) and 0 not in shape))
+        and isinstance(needs, list)
+        and all(isinstance(name, str) for name in needs)
+    )
 
 
 def _is_index(value: dict[str, Any]) -> bool:
@@ -397,11 +418,11 @@ def _is_index(value: dict[str, Any]) -> bool:
 
 
 def _is_listed(value: object) -> bool:
-    if not isinstance(value, list) or len(value) != 5:
+    if not isinstance(value, list) or len(value) != 6:
         return False
-    name, dtype, shape, number, sound = value
-    plain = isinstance(name, str) and isinstance(dtype, str) and type(number) is int and type(sound) is bool
-    return plain and _is_shape(shape)
+    name, dtype, shape, number, *flags = value
+    plain = isinstance(name, str) and isinstance(dtype, str) and type(number) is int
+    return plain and all(type(flag) is bool for flag in flags) and _is_shape(shape)
 
 
 def _one_line(text: object) -> str:

@@ -80,32 +80,36 @@ def _serve(task: dict[str, Any], requests: BinaryIO, answers: BinaryIO) -> None:
             _answer(answers, {"memory": True})
 
 
-def _content(task: dict[str, Any]) -> memoryview:
+def _content(descriptor: int, size: int) -> memoryview:
     """The suspect's bytes, mapped into memory: the copy that was hashed, which nobody else can change."""
     import mmap
 
-    return memoryview(mmap.mmap(task["file"], task["size"], access=mmap.ACCESS_READ))
+    return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
 
 
 def _open_graph(task: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    from sigil.suspect.graph import open_graph
+    from sigil.suspect.graph import NeedsFiles, open_graph
 
-    graph = open_graph(
-        _content(task),
-        source=Path(task["source"]),
-        at=task["at"],
-        activation_shape=task["activation_shape"],
-        operators=task.get("operators"),
-        threads=task["threads"],
-        memory=task["memory"],
-    )
+    try:
+        graph = open_graph(
+            _content(task["file"], task["size"]),
+            source=Path(task["source"]),
+            at=task["at"],
+            activation_shape=task["activation_shape"],
+            operators=task.get("operators"),
+            threads=task["threads"],
+            memory=task["memory"],
+            beside={name: _content(*place) for name, place in task["beside"].items()},
+        )
+    except NeedsFiles as needed:
+        return None, {"input_shape": None, "tensor": "", "needs": needed.names}
     return graph, {"input_shape": graph.input_shape, "tensor": graph.tensor[:200]}
 
 
 def _open_weights(task: dict[str, Any]) -> tuple[Tensors, dict[str, Any]]:
     from sigil.suspect import entries, pickled, tensors
 
-    content, source = _content(task), Path(task["source"])
+    content, source = _content(task["file"], task["size"]), Path(task["source"])
     said, kind = None, "state dict"
     if task["format"] == "safetensors":
         kind = "safetensors"

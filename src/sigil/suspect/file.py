@@ -19,7 +19,7 @@ from typing import BinaryIO, Literal, Self
 from sigil.errors import SuspectError
 from sigil.suspect.tensors import MAX_HEADER_BYTES
 
-Format = Literal["safetensors", "archive", "torch pickle", "bare pickle", "onnx"]
+Format = Literal["safetensors", "archive", "torch pickle", "bare pickle", "onnx", "numbers"]
 
 MAX_FILE_BYTES = 64 * 1024**3
 _PIECE_BYTES = 1 << 20
@@ -66,18 +66,27 @@ _PROMISES: dict[str, Format] = {".safetensors": "safetensors", ".onnx": "onnx"}
 class SuspectFile:
     """A private copy of a regular file of acceptable size, its format by content and its SHA-256.
 
-    The copy has no name, so that nobody else can open it, and disappears with :meth:`close`.
+    The copy has no name, so that nobody else can open it, and disappears with :meth:`close`. A file that is
+    ``named`` by another one is taken as mere numbers, and no link is followed to it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, time_limit: float = math.inf) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        time_limit: float = math.inf,
+        named: bool = False,
+        most: int | None = None,
+    ) -> None:
         self._deadline = time.monotonic() + time_limit
+        self._named, self._most = named, MAX_FILE_BYTES if most is None else most
         self.path = Path(path)
         try:
             with self._opened() as source:
                 before = os.fstat(source.fileno())
                 self.size = before.st_size
                 self._check_size()
-                self.format = self._sniff(source.fileno())
+                self.format: Format = "numbers" if named else self._sniff(source.fileno())
                 self._copy = tempfile.TemporaryFile(prefix="sigil-")  # noqa: SIM115
                 try:
                     self.sha256 = self._fill(source.fileno())
@@ -120,10 +129,11 @@ class SuspectFile:
 
     def _opened(self) -> BinaryIO:
         """The file itself; neither a pipe nor a device is opened, also not if it took the file's place."""
-        if not stat.S_ISREG(self.path.stat().st_mode):
+        if not stat.S_ISREG(self.path.stat(follow_symlinks=not self._named).st_mode):
             raise self._no_file()
         flags = os.O_RDONLY
-        for name in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):  # each on some systems only
+        wanted = ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY")  # each on some systems only
+        for name in (*wanted, "O_NOFOLLOW") if self._named else wanted:
             flags |= getattr(os, name, 0)
         source = os.fdopen(os.open(self.path, flags), "rb", buffering=0)
         if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
@@ -143,10 +153,8 @@ class SuspectFile:
     def _check_size(self) -> None:
         if self.size == 0:
             raise SuspectError(f"{self.path} is empty: give the file that holds the model.")
-        if self.size > MAX_FILE_BYTES:
-            raise SuspectError(
-                f"{self.path} has {self.size:,} bytes, more than the limit of {MAX_FILE_BYTES:,}."
-            )
+        if self.size > self._most:
+            raise SuspectError(f"{self.path} has {self.size:,} bytes, more than the limit of {self._most:,}.")
 
     def _check_time(self) -> None:
         if time.monotonic() > self._deadline:
@@ -286,6 +294,7 @@ _WORDS: dict[Format, str] = {
     "torch pickle": "a Python pickle",
     "bare pickle": "a Python pickle",
     "onnx": "an ONNX graph",
+    "numbers": "numbers",
 }
 
 

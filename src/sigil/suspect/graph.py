@@ -4,7 +4,7 @@ A graph is data, but what it may refer to is not harmless: files beside it (exte
 point anywhere on the disk), operators of loadable libraries, loops without end. Only the nodes that
 the wanted tensor depends on are taken, and each must be a plain operator of the ONNX standard that
 computes numbers from numbers. They go into a new model, so that nothing else of the file reaches
-onnxruntime.
+onnxruntime. Weights may lie in files of the same folder: the graph names them, and who opened it brings them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from sigil.errors import SuspectError, reason, shown
 from sigil.suspect.graph_filters import convolution_filters, responses
 
 MAX_NODES = 100_000
+MAX_BESIDE = 128
+"""Files with weights beside a graph."""
 MAX_INPUT_ELEMENTS = 1 << 24
 """Numbers of one input that a graph may ask for: five images of 1024 by 1024 pixels in colour."""
 MAX_BATCH_ELEMENTS = 1 << 26
@@ -90,6 +92,14 @@ class Graph:
     filters: Callable[[float], list[npt.NDArray[np.float32]]]
 
 
+class NeedsFiles(Exception):
+    """The weights of a graph lie in the files ``names`` of its folder, which were not given."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
 def open_graph(
     data: bytes | memoryview,
     *,
@@ -99,12 +109,14 @@ def open_graph(
     operators: Mapping[str, int] | None = None,
     threads: int = 1,
     memory: int = 1 << 31,
+    beside: Mapping[str, memoryview] | None = None,
 ) -> Graph:
     """Cut the ONNX model in ``data`` at the tensor or node ``at`` and make it ready to run.
 
     Without ``at`` the graph must have one output, whose shape, if both are known, is
     ``activation_shape``; the names of those that have it are listed otherwise, first the one that comes after
-    as many ``operators`` of each kind as given. ``memory`` bounds what onnxruntime may take in bytes.
+    as many ``operators`` of each kind as given. ``memory`` bounds what onnxruntime may take in bytes. Weights
+    may lie in files ``beside`` the graph, by their names; :class:`NeedsFiles` says which are missing.
     """
     try:
         model = ModelProto.FromString(data)
@@ -119,7 +131,7 @@ def open_graph(
     if model.functions:
         model = _inlined(model, source)
     tensor = _wanted_tensor(model, at, activation_shape, operators or {}, source)
-    part = _extract(model, tensor, source)
+    part = _extract(model, tensor, source, beside or {})
     del model  # or two copies of all weights wait for the third
     entry = part.graph.input[0]
     kind = entry.type.tensor_type
@@ -146,10 +158,11 @@ def open_graph(
         def opened(content: bytes) -> Any:
             return _session(content, source, threads=threads, memory=memory)
 
+        until = time.monotonic() + seconds
         found = convolution_filters(part, opened)
         if shapes:  # an input's shape is in the graph or was given with one
             count = sizes[0] or max(1, min(_IMPULSES, MAX_INPUT_ELEMENTS // (64 * math.prod(shapes[-1]))))
-            found += responses(part, opened, (count, *shapes[-1]), time.monotonic() + seconds)
+            found += responses(part, opened, (count, *shapes[-1]), until)
         return found
 
     known = len(rest) == len(sizes) - 1 and bool(rest)
@@ -295,7 +308,7 @@ def _shapes(model: ModelProto) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
+def _extract(model: ModelProto, tensor: str, source: Path, beside: Mapping[str, memoryview]) -> ModelProto:
     """A new model with one input, the nodes that ``tensor`` depends on, and that one output."""
     producers: dict[str, int] = {}
     for index, node in enumerate(model.graph.node):
@@ -315,6 +328,7 @@ def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
     weights: dict[str, TensorProto] = {}
     entries: dict[str, ValueInfoProto] = {}
     waiting, seen = [tensor], {tensor}
+    missing: dict[str, None] = {}
     while waiting:
         name = waiting.pop()
         if name in producers:
@@ -327,12 +341,24 @@ def _extract(model: ModelProto, tensor: str, source: Path) -> ModelProto:
             seen.update(node.input)
         elif name in initializers:
             stored = initializers[name]
+            if isinstance(stored, TensorProto) and (file := _file_of(stored)):
+                if file not in beside:
+                    missing[file] = None
+                    continue
+                stored = _brought(stored, beside[file], source)
             dense = _dense(stored, source) if isinstance(stored, SparseTensorProto) else stored
             weights[name] = _checked_weights(dense, source)
         elif name in inputs:
             entries[name] = inputs[name]
         else:
             raise SuspectError(f"{source} lacks the tensor {shown(name)}, which its nodes need.")
+    if len(missing) > MAX_BESIDE:
+        raise SuspectError(
+            f"{source} keeps its weights in {len(missing):,} other files, more than the limit of "
+            f"{MAX_BESIDE}: save the model as one file (external_data=False)."
+        )
+    if missing:
+        raise NeedsFiles(sorted(missing))
     if len(entries) != 1 or not needed:
         raise SuspectError(
             f"{source} needs {len(entries)} inputs to compute {shown(tensor)}, but a model up to "
@@ -378,11 +404,41 @@ def _tensors_of(attribute: AttributeProto) -> Iterable[TensorProto]:
         yield from (sparse.values, sparse.indices)
 
 
+def _file_of(tensor: TensorProto) -> str | None:
+    """The file in the graph's own folder that holds a tensor's values; None if it names none, or another."""
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    name = said.get("location", "") if tensor.data_location == TensorProto.EXTERNAL else ""
+    plain = name not in (".", "..") and len(name) <= 255 and not any(sign in name for sign in "/\\\0")
+    return name if name and plain else None
+
+
+def _brought(tensor: TensorProto, content: memoryview, source: Path) -> TensorProto:
+    """A tensor with the values that lie in another file."""
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    try:
+        size = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        start = int(said.get("offset") or 0)
+        if min(size, start, *tensor.dims, 0) < 0 or int(said.get("length") or size) != size:
+            raise ValueError("sizes that contradict each other")
+        if start + size > len(content):
+            raise ValueError("beyond the file")
+    except (ValueError, KeyError, TypeError) as error:
+        raise SuspectError(
+            f"{source} is damaged: the values of {shown(tensor.name)} do not lie in the file that it names."
+        ) from error
+    return TensorProto(
+        name=tensor.name,
+        dims=tensor.dims,
+        data_type=tensor.data_type,
+        raw_data=bytes(content[start : start + size]),
+    )
+
+
 def _check_internal(tensor: TensorProto, source: Path) -> None:
     if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
         raise SuspectError(
-            f"{source} keeps {shown(tensor.name)} in another file, which is not opened, as the "
-            "name of that file could point anywhere: save the model as one file "
+            f"{source} keeps {shown(tensor.name)} in another file, which is not opened unless it holds "
+            "weights in the same folder, as its name could point anywhere: save the model as one file "
             "(external_data=False)."
         )
 

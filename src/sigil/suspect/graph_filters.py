@@ -36,8 +36,12 @@ REACH: Final = 3
 """Positions to either side that a kernel is looked at: 7 by 7."""
 LINEAR: Final = 1e-2
 """The share of an answer by which the answer to a sum may differ from the sum of answers."""
-IMPULSES: Final = 1 << 22
-"""Numbers of the impulses that are shown at once."""
+ROUNDING: Final = 1e-6
+"""The share of an answer to nothing that an answer to an impulse may differ by chance."""
+LONGEST_CHAIN: Final = 12
+"""Tensors behind a convolution that are looked at for its sign."""
+BALANCING: Final = 4
+"""How often rows and columns are divided by their largest."""
 
 Floats = npt.NDArray[np.float32]
 Session = Any
@@ -48,14 +52,18 @@ Open = Callable[[bytes], Session]
 def convolution_filters(part: ModelProto, open_session: Open) -> list[Floats]:
     """The weights (outputs, inputs, height, width) of the convolutions of a checked graph, as float32.
 
-    Those that depend on the input, or that cannot be computed, are left out.
+    Those that depend on the input, or that cannot be computed, are left out. Filters have the sign with which
+    what follows them channel by channel, as a batch norm, passes them on.
     """
-    names = [node.input[1] for node in part.graph.node if node.op_type == "Conv" and len(node.input) > 1]
+    nodes = [node for node in part.graph.node if node.op_type == "Conv" and len(node.input) > 1]
     known = {weights.name: weights for weights in part.graph.initializer}
-    values = _computed(part, [name for name in dict.fromkeys(names) if name not in known], open_session)
+    wanted = dict.fromkeys(node.input[1] for node in nodes if node.input[1] not in known)
+    values = _computed(part, list(wanted), open_session)
+    behind = _Behind(part, open_session)
     found: list[Floats] = []
     numbers = 0
-    for name in names[:MOST_FILTERS]:
+    for node in nodes[:MOST_FILTERS]:
+        name = node.input[1]
         weight = onnx.numpy_helper.to_array(known[name]) if name in known else values.get(name)
         if weight is None or weight.ndim != 4 or weight.dtype.kind != "f":
             continue
@@ -63,8 +71,108 @@ def convolution_filters(part: ModelProto, open_session: Open) -> list[Floats]:
         if numbers > MOST_NUMBERS:
             break
         with np.errstate(over="ignore"):
-            found.append(np.ascontiguousarray(weight, np.float32))
+            filters = np.ascontiguousarray(weight, np.float32)
+        signs = behind.signs(node.output[0], weight)
+        found.append(filters * signs[:, None, None, None].astype(np.float32))
     return found
+
+
+class _Behind:
+    """What is done to the channels of a tensor before anything reads them together."""
+
+    def __init__(self, part: ModelProto, open_session: Open) -> None:
+        self.part, self.open = part, open_session
+        self.weights = {weights.name: weights for weights in part.graph.initializer}
+        self.producers: dict[str, NodeProto] = {}
+        self.readers: dict[str, list[NodeProto]] = {}
+        self.fixed = set(self.weights)
+        for node in part.graph.node:  # in the order of computing
+            self.producers |= dict.fromkeys(node.output, node)
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+            if all(not name or name in self.fixed for name in node.input):
+                self.fixed.update(node.output)
+
+    def signs(self, name: str, weight: Floats) -> npt.NDArray[Any]:
+        """The signs by which the outputs of a convolution are multiplied."""
+        found = np.ones(len(weight))
+        chain: list[str] = []
+        last = name
+        while len(chain) < LONGEST_CHAIN and len(self.readers.get(last, ())) == 1:
+            node = self.readers[last][0]
+            others = (other for other in node.input if other and other != last)
+            if (
+                len(node.output) != 1
+                or node.op_type == "Conv"
+                or not all(one in self.fixed for one in others)
+            ):
+                break
+            last = node.output[0]
+            chain.append(last)
+        change = np.random.default_rng(0).standard_normal((1, len(weight), 4, 4)).astype(weight.dtype)
+        while chain:
+            try:
+                session = self._session(name, chain, weight)
+                rest, answers = session.run(None, {name: 0 * change}), session.run(None, {name: change})
+            except MemoryError:
+                raise
+            except Exception:  # what does not run for maps of this size is left out
+                chain.pop()
+                continue
+            for answer, nothing in zip(answers, rest, strict=True):
+                factors = _factors(change, answer, nothing)
+                if factors is None:
+                    break
+                found = np.where(factors < 0, -1.0, 1.0)
+            break
+        return found
+
+    def _session(self, name: str, chain: Sequence[str], weight: Floats) -> Session:
+        nodes: dict[int, NodeProto] = {}
+        weights: dict[str, TensorProto] = {}
+        stack = list(chain)
+        while stack:
+            if (one := stack.pop()) in self.weights:
+                weights[one] = self.weights[one]
+            elif one and one != name and id(self.producers[one]) not in nodes:
+                nodes[id(self.producers[one])] = self.producers[one]
+                if len(nodes) > LONGEST_CHAIN**2:
+                    raise SuspectError("More is computed behind a convolution than is looked at.")
+                stack += self.producers[one].input
+        entry = onnx.helper.make_tensor_value_info(
+            name, onnx.helper.np_dtype_to_tensor_dtype(weight.dtype), None
+        )
+        order = [node for node in self.part.graph.node if id(node) in nodes]
+        return _opened(self.part, order, [entry], chain, list(weights.values()), self.open)
+
+
+def _factors(change: Any, answer: Any, rest: Any) -> npt.NDArray[Any] | None:
+    """By how much each channel was multiplied; None if that is not all that was done."""
+    if answer.shape != change.shape or change.ndim != 4 or answer.dtype.kind != "f":
+        return None
+    with np.errstate(all="ignore"):
+        quotients = (answer.astype(np.float64) - rest) / change
+        factors = np.median(quotients, axis=(0, 2, 3))
+        off = np.abs(answer - rest - factors[:, None, None] * change).max((0, 2, 3))
+        allowed = LINEAR * np.abs(factors) + ROUNDING * np.abs(rest).max((0, 2, 3))
+    known = np.isfinite(factors) & np.isfinite(off)
+    return np.where(known, factors, 1.0) if (off <= allowed)[known].all() and known.any() else None
+
+
+def _opened(
+    part: ModelProto,
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[str],
+    weights: Sequence[TensorProto],
+    open_session: Open,
+) -> Session:
+    """Some nodes of a graph as a graph of their own."""
+    graph = onnx.helper.make_graph(
+        nodes, "part", inputs, [ValueInfoProto(name=name) for name in outputs], weights
+    )
+    model = onnx.helper.make_model(graph, opset_imports=part.opset_import, ir_version=part.ir_version)
+    return open_session(model.SerializeToString())
 
 
 def responses(part: ModelProto, open_session: Open, shape: Sequence[int], deadline: float) -> list[Floats]:
@@ -168,11 +276,8 @@ class _Parts:
 
     def _change(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """A random change of a base, as large as its channels vary, positive if the base is."""
-        finite = np.where(np.isfinite(values), values, 0.0)
-        axes = tuple(axis for axis in range(values.ndim) if axis != 1)
-        size = np.sqrt((finite**2).mean(axes, keepdims=True))
-        change = self.random.standard_normal(values.shape) * np.where(size > 0, size, 1.0)
-        return np.abs(change) if finite.min(initial=0.0) >= 0 else change
+        change = self.random.standard_normal(values.shape) * _along_channels(_sizes(values), values.ndim)
+        return np.abs(change) if np.min(values, where=np.isfinite(values), initial=0.0) >= 0 else change
 
     def _session(self, names: Sequence[str]) -> tuple[Session, tuple[str, ...]]:
         """A graph that computes these tensors from the bases that they need, and which these are."""
@@ -193,17 +298,15 @@ class _Parts:
             elif (node := self.producers.get(name)) is not None:
                 nodes[id(node)] = node
                 stack += [source for source in node.input if source]
-        graph = onnx.helper.make_graph(
+        session = _opened(
+            self.part,
             [node for node in self.part.graph.node if id(node) in nodes],
-            "part",
             [onnx.helper.make_tensor_value_info(base, self.dtypes[base], None) for base in bases],
-            [ValueInfoProto(name=name) for name in names],
+            names,
             list(weights.values()),
+            self.open,
         )
-        model = onnx.helper.make_model(
-            graph, opset_imports=self.part.opset_import, ir_version=self.part.ir_version
-        )
-        return self.open(model.SerializeToString()), tuple(bases)
+        return session, tuple(bases)
 
     def _run(self, session: Session, point: dict[str, npt.NDArray[np.float64]]) -> list[Any]:
         if time.monotonic() > self.deadline:
@@ -229,43 +332,51 @@ class _Parts:
         rest = self._run(session, zeros)[0]
         if rest.ndim != 4 or rest.dtype.kind != "f":
             return
+        kernels = {}
         for base in bases:
-            if self.values[base].ndim != 4 or (end, base) in self.seen:
-                continue
-            self.seen.add((end, base))
-            filters = _tidied(self._kernels(session, zeros, base, rest))
-            if filters is not None:
-                yield filters
+            if self.values[base].ndim == 4 and (end, base) not in self.seen:
+                self.seen.add((end, base))
+                kernels[base] = self._kernels(session, zeros, base, rest)
+        depending = {base: np.abs(one).max((1, 2, 3)) > 0 for base, one in kernels.items()}
+        for base, one in kernels.items():
+            # An output that depends on another base alone is that of a layer beside this one.
+            others = [rows for other, rows in depending.items() if other != base]
+            beside = np.any(others, axis=0) & ~depending[base] if others else np.zeros(len(one), bool)
+            kept = [~beside, depending[base]] if beside.any() else [~beside]
+            for rows in kept[: 1 if np.array_equal(kept[0], kept[-1]) else 2]:
+                if (filters := _tidied(one[rows])) is not None:
+                    yield filters
 
     def _kernels(
         self, session: Session, zeros: dict[str, npt.NDArray[np.float64]], base: str, rest: Any
-    ) -> Floats:
+    ) -> npt.NDArray[np.float64]:
         """The response of a tensor to one impulse per channel of a base, (outputs, inputs, 7, 7)."""
-        batch, channels, *sizes = zeros[base].shape
+        batch, channels, *lengths = zeros[base].shape
         outputs, ends = rest.shape[1], rest.shape[2:]
-        strides = [max(1, round(size / end)) for size, end in zip(sizes, ends, strict=True)]
+        strides = [max(1, round(length / end)) for length, end in zip(lengths, ends, strict=True)]
         # A map that is hardly larger than a kernel shows different taps at different places.
         places = [
-            range(size) if size <= 2 * REACH else range(stride * (end // 2), stride * (end // 2) + stride)
-            for size, end, stride in zip(sizes, ends, strides, strict=True)
+            range(length) if length <= 2 * REACH else range(stride * (end // 2), stride * (end // 2) + stride)
+            for length, end, stride in zip(lengths, ends, strides, strict=True)
         ]
         shown = [(channel, y, x) for channel in range(channels) for y in places[0] for x in places[1]]
-        size = np.abs(self.values[base]).max()
-        size = float(size) if np.isfinite(size) and size > 0 else 1.0
-        found = np.zeros((outputs, channels, 2 * REACH + 1, 2 * REACH + 1), np.float32)
+        sizes = _sizes(self.values[base])
+        found = np.zeros((outputs, channels, 2 * REACH + 1, 2 * REACH + 1))
         for start in range(0, len(shown), batch):
             now = shown[start : start + batch]
             point = dict(zeros)
             point[base] = np.zeros_like(zeros[base])
             for place, (channel, y, x) in enumerate(now):
-                point[base][place, channel, y, x] = size
-            answer = (self._run(session, point)[0].astype(np.float64) - rest) / size
+                point[base][place, channel, y, x] = sizes[channel]
+            answer = self._run(session, point)[0].astype(np.float64) - rest
             for place, (channel, y, x) in enumerate(now):
                 for row in _reached(y, strides[0], ends[0]):
                     for column in _reached(x, strides[1], ends[1]):
                         dy, dx = y - row * strides[0] + REACH, x - column * strides[1] + REACH
                         found[:, channel, dy, dx] = answer[place, :, row, column]
-        return found
+        rounding = ROUNDING * np.abs(np.where(np.isfinite(rest), rest, 0.0)).max((0, 2, 3))
+        known = np.isfinite(found) & (np.abs(found) > rounding[:, None, None, None])
+        return np.where(known, found, 0.0) / sizes[:, None, None]
 
 
 def _reached(place: int, stride: int, end: int) -> range:
@@ -273,39 +384,68 @@ def _reached(place: int, stride: int, end: int) -> range:
     return range(max(0, -((REACH - place) // stride)), min(end, (place + REACH) // stride + 1))
 
 
+def _sizes(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How large the channels of a base are; one where they are nothing, or not finite."""
+    finite = np.where(np.isfinite(values), values, 0.0)
+    axes = tuple(axis for axis in range(values.ndim) if axis != 1)
+    sizes = np.sqrt((finite**2).mean(axes))
+    return np.where(sizes > 0, sizes, 1.0)
+
+
+def _along_channels(numbers: npt.NDArray[Any], dimensions: int) -> npt.NDArray[Any]:
+    """One number per channel, to be used with a tensor of so many dimensions."""
+    return numbers.reshape(-1, *[1] * (dimensions - 2)) if dimensions > 1 else numbers
+
+
 def _is_linear(*answers: Any) -> bool:
-    """Whether f(x + a + b) - f(x + a) - f(x + b) + f(x) is nothing beside the changes, channel by channel."""
+    """Whether f(x + a + b) - f(x + a) - f(x + b) + f(x) is nothing beside the changes, channel by channel.
+
+    Where an answer is not finite nothing can be said; it must be finite somewhere.
+    """
     first, one, other, both = (np.asarray(answer, np.float64) for answer in answers)
     with np.errstate(all="ignore"):
         rest = np.abs(both - one - other + first)
         change = np.maximum(np.abs(one - first), np.abs(other - first))
-    if not (np.isfinite(rest).all() and np.isfinite(change).all()):
+    known = np.isfinite(rest) & np.isfinite(change)
+    if not known.any():
         return False
     axes = tuple(axis for axis in range(rest.ndim) if axis != 1) if rest.ndim > 1 else None
+
+    def largest(values: npt.NDArray[np.float64]) -> Any:
+        return np.max(values, axes, where=known, initial=0.0)
+
     # Rounding is relative to the values, of which the changes may be a small part.
-    noise = 1e-5 * np.abs(first).max(axes)
-    return bool((rest.max(axes) <= LINEAR * change.max(axes) + noise).all())
+    return bool((largest(rest) <= LINEAR * largest(change) + 1e-5 * largest(np.abs(first))).all())
 
 
-def _tidied(kernels: Floats) -> Floats | None:
+def _tidied(kernels: npt.NDArray[np.float64]) -> Floats | None:
     """Filters as a convolution would hold them; None if they only pass channels on."""
-    kernels = np.where(np.isfinite(kernels), kernels, np.float32(0.0))
-    sizes = np.abs(kernels).max((2, 3))
-    kernels = kernels[sizes.max(1) > 1e-6 * sizes.max(initial=0.0)]
-    if not kernels.size:
+    sizes = _balanced(np.abs(kernels).max((2, 3)))
+    if not sizes.any():
         return None
-    sizes = np.abs(kernels).max((2, 3))
-    largest = np.abs(kernels).max((0, 1))
+    with np.errstate(all="ignore"):
+        shares = sizes / np.abs(kernels).max((2, 3))
+    shares = np.where(np.isfinite(shares), shares, 0.0)
+    largest = (np.abs(kernels) * shares[:, :, None, None]).max((0, 1))
     known = np.argwhere(largest > 1e-5 * largest.max())
     reach = int(np.abs(known - REACH).max())
     kernels = kernels[:, :, REACH - reach : REACH + reach + 1, REACH - reach : REACH + reach + 1]
-    single = (sizes > 1e-4 * sizes.max(1, keepdims=True)).sum(1) == 1
+    single = (sizes > 1e-4 * sizes.max(1, keepdims=True)).sum(1) <= 1
     if single.all() and sizes.shape[1] > 1:
         if reach == 0:
             return None
         # Each channel by itself, as a depthwise convolution has it.
         kernels = kernels[np.arange(len(kernels)), sizes.argmax(1)][:, None]
     return np.ascontiguousarray(kernels, np.float32)
+
+
+def _balanced(sizes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Rows and columns divided in turns by their largest, so that no scale of a channel decides."""
+    found = sizes.astype(np.float64)
+    for turn in range(2 * BALANCING):
+        largest = found.max(turn % 2, keepdims=True, initial=0.0)
+        found = np.divide(found, largest, out=np.zeros_like(found), where=largest > 0)
+    return found
 
 
 def _computed(part: ModelProto, names: Sequence[str], open_session: Open) -> dict[str, Any]:
@@ -322,11 +462,9 @@ def _computed(part: ModelProto, names: Sequence[str], open_session: Open) -> dic
     if not wanted:
         return {}
     order = [node for node in part.graph.node if id(node) in needed]
-    outputs = [ValueInfoProto(name=name) for name in wanted]
-    graph = onnx.helper.make_graph(order, "weights", [], outputs, list(part.graph.initializer))
-    model = onnx.helper.make_model(graph, opset_imports=part.opset_import, ir_version=part.ir_version)
     try:
-        return dict(zip(wanted, open_session(model.SerializeToString()).run(None, {}), strict=True))
+        session = _opened(part, order, [], wanted, list(part.graph.initializer), open_session)
+        return dict(zip(wanted, session.run(None, {}), strict=True))
     except MemoryError:
         raise
     except Exception:  # a weight that cannot be computed is none

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,20 +18,22 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigil import extras, models
-from sigil.errors import ModelError, ShapeError, SuspectError, shown
+from sigil.errors import ModelError, ShapeError, SigilError, SuspectError, shown
 from sigil.keys.key import Key
-from sigil.models.building import assemble
-from sigil.models.recognition import client_halves, tensor_names
-from sigil.models.spec import MAX_CLASSES, MAX_WIDTH, check_cut, check_range
+from sigil.models.building import assemble, client_halves, tensor_names
+from sigil.models.spec import MAX_CHANNELS, MAX_CLASSES, MAX_WIDTH, check_cut, check_range
 from sigil.models.spec import architecture as find_architecture
 from sigil.models.storage import FLOATS, fill, parse_description
-from sigil.suspect.entries import MAX_ENTRIES, Group, grouped, is_below, outermost, put_together
+from sigil.suspect.entries import MAX_ENTRIES, Group, Listed, grouped, is_below, outermost, put_together
 from sigil.suspect.examination import TIME_LIMIT, Examination, check_time_limit
 from sigil.suspect.file import SuspectFile
-from sigil.suspect.shards import INDEX_END, Shards, model_in
+from sigil.suspect.rewritten import biases, completed, first_kernel, in_order, multiplied_out, orders, read
+from sigil.suspect.shards import INDEX_END, Shards, combined_hash, model_in
 
 # Widths and channels of one architecture that are looked at in one file: each takes a model to be made.
 _MAX_SIZES = 64
+# Weights of an ONNX graph in other files: the graph that is run holds them all.
+_MAX_BESIDE_BYTES = 1 << 30
 
 # What PyTorch calls the operators whose number tells where in a network one is, and what ONNX calls them.
 _KINDS = {
@@ -52,6 +55,7 @@ class Suspect:
     A file may hold several models. ``entries`` names those that are read, in their order, and ``entry`` is
     the name of this one, empty if the file holds it as such; :meth:`each` opens them one after the other.
     ``unread`` is the number of further ones, and of tensors that there was no room to look at.
+    ``asked`` is what the caller said of the model, to open the same file in the same way once more.
     """
 
     path: Path
@@ -66,6 +70,7 @@ class Suspect:
     entry: str = ""
     entries: tuple[str, ...] = ("",)
     unread: int = 0
+    asked: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
     _others: Callable[[], Iterator[Suspect]] = dataclasses.field(repr=False, default=lambda: iter(()))
 
     def __call__(self, batch: Tensor) -> Tensor:
@@ -100,6 +105,11 @@ class _Says:
         said = self._description
         return said.spec.classes if said and self._agrees(spec) else spec.classes
 
+    @property
+    def cut(self) -> str | None:
+        """The cut, where nobody else says it and the tensors leave it open."""
+        return None if self._description is None else self._description.spec.cut
+
     def input_shape(self, spec: models.ModelSpec) -> tuple[int, ...] | None:
         """The shape of inputs, where nobody else says it."""
         said = None if self._description is None else self._description.input_shape
@@ -118,6 +128,21 @@ class _Says:
             replace(said.spec, classes=spec.classes) == spec
             or replace(said.spec, classes=spec.classes) == replace(spec, part="whole", cut=None)
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The floating-point tensors with axes in a suspect's file.
+
+    ``entries`` are the models that the file may hold, by where they are in it: each maps names to tensors.
+    ``unread`` is the number of further ones, and of tensors that there was no room to look at.
+    """
+
+    path: Path
+    kind: str
+    sha256: str
+    entries: Mapping[str, Mapping[str, Tensor]] = dataclasses.field(repr=False)
+    unread: int = 0
 
 
 @dataclass(frozen=True)
@@ -182,7 +207,15 @@ def open_suspect(
             may_be_wider=(activation_shape is None and width is None and key.fields.initialiser is not None),
         )
     check_time_limit(time_limit)
-    place = model_in(Path(path))
+    opened = _open(model_in(Path(path)), wanted, at, entry, key, time_limit)
+    asked = {"architecture": architecture, "cut": cut, "width": width, "classes": classes}
+    given = {name: value for name, value in (asked | {"at": at, "entry": entry}).items() if value is not None}
+    return replace(opened, asked=given)
+
+
+def _open(
+    place: Path, wanted: _Wanted, at: str | None, entry: str | None, key: Key | None, time_limit: float
+) -> Suspect:
     if place.name.endswith(INDEX_END):
         if at is not None:
             raise _no_graph(place)
@@ -205,6 +238,66 @@ def _task(entry: str | None) -> dict[str, Any]:
     """What the process that takes weights apart must know: which names count, and below which entry."""
     names = sorted({tensor for name in models.names() for tensor in tensor_names(name)})
     return {"names": names, "entry": entry}
+
+
+def open_weights(
+    path: str | os.PathLike[str],
+    names: Sequence[str],
+    *,
+    at: str | None = None,
+    time_limit: float = TIME_LIMIT,
+) -> Weights:
+    """Read the weights in a model file that an adversary may have written, whatever model they are of.
+
+    Files and limits are those of :func:`open_suspect`; nothing is run. Each place in which tensors have half
+    of the ``names`` or more is an entry, and so is all that is left. Of a graph of ONNX these are the filters
+    of its convolutions up to ``at``, in the order of computing, with numbers as names.
+    """
+    check_time_limit(time_limit)
+    place = model_in(Path(path))
+    task: dict[str, Any] = {"time_limit": time_limit, "names": None, "entry": None}
+    if place.name.endswith(INDEX_END):
+        return _weights(place, Shards(place, **task), names, at)
+    with SuspectFile(place, time_limit=time_limit) as file:
+        if file.format != "onnx":
+            return _weights(place, _OneFile(file, **task), names, at)
+    graph = open_suspect(place, at=at, time_limit=time_limit)
+    try:
+        filters = {str(number): weight for number, weight in enumerate(graph.filters())}
+        return Weights(place, graph.kind, graph.sha256, {"": filters})
+    finally:
+        graph.close()
+
+
+def _weights(path: Path, source: _OneFile | Shards, names: Sequence[str], at: str | None) -> Weights:
+    try:
+        if at is not None:
+            raise _no_graph(path)
+        listed = [one for one in source.listed() if one.sound and one.dtype in FLOATS and one.shape]
+        entries: dict[str, Mapping[str, Listed]] = {}
+        taken: set[int] = set()
+        unread: int = source.opened["left"]
+        # The same numbers in several places, or a part of them, are one model.
+        for group in grouped(listed, names):
+            numbers = {one.number for one in group.tensors.values()}
+            if numbers <= taken or 2 * len(group.tensors) < len(names):
+                continue
+            if len(entries) < MAX_ENTRIES:
+                entries[group.entry] = group.tensors
+                taken |= numbers
+            else:
+                unread += 1
+        rest = {one.name: one for one in listed if one.number not in taken}
+        if not entries or any(len(one.shape) > 1 for one in rest.values()):
+            entries["all else" if entries else ""] = rest
+        tensors = {one.number: source.tensor(one) for held in entries.values() for one in held.values()}
+        found = {
+            entry: {name: tensors[one.number] for name, one in held.items()}
+            for entry, held in entries.items()
+        }
+        return Weights(path, source.opened["kind"], source.sha256, found, unread)
+    finally:
+        source.close()
 
 
 def _stated(wanted: _Wanted, key: Key | None) -> _Wanted:
@@ -256,14 +349,27 @@ def _open_onnx(
             f"{file.path} is an ONNX graph, which brings its own architecture: leave architecture, "
             "cut, width and classes out and name the activation with at (--at)."
         )
-    examination = Examination(
-        file,
-        time_limit=time_limit,
-        at=at,
-        activation_shape=wanted.activation_shape,
-        operators=_operators(stated),
-        threads=torch.get_num_threads(),
-    )
+    task: dict[str, Any] = {
+        "at": at,
+        "activation_shape": wanted.activation_shape,
+        "operators": _operators(stated),
+        "threads": torch.get_num_threads(),
+    }
+    examination, sha256 = Examination(file, time_limit=time_limit, **task), file.sha256
+    if names := examination.opened.get("needs"):
+        examination.close()
+        with contextlib.ExitStack() as stack:
+            beside: list[SuspectFile] = []
+            for name in names:
+                one = SuspectFile(
+                    file.path.parent / name,
+                    time_limit=examination.left,
+                    named=True,
+                    most=_MAX_BESIDE_BYTES - sum(each.size for each in beside),
+                )
+                beside.append(stack.enter_context(one))
+            sha256 = combined_hash({one.path.name: one.sha256 for one in (file, *beside)})
+            examination = Examination(file, time_limit=max(examination.left, 1e-3), beside=beside, **task)
     said = examination.opened["input_shape"]
     own_shape = None if said is None else tuple(said)
     if wanted.input_shape and own_shape and wanted.input_shape != own_shape:
@@ -273,7 +379,7 @@ def _open_onnx(
         path=file.path,
         kind="onnx",
         description=f"ONNX graph up to {shown(examination.opened['tensor'])}",
-        sha256=file.sha256,
+        sha256=sha256,
         input_shape=wanted.input_shape or own_shape,
         module=None,
         _run=examination.run,
@@ -300,12 +406,12 @@ def _operators(stated: _Wanted) -> dict[str, int] | None:
     """How many operators of each kind the client half has that the key states, to find its end in a graph."""
     if stated.architecture not in models.names():
         return None
-    half = assemble(_named(stated.architecture, stated, stated.cut)).eval()
     shape = stated.input_shape or (3, 32, 32)
     try:
+        half = assemble(_named(stated.architecture, stated, stated.cut)).eval()
         with torch.no_grad(), _Counted() as counted:
             half(torch.empty(1, *shape, device="meta"))
-    except RuntimeError:  # only a help to find the right name
+    except (ModelError, RuntimeError):  # only a help to find the right name
         return None
     return counted.kinds
 
@@ -320,8 +426,10 @@ class _Weights:
         self._entry = entry
         # The content was judged before the arguments: a file that tries to run code is called that,
         # whatever else is missing.
-        self._listed = source.listed()
-        self._misfit: ShapeError | None = None
+        self._every = source.listed()
+        self._listed = [one for one in self._every if one.named]
+        self._misfit: SigilError | None = None
+        self._taken: set[tuple[str, int]] = set()
         try:
             _check(wanted)
             self._says = _Says(source.opened["description"])
@@ -339,7 +447,8 @@ class _Weights:
         named: list[tuple[models.ModelSpec, Group]] = []
         others: list[tuple[models.ModelSpec, Group]] = []
         for spec, group in self._found():
-            same = (spec, *(group.tensors[name].number for name in tensor_names(spec.name, spec.cut)))
+            numbers = (group.tensors[name].number for name in tensor_names(spec.name, spec.cut))
+            same = (spec.name, spec.cut, *numbers)
             if same in seen or not is_below(group.entry, self._entry or ""):
                 continue
             seen.add(same)
@@ -370,7 +479,7 @@ class _Weights:
         module = fill(
             spec,
             {name: group.tensors[name].shape for name in tensor_names(spec.name, spec.cut)},
-            lambda name: self._source.tensor(group.tensors[name]),
+            lambda name: read(group.tensors[name], self._source.tensor),
             source=str(self.path),
             strict=False,
         )
@@ -399,22 +508,72 @@ class _Weights:
         )
 
     def _found(self) -> Iterator[tuple[models.ModelSpec, Group]]:
-        """Every client half that is wanted and can be read: those in one place, then those put together."""
-        readable = [tensor for tensor in self._listed if tensor.sound and tensor.dtype in FLOATS]
+        """Every client half that is wanted and can be read.
+
+        Those whose tensors have their names in one place, then those put together from several, and then
+        what has the right sizes in the right order among the tensors that are left.
+        """
+        readable = [tensor for tensor in self._every if tensor.sound and tensor.dtype in FLOATS]
+        readable = multiplied_out(readable)
         wanted = self._wanted
-        for name in [wanted.architecture] if wanted.architecture else models.names():
-            points = models.cut_points(name)
-            if wanted.cut not in (None, *points):
-                continue
-            groups = grouped(readable, tensor_names(name))
-            yield from self._fitting(name, outermost(groups, tensor_names(name)), wanted.cut)
-            for cut in [wanted.cut] if wanted.cut else [models.default_cut(name), *points[::-1]]:
-                parts, left = put_together(groups, tensor_names(name, cut))
-                made = list(self._fitting(name, parts, cut))
-                yield from made
-                if made:
-                    self._unread += left
-                    break
+        possible = [
+            name
+            for name in ([wanted.architecture] if wanted.architecture else models.names())
+            if wanted.cut in (None, *models.cut_points(name))
+        ]
+        for name in possible:
+            groups = grouped(readable, (*tensor_names(name), *biases(name)))
+            for spec, group in self._named(name, groups):
+                self._take(group)
+                yield spec, group
+        left = [tensor for tensor in readable if (tensor.name, tensor.number) not in self._taken]
+        ordered = orders(left)
+        for name in possible:
+            yield from self._ordered(name, ordered)
+
+    def _take(self, group: Group) -> None:
+        """Note which tensors were read by their names, or could have been."""
+        self._taken |= {(tensor.name, tensor.number) for tensor in group.tensors.values()}
+
+    def _named(self, name: str, groups: Sequence[Group]) -> Iterator[tuple[models.ModelSpec, Group]]:
+        """The client halves of one architecture, by the names of their tensors."""
+        wanted, points = self._wanted, models.cut_points(name)
+        yield from self._fitting(name, outermost(groups, tensor_names(name)), wanted.cut)
+        for cut in [wanted.cut] if wanted.cut else [models.default_cut(name), *points[::-1]]:
+            parts, left = put_together(groups, tensor_names(name, cut))
+            made = list(self._fitting(name, parts, cut))
+            yield from made
+            if made:
+                self._unread += left
+                break
+
+    def _ordered(
+        self, name: str, ordered: Sequence[tuple[str, list[Listed]]]
+    ) -> Iterator[tuple[models.ModelSpec, Group]]:
+        """The client halves of one architecture whose tensors have other names, by sizes and order."""
+        wanted = self._wanted
+        first = ordered[0][1]
+        sizes = dict.fromkeys(size for one in first if (size := self._first_size(name, one.shape)))
+        self._unread += len(list(sizes)[_MAX_SIZES:])
+        for width, channels in list(sizes)[:_MAX_SIZES]:
+            half = replace(_named(name, wanted, wanted.cut), width=width, channels=channels)
+            if time.monotonic() > self._until:
+                self._unread += 1
+                return
+            for group in in_order(half, ordered):
+                if self._fits(half):
+                    yield half, completed(half, group, biased=True)
+
+    def _first_size(self, name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """Width and channels of a first convolution of this shape, which may be a matrix or a vector."""
+        kernel = first_kernel(name)
+        width = shape[0] if len(shape) > 1 else self._wanted.width
+        # Without a stated width, matrices of any model could be such a kernel.
+        if not width or width > MAX_WIDTH or (self._wanted.width is None and shape[2:] != kernel):
+            return None
+        channels, rest = divmod(math.prod(shape), width * math.prod(kernel))
+        fits = not rest and 1 <= channels <= MAX_CHANNELS and self._has_size(width, channels)
+        return (width, channels) if fits else None
 
     def _fitting(
         self, name: str, groups: Iterable[Group], cut: str | None
@@ -425,22 +584,36 @@ class _Weights:
         for group in sorted(
             groups, key=lambda group: group.tensors[first].shape[:1] != (self._wanted.width,)
         ):
-            shapes = {tensor: listed.shape for tensor, listed in group.tensors.items()}
-            size = shapes[first][:2]
-            if len(size) < 2 or not self._has_size(*size):
+            size = self._first_size(name, group.tensors[first].shape)
+            if size is None:
                 continue
             if (size not in sizes and len(sizes) >= _MAX_SIZES) or time.monotonic() > self._until:
                 self._unread += 1
+                self._take(group)
                 continue
             sizes.add(size)
-            halves = client_halves(name, shapes)
-            if cut is None:
-                chosen = _likely(halves, whole=all(tensor in shapes for tensor in tensor_names(name)))
-            else:
-                chosen = [half for half in halves if half.cut == cut]
-            spec = next((half for half in chosen if self._fits(half)), None)
-            if spec is not None:
-                yield spec, group
+            spec = self._half(name, group, cut)
+            whole = models.ModelSpec(name=name, classes=10, width=size[0], channels=size[1])
+            if spec is None:
+                group = completed(whole, group)
+                spec = self._half(name, group, cut)
+            if spec is None:
+                continue
+            yield spec, group
+            if any(bias in group.tensors for bias in biases(name)):
+                entry = f"{group.entry} (with biases)".strip()
+                yield spec, replace(completed(whole, group, biased=True), entry=entry)
+
+    def _half(self, name: str, group: Group, cut: str | None) -> models.ModelSpec | None:
+        """The client half that fits a group's names and shapes."""
+        shapes = {tensor: listed.shape for tensor, listed in group.tensors.items()}
+        halves = client_halves(name, shapes)
+        if cut is None:
+            chosen = _likely(halves, whole=all(tensor in shapes for tensor in tensor_names(name)))
+            chosen.sort(key=lambda half: half.cut != self._says.cut)
+        else:
+            chosen = [half for half in halves if half.cut == cut]
+        return next((half for half in chosen if self._fits(half)), None)
 
     def _has_size(self, width: int, channels: int) -> bool:
         """Whether a first convolution of this width, for so many channels, is one that is asked for."""
@@ -458,7 +631,8 @@ class _Weights:
         try:
             found = _activation(spec, shape)
         except ModelError as error:
-            raise SuspectError(f"{self.path} does not fit: {error}.") from error
+            self._misfit = self._misfit or SuspectError(f"{self.path} does not fit: {error}.")
+            return False
         asked = wanted.activation_shape
         split = len(found) > 1 and found[0] > asked[0] and found[1:] == asked[1:]
         if found == asked or (split and wanted.may_be_wider):
@@ -473,7 +647,8 @@ class _Weights:
     def _none(self) -> SuspectError:
         """Why nothing in the file is what is asked for."""
         wanted, opened = self._wanted, self._source.opened
-        held = f"{opened['count']:,} tensors ({', '.join(map(shown, opened['few']))}"
+        held = f"{opened['count']:,} tensor{'' if opened['count'] == 1 else 's'} "
+        held += f"({', '.join(map(shown, opened['few']))}"
         held += ", …)" if opened["count"] > len(opened["few"]) else ")"
         if self._entry is not None:
             held += f", and no model under {shown(self._entry)}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,12 @@ def model_in(path: Path) -> Path:
     raise SuspectError(f"{path} is a folder with {len(models)} model files ({listed}): give one of them.")
 
 
+def combined_hash(hashes: Mapping[str, str]) -> str:
+    """The hash of several files: of their names and hashes, one line each."""
+    lines = "".join(f"{name} {sha256}\n" for name, sha256 in sorted(hashes.items()))
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
+
+
 class Shards:
     """All shards of an index as if they were one file: tensors and one hash.
 
@@ -79,8 +86,7 @@ class Shards:
     @property
     def sha256(self) -> str:
         """The hash of all shards: of their names and hashes, one line each."""
-        lines = "".join(f"{name} {file.sha256}\n" for name, file in sorted(self._files.items()))
-        return hashlib.sha256(lines.encode()).hexdigest()
+        return combined_hash({name: file.sha256 for name, file in self._files.items()})
 
     def listed(self) -> list[Listed]:
         """The tensors in all shards that may be a model's."""
@@ -89,7 +95,7 @@ class Shards:
     def tensor(self, listed: Listed) -> Tensor:
         """One tensor."""
         name, held = self._homes[listed.number]
-        return self._examination(name).tensor(held)
+        return self._examination(name).tensor(replace(held, shape=listed.shape))
 
     def close(self) -> None:
         """End the process that reads a shard, and give up the copies."""

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sigil.transport.certificates import ClientCredentials, ServerCredentials
     from sigil.transport.client import RemoteServer, RoundTask, RoundUpdate, train_round
-    from sigil.transport.limits import Limits
+    from sigil.transport.limits import Limits, Reason, Refused
     from sigil.transport.metrics import Metrics
-    from sigil.transport.rejections import Reason, Refused
     from sigil.transport.rounds import ClientOutcome, RoundOutcome
     from sigil.transport.service import SplitService
     from sigil.transport.session import Status
@@ -36,8 +35,8 @@ _HOMES = {
     "ClientOutcome": "sigil.transport.rounds",
     "Limits": "sigil.transport.limits",
     "Metrics": "sigil.transport.metrics",
-    "Reason": "sigil.transport.rejections",
-    "Refused": "sigil.transport.rejections",
+    "Reason": "sigil.transport.limits",
+    "Refused": "sigil.transport.limits",
     "RemoteServer": "sigil.transport.client",
     "RoundOutcome": "sigil.transport.rounds",
     "RoundTask": "sigil.transport.client",

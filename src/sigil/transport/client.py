@@ -30,10 +30,10 @@ from sigil.federation.observers import ClientObserver
 from sigil.federation.precision import Precision, choose
 from sigil.federation.settings import Settings
 from sigil.federation.trainer import Tick, train_client
-from sigil.transport import tickets, wire
+from sigil.transport import wire
 from sigil.transport.certificates import SERVER_NAME, ClientCredentials
-from sigil.transport.rejections import Reason, Refused, Rejection
-from sigil.transport.wire import Header, Kind, Wire
+from sigil.transport.limits import Reason, Refused, Rejection
+from sigil.transport.wire import TICKET_BYTES, Header, Kind, Wire
 
 _MAX_RESTARTS: Final = 10
 _OPTIONS: Final = [
@@ -176,7 +176,7 @@ class RemoteServer:
         patience: float = 60.0,
     ) -> None:
         self._address = address
-        self._ticket = tickets.parse(ticket)
+        self._ticket = parse_ticket(ticket)
         self._round = round_number
         self._client = client
         self._classes = classes
@@ -288,6 +288,19 @@ class RemoteServer:
         if self._answers and not welcome.step:
             self._answers = 0
             raise RoundRestarted
+
+
+def parse_ticket(ticket: str) -> bytes:
+    """The bytes of a ticket that came as text."""
+    try:
+        value = bytes.fromhex(ticket)
+    except ValueError:
+        value = b""
+    if len(value) != TICKET_BYTES:
+        raise NetworkError(
+            f"The ticket is not {TICKET_BYTES} bytes in hexadecimal; use the one that the server sent."
+        )
+    return value
 
 
 class _Line:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from sigil.errors import NetworkError, reason
+from sigil.serving import Closing
 
 
 @dataclass(frozen=True)
-class Ports:
+class Ports(Closing):
     """The two ports that clients reach, as sockets that listen: nobody else can have them meanwhile.
 
     `front` is the HTTPS front's own. `split` only keeps the split service's port until the first round, when
@@ -32,12 +31,8 @@ class Ports:
             front.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Give both back."""
         self.front.close()
         self.split.close()
 

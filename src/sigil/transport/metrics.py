@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from prometheus_client import (
@@ -19,10 +20,10 @@ from prometheus_client import (
     generate_latest,
 )
 
-from sigil.errors import NetworkError
 from sigil.federation.judging import Fault
-from sigil.federation.progress import Silent
-from sigil.transport.rejections import FrontRefusal, Reason
+from sigil.federation.progress import Progress, Row
+from sigil.transport.limits import FrontRefusal, Reason
+from sigil.transport.listening import listen_on
 
 # At the metrics endpoint: connections at once, the longest head of a request, and the time for one.
 _READERS, _HEAD_BYTES, _READER_SECONDS = 32, 8192, 5.0
@@ -40,83 +41,72 @@ class ClientNow:
     images_per_second: float
 
 
-class Metrics:
-    """The counters of one service, in a registry of their own."""
+class Metrics(Progress):
+    """The counters of one service, in a registry of their own; as progress of a run it shows its rounds."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.clients = Gauge("sigil_clients", "Clients connected now", registry=self.registry)
-        self.round = Gauge("sigil_round", "Round under way", registry=self.registry)
-        self.steps = Counter("sigil_steps", "Steps finished", registry=self.registry)
-        self.images = Counter("sigil_images", "Samples in finished steps", registry=self.registry)
-        self.repeated = Counter(
-            "sigil_repeated_activations",
-            "Samples that were sent again within an epoch",
-            registry=self.registry,
+        self.now: tuple[ClientNow, ...] = ()
+        self.banner = ""
+        self.waited_seconds = 0.0
+        self._readers = 0
+        gauge = partial(Gauge, registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        seconds = partial(Histogram, buckets=_STEP_SECONDS, registry=self.registry)
+        self.clients = gauge("sigil_clients", "Clients that the run is for")
+        self.round = gauge("sigil_round", "Round under way")
+        self.steps = counter("sigil_steps", "Steps finished")
+        self.images = counter("sigil_images", "Samples in finished steps")
+        self.repeated = counter("sigil_repeated_activations", "Samples that were sent again within an epoch")
+        self.received = counter("sigil_received_bytes", "Bytes of accepted frames")
+        self.sent = counter("sigil_sent_bytes", "Bytes of frames sent")
+        self.reconnects = counter("sigil_reconnects", "Clients that came back")
+        self.in_flight = gauge("sigil_in_flight_bytes", "Bytes of activations and gradients of open steps")
+        self.step_seconds = seconds(
+            "sigil_step_seconds", "Seconds from a step's activation header to the last byte of its gradient"
         )
-        self.received = Counter("sigil_received_bytes", "Bytes of accepted frames", registry=self.registry)
-        self.sent = Counter("sigil_sent_bytes", "Bytes of frames sent", registry=self.registry)
-        self.reconnects = Counter("sigil_reconnects", "Clients that came back", registry=self.registry)
-        self.in_flight = Gauge(
-            "sigil_in_flight_bytes",
-            "Bytes of activations and gradients of open steps",
-            registry=self.registry,
-        )
-        self.step_seconds = Histogram(
-            "sigil_step_seconds",
-            "Seconds from a step's activation header to the last byte of its gradient",
-            buckets=_STEP_SECONDS,
-            registry=self.registry,
-        )
-        self._rejected = Counter("sigil_rejected", "Streams refused", ["reason"], registry=self.registry)
-        for reason in Reason:
-            self._rejected.labels(reason.value)  # every reason is shown from the start, at zero
-        self._stages = Histogram(
+        self._rejected = counter("sigil_rejected", "Streams refused", ["reason"])
+        self._stages = seconds(
             "sigil_stage_seconds",
             "Seconds of a step by stage: waiting for the client, receiving, computing, sending",
             ["stage"],
-            buckets=_STEP_SECONDS,
-            registry=self.registry,
         )
-        for stage in STAGES:
-            self._stages.labels(stage)
-        self.joined = Gauge("sigil_clients_joined", "Clients that are there", registry=self.registry)
-        self.training = Gauge("sigil_clients_training", "Clients in a round now", registry=self.registry)
-        self._readers = 0
-        self.people: tuple[ClientNow, ...] = ()
-        self.waited = Counter(
-            "sigil_waited_seconds", "Seconds in which a round waited for clients", registry=self.registry
+        self.joined = gauge("sigil_clients_joined", "Clients that are there now")
+        self.training = gauge("sigil_clients_training", "Clients that train now")
+        self._waited = counter("sigil_waited_seconds", "Seconds in which a round waited for clients")
+        self._loss = gauge("sigil_loss", "Mean training loss of the last round")
+        self._accuracy = gauge("sigil_accuracy", "Accuracy on the test images")
+        self._wsr = gauge("sigil_wsr", "Share of the mark's bits that are read rightly", ["inputs"])
+        self._log10_p = gauge("sigil_log10_p", "log10 of p of a reading, corrected", ["inputs"])
+        self._log10_p_before = gauge(
+            "sigil_log10_p_before", "log10 of p of a reading before correction", ["inputs"]
         )
-        self._loss = Gauge("sigil_loss", "Mean training loss of the last round", registry=self.registry)
-        self._accuracy = Gauge("sigil_accuracy", "Accuracy on the test images", registry=self.registry)
-        self._wsr = Gauge(
-            "sigil_wsr", "Share of the mark's bits that are read rightly", ["inputs"], registry=self.registry
-        )
-        self._log10_p = Gauge(
-            "sigil_log10_p", "log10 of p of a reading, corrected", ["inputs"], registry=self.registry
-        )
-        self._log10_p_before = Gauge(
-            "sigil_log10_p_before",
-            "log10 of p of a reading before correction",
-            ["inputs"],
-            registry=self.registry,
-        )
-        self._front_refused = Counter(
-            "sigil_front_refused", "Refused by the HTTPS front", ["reason"], registry=self.registry
-        )
-        for why in FrontRefusal:
-            self._front_refused.labels(why.value)
-        self._left_out = Counter(
-            "sigil_left_out_updates", "Updates not averaged", ["reason"], registry=self.registry
-        )
-        for fault in Fault:
-            self._left_out.labels(fault.value)
+        self._front_refused = counter("sigil_front_refused", "Refused by the HTTPS front", ["reason"])
+        self._left_out = counter("sigil_left_out_updates", "Updates not averaged", ["reason"])
+        # Every label is shown from the start, at zero.
+        for labelled, values in (
+            (self._rejected, [reason.value for reason in Reason]),
+            (self._front_refused, [why.value for why in FrontRefusal]),
+            (self._left_out, [fault.value for fault in Fault]),
+            (self._stages, STAGES),
+        ):
+            for value in values:
+                labelled.labels(value)
 
     def stage(self, name: str, seconds: float) -> None:
         """Count the time of one stage of a step."""
         self._stages.labels(name).observe(seconds)
 
-    def round_ended(self, row: Mapping[str, Any]) -> None:
+    def waited(self, seconds: float) -> None:
+        """A round waited for clients."""
+        self.waited_seconds += seconds
+        self._waited.inc(seconds)
+
+    def on_start(self, name: str, *, rows: Sequence[Row] = (), **values: Any) -> None:
+        for row in rows[-1:]:
+            self.on_round(row)
+
+    def on_round(self, row: Row) -> None:
         """Show what a round came to, from its line in ``metrics.jsonl``."""
         self.round.set(row["round"])
         self._loss.set(row["loss"])
@@ -157,33 +147,23 @@ class Metrics:
 
     def rejections(self) -> dict[Reason, int]:
         """How often each reason was given so far."""
-        counts = dict.fromkeys(Reason, 0)
-        for sample in next(iter(self._rejected.collect())).samples:
-            if sample.name == "sigil_rejected_total":
-                counts[Reason(sample.labels["reason"])] = int(sample.value)
-        return counts
+        return {Reason(name): count for name, count in self.refusals()["streams"].items()}
 
     def text(self) -> str:
         """All of it in Prometheus' text format."""
         return generate_latest(self.registry).decode()
 
-    def serve(self, port: int, *, host: str = "127.0.0.1") -> int:
+    def serve(self, port: int) -> int:
         """Answer ``GET /metrics`` on this port (0: any free one) until the process ends; returns the port."""
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family)
-        except OSError as error:
-            raise NetworkError(
-                f"The metrics cannot be served on {host}:{port}: {error.strerror}; choose another port."
-            ) from None
+        listener = listen_on("127.0.0.1", port, option="--metrics-port")
         threading.Thread(
             target=lambda: asyncio.run(self._listen(listener)), name="metrics", daemon=True
         ).start()
-        found: int = listener.getsockname()[1]
-        return found
+        return int(listener.getsockname()[1])
 
     async def _listen(self, listener: socket.socket) -> None:
-        # Prometheus' own server takes a thread for each connection and prints what it does not understand.
+        # Prometheus' own server takes a thread for each connection, as long as a stranger likes, and prints
+        # what it does not understand; uvicorn would wait for a request's head without end, and answer.
         server = await asyncio.start_server(self._answer, sock=listener, limit=_HEAD_BYTES)
         await server.serve_forever()
 
@@ -208,39 +188,3 @@ class Metrics:
         body = self.text().encode() if known else b"Ask for /metrics."
         start = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
         return start.encode() + b"connection: close\r\n\r\n" + body
-
-
-class MeasuredProgress(Silent):
-    """Passes on what a run's progress is told, and shows its rounds to Prometheus."""
-
-    def __init__(self, shown: Silent, metrics: Metrics) -> None:
-        self._shown, self._metrics = shown, metrics
-
-    def start(
-        self,
-        name: str,
-        *,
-        first_round: int,
-        rounds: int,
-        images_per_round: int,
-        rows: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """A run begins or goes on."""
-        for row in rows[-1:]:
-            self._metrics.round_ended(row)
-        self._shown.start(
-            name, first_round=first_round, rounds=rounds, images_per_round=images_per_round, rows=rows
-        )
-
-    def tick(self, images: int) -> None:
-        """Training went over this many images more."""
-        self._shown.tick(images)
-
-    def round_end(self, metrics: dict[str, Any]) -> None:
-        """A round is over."""
-        self._metrics.round_ended(metrics)
-        self._shown.round_end(metrics)
-
-    def close(self) -> None:
-        """The run is over."""
-        self._shown.close()

@@ -39,10 +39,8 @@ from sigil.federation.settings import BehaviourSettings
 from sigil.federation.trainer import RoundStart, RoundSums, Tick
 from sigil.transport.certificates import ServerCredentials
 from sigil.transport.client import RoundTask, RoundUpdate
-from sigil.transport.limits import Limits
-from sigil.transport.metrics import Metrics
-from sigil.transport.presence import Presence
-from sigil.transport.rejections import Reason
+from sigil.transport.limits import Limits, Reason
+from sigil.transport.metrics import ClientNow, Metrics
 from sigil.transport.rounds import RoundOutcome
 from sigil.transport.service import SplitService
 from sigil.transport.session import Status
@@ -54,6 +52,8 @@ log = logging.getLogger("sigil.transport")
 _LARGEST_LOSS: Final = torch.finfo(torch.float32).max
 
 POLL_SECONDS = 0.3
+# A client's SuperNode asks for messages every three seconds: after three times nobody is there any more.
+HEARD_SECONDS = 9.0
 PAUSE_SECONDS = 3.0
 MAX_FAILURES = 5
 # A client that is there may have to read its data before it connects for the first time in a round, and may
@@ -81,6 +81,9 @@ class Front(Protocol):
 
     def over_allowance(self) -> Collection[str]:
         """The fingerprints of clients that have sent, or announced, more than they may."""
+
+    def silent(self, seconds: float) -> Collection[str]:
+        """The fingerprints of clients from which nothing has come for so long."""
 
 
 class Messenger(Protocol):
@@ -130,6 +133,107 @@ class NetworkSettings:
             )
 
 
+_WORDS = {
+    Status.EXPECTED: "expected",
+    Status.CONNECTED: "training",
+    Status.ABSENT: "expected back",
+    Status.FINISHED: "finished",
+    Status.LOST: "given up",
+    Status.EXPELLED: "out",
+}
+
+
+class Presence:
+    """Keeps the metrics' list of clients up to date, and says whom a round waits for and what to do about it.
+
+    `wait` is the number of seconds after which a round goes on without a client, if it does.
+    """
+
+    def __init__(self, metrics: Metrics, clients: Collection[int], *, wait: float | None = None) -> None:
+        self._metrics = metrics
+        self._clients = sorted(clients)
+        self._wait = wait
+        self._began: dict[int, float] = {}
+        self._speeds: dict[int, float] = {}
+        self._lost: dict[int, float] = {}
+        self._known: set[int] = set()
+        self._last = {client: ClientNow(client, "absent", 0, 0.0) for client in self._clients}
+        metrics.clients.set(len(self._clients))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a client is lost and nobody trains meanwhile."""
+        return bool(self._lost) and all(now.state != "training" for now in self._last.values())
+
+    def gathered(
+        self, number: int, present: Collection[int], out: Collection[int], gone: Collection[int] = ()
+    ) -> None:
+        """Before a round: who is there, and without whom it goes on."""
+        self._began.clear()
+        awaited = [client for client in self._clients if client not in gone]
+        self._tell(number, dict.fromkeys(present, "here"), present, out, awaited)
+
+    def trained(
+        self,
+        number: int,
+        progress: Mapping[int, tuple[Status, int]],
+        present: Collection[int],
+        out: Collection[int],
+    ) -> None:
+        """In a round: where each of its clients stands and how many images it has gone through."""
+        now = time.monotonic()
+        words = {}
+        for client, (status, count) in progress.items():
+            if client in present or status not in (Status.EXPECTED, Status.ABSENT):
+                words[client] = _WORDS[status]
+            if status is Status.CONNECTED:
+                began = self._began.setdefault(client, now)
+                self._speeds[client] = count / (now - began) if now > began else 0.0
+        images = {client: count for client, (_, count) in progress.items()}
+        self._tell(number, words, present, out, progress.keys(), images)
+
+    def _tell(
+        self,
+        number: int,
+        words: dict[int, str],
+        present: Collection[int],
+        out: Collection[int],
+        awaited: Collection[int],
+        images: Mapping[int, int] | None = None,
+    ) -> None:
+        self._known |= set(present) | words.keys()
+        for client in self._clients:
+            # One that was never there is not missed, as it has yet to be started, nor one that was given up.
+            missed = client in awaited and client in self._known
+            word = "out" if client in out else words.get(client, "lost" if missed else "absent")
+            self._note(number, client, lost=word == "lost", back=client in present)
+            count = self._last[client].images if images is None else images.get(client, 0)
+            speed = self._speeds.get(client, 0.0) if word in ("training", "finished") else 0.0
+            self._last[client] = ClientNow(client, word, count, round(speed, 1))
+        self._metrics.now = tuple(self._last.values())
+        self._metrics.joined.set(len(set(present) & set(self._clients)))
+        self._metrics.banner = " ".join(self._sentence(number, client) for client in self._lost)
+
+    def _note(self, number: int, client: int, *, lost: bool, back: bool) -> None:
+        if lost and client not in self._lost:
+            self._lost[client] = time.time()
+            log.warning("%s", self._sentence(number, client))
+        elif not lost and client in self._lost:
+            seconds = time.time() - self._lost.pop(client)
+            if back:
+                log.warning("Client %d is back after %.0f seconds.", client, seconds)
+
+    def _sentence(self, number: int, client: int) -> str:
+        since = time.strftime("%H:%M:%S", time.localtime(self._lost[client]))
+        lost = f"Client {client} is lost since {since}, and round {number} waits for it"
+        if self._wait is not None:
+            return f"{lost}, {self._wait:g} seconds at most."
+        return (
+            f"{lost}; to go on, start it again (sigil join …/clients/{client:04d}), or this command with "
+            f"--minimum {max(1, len(self._clients) - 1)} --wait 10."
+        )
+
+
 class RemoteTrainer:
     """Trains rounds with clients elsewhere: halves travel by messenger, batches by the split service."""
 
@@ -140,7 +244,7 @@ class RemoteTrainer:
                 "What clients record or do beside training is theirs to say; leave the sections record and "
                 "behaviour out for a training across machines."
             )
-        mark, clients = training.servers.settings.watermark, settings.federation.clients
+        mark, clients = settings.watermark, settings.federation.clients
         if settings.marked and mark.scheme == "shares" and set(network.clients) != set(range(clients)):
             raise ConfigError(
                 f"Under the scheme shares the clients are numbered 0 to {clients - 1} before the first "
@@ -152,7 +256,10 @@ class RemoteTrainer:
         self.network = network
         self._service: SplitService | None = None
         self._judge = UpdateJudge(training.halves.client, training.halves.server, settings)
-        self._presence = Presence(network.metrics, network.clients.keys())
+        spare = network.minimum is not None and network.minimum < len(network.clients)
+        self._presence = Presence(
+            network.metrics, network.clients.keys(), wait=network.wait if spare else None
+        )
         self._left_out: Counter[int] = Counter()
         self._banned: set[int] = set()
         # Clients that were given up, with the process that was: another one may take part again, and so
@@ -168,28 +275,24 @@ class RemoteTrainer:
     def service(self) -> SplitService:
         """The split service, started at the first use: by then all observers are known."""
         if self._service is None:
-            training, network = self.training, self.network
+            network = self.network
             if network.held is not None:
                 network.held.close()
             self._service = SplitService(
-                training.settings,
-                key=training.key,
-                classes=training.dataset.classes,
-                input_shape=training.dataset.shape,
+                self.training,
                 credentials=network.credentials,
                 address=network.listen,
                 # Whom to wait for, and how long, is decided here.
                 limits=replace(network.limits, return_seconds=None),
                 metrics=network.metrics,
                 wire=network.wire,
-                observers=training.server_observers,
             ).start()
         return self._service
 
     def train(self, start: RoundStart, *, tick: Tick | None = None) -> RoundSums:
         """Train one round with the clients that are there when it begins."""
         service = self.service
-        here = self._gather()
+        here = self._gather(start.number)
         if absent := sorted(self.network.clients.keys() - here.keys()):
             log.info("round %d begins without client %s", start.number, ", ".join(map(str, absent)))
         fingerprints = {client: self.network.clients[client] for client in here}
@@ -204,7 +307,7 @@ class RemoteTrainer:
                 address=self.network.public or service.address,
                 ticket=ticket,
                 lr=start.lr,
-                client_state=start.client,
+                client_state=start.given(client, start.client),
                 wire=self.network.wire,
             )
             for client, ticket in tickets.items()
@@ -219,7 +322,14 @@ class RemoteTrainer:
                 f"{self._minimum} must; the last checkpoint is kept: start again with other clients "
                 "or a smaller --minimum."
             )
-        return self._sums(start, outcome, {client: updates[client] for client in done})
+        taken = {
+            client: replace(
+                updates[client],
+                client_state=start.taken(client, start.client, updates[client].client_state),
+            )
+            for client in done
+        }
+        return self._sums(start, outcome, taken)
 
     @property
     def _minimum(self) -> int:
@@ -228,7 +338,17 @@ class RemoteTrainer:
             return self.network.minimum
         return max(1, len(self.network.clients) - len(self._banned))
 
-    def _gather(self) -> dict[int, str]:
+    def _present(self) -> dict[int, str]:
+        """The clients that are there; Flower still lists one that was killed for most of a minute."""
+        front = self.network.front
+        silent = set() if front is None else set(front.silent(HEARD_SECONDS))
+        return {
+            client: process
+            for client, process in self.messenger.present().items()
+            if self.network.clients.get(client) not in silent
+        }
+
+    def _gather(self, number: int) -> dict[int, str]:
         """Wait for the clients of a round: for all that may come, or for `minimum` after `wait` seconds."""
         network = self.network
         began = time.monotonic()
@@ -236,17 +356,16 @@ class RemoteTrainer:
         while True:
             for client, _ in self._receive():
                 self._gone.pop(client, None)
-            present = self.messenger.present()
-            self._presence.gathered(present.keys(), self._banned)
+            present = self._present()
             for client, process in present.items():
                 if client in self._gone and self._gone[client] != process:
                     del self._gone[client]
+            self._presence.gathered(number, present.keys(), self._banned, self._gone.keys())
             expected = network.clients.keys() - self._banned - self._gone.keys()
             here = {client: present[client] for client in sorted(expected & present.keys())}
             patient = network.wait is None or time.monotonic() - began < network.wait
             if len(here) >= self._minimum and (len(here) == len(expected) or not patient):
                 self._gone |= dict.fromkeys(expected - here.keys())
-                network.metrics.waited.inc(time.monotonic() - began)
                 return here
             if len(network.clients) - len(self._banned) < self._minimum:
                 raise NetworkError(
@@ -258,6 +377,7 @@ class RemoteTrainer:
                 log.info("waiting for clients: %d of %d are here", len(here), len(expected))
                 told = True
             time.sleep(POLL_SECONDS)
+            network.metrics.waited(POLL_SECONDS)
 
     def _conduct(
         self, tasks: dict[int, RoundTask], processes: dict[int, str], tick: Tick | None
@@ -269,11 +389,14 @@ class RemoteTrainer:
         failures: Counter[int] = Counter()
         updates: dict[int, RoundUpdate] = {}
         dropped: set[int] = set()
-        counted = self._images()
+        counted = 0
+        number = next(iter(tasks.values())).round
         for client, task in tasks.items():
             self.messenger.send(client, task)
         while True:
             time.sleep(POLL_SECONDS)
+            if self._presence.waiting:
+                self.network.metrics.waited(POLL_SECONDS)
             now = time.monotonic()
             for client, update in self._receive():
                 if client not in tasks or client in dropped:
@@ -284,9 +407,12 @@ class RemoteTrainer:
                 elif self._fits(client, update, tasks[client].client_state):
                     updates[client] = update
             progress = self.service.progress()
+            if tick is not None:
+                before, counted = counted, sum(images for _, images in progress.values())
+                tick(counted - before)
             statuses = {client: status for client, (status, _) in progress.items()}
-            present = self.messenger.present()
-            self._presence.trained(progress, present.keys(), self._banned)
+            present = self._present()
+            self._presence.trained(number, progress, present.keys(), self._banned)
             dropped |= self._banned
             left = {c for c, s in statuses.items() if c not in dropped and not _over(s, c in updates)}
             if not left:
@@ -315,9 +441,6 @@ class RemoteTrainer:
                     del again[client]
                     updates.pop(client, None)
                     self.messenger.send(client, tasks[client])
-            if tick is not None:
-                before, counted = counted, self._images()
-                tick(counted - before)
 
     def _receive(self) -> list[tuple[int, RoundUpdate | None]]:
         """What has come back from clients that sent no more than they may; the others are out."""
@@ -408,9 +531,6 @@ class RemoteTrainer:
                 self._banned.add(client)
                 log.warning("client %d is out: %d of its updates were left out", client, MAX_LEFT_OUT)
         return {client: finding.fault.value for client, finding in findings.items()}
-
-    def _images(self) -> int:
-        return int(self.network.metrics.registry.get_sample_value("sigil_images_total") or 0)
 
 
 def _over(status: Status, brought: bool) -> bool:

@@ -3,14 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sigil.federation.averaging import State, WeightedAverage
 from sigil.injector import InjectionStatistics
-from sigil.transport.rejections import Reason
+from sigil.transport.limits import Reason, Rejection
 from sigil.transport.session import ServedHalf, Session, Status
-from sigil.transport.tickets import Seal, TicketBook
+from sigil.transport.wire import TICKET_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """What a ticket is bound to; `fingerprint` is the SHA-256 of the holder's certificate."""
+
+    round: int
+    client: int
+    fingerprint: str
+
+
+class TicketBook:
+    """The tickets of one round: 32 random bytes let one certificate's holder play one client.
+
+    The book keeps only hashes, so that nothing in the server's memory or log can be used as a ticket.
+    """
+
+    def __init__(self) -> None:
+        self._bearers: dict[bytes, Bearer] = {}
+
+    def issue(self, bearer: Bearer) -> str:
+        """A new ticket, as text for a configuration message."""
+        ticket = secrets.token_bytes(TICKET_BYTES)
+        self._bearers[_digest(ticket)] = bearer
+        return ticket.hex()
+
+    def check(self, ticket: bytes, *, claimed: Bearer) -> None:
+        """Reject a ticket that was not issued for exactly this round, client and certificate."""
+        bearer = self._bearers.get(_digest(ticket))
+        if bearer is None or (bearer.round, bearer.client) != (claimed.round, claimed.client):
+            raise Rejection(
+                Reason.TICKET,
+                f"There is no such ticket for client {claimed.client} in round {claimed.round}.",
+            )
+        if bearer.fingerprint != claimed.fingerprint:
+            raise Rejection(Reason.CERTIFICATE, "The ticket belongs to the holder of another certificate.")
+
+
+def _digest(ticket: bytes) -> bytes:
+    return hashlib.sha256(ticket).digest()
 
 
 @dataclass(frozen=True)
@@ -70,7 +112,7 @@ class Round:
         self.sessions: dict[int, Session] = {}
         self.issued: dict[int, str] = {}
         self._changed = asyncio.Event()
-        self._epochs = served.servers.settings.federation.local_epochs
+        self._epochs = served.training.settings.federation.local_epochs
         for index in sorted(clients):
             self.sessions[index] = Session(
                 index,
@@ -80,7 +122,7 @@ class Round:
                 served=served,
                 changed=self._changed.set,
             )
-            self.issued[index] = self.tickets.issue(Seal(number, index, clients[index]))
+            self.issued[index] = self.tickets.issue(Bearer(number, index, clients[index]))
 
     @property
     def settled(self) -> bool:

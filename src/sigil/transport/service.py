@@ -2,7 +2,7 @@
 
 It runs in the owner's process, on a thread of its own, beside whatever directs the rounds::
 
-    with SplitService(settings, key=key, classes=10, input_shape=(3, 32, 32), credentials=…) as service:
+    with SplitService(training, credentials=…) as service:
         tickets = service.open_round(1, server_state, lr=0.1, clients={0: fingerprint, 1: …})
         …                                   # hand each client its ticket; they connect and train
         outcome = service.wait_round(timeout=600, minimum=2)
@@ -16,32 +16,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import threading
-from collections import Counter
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import grpc
 
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation.averaging import State
-from sigil.federation.from_settings import ServerMaker, build_halves
-from sigil.federation.observers import ServerObserver
-from sigil.federation.precision import choose
+from sigil.federation.from_settings import Training
 from sigil.federation.settings import Settings
-from sigil.keys.key import Key
+from sigil.serving import ServerThread
 from sigil.transport import wire
 from sigil.transport.certificates import ServerCredentials, fingerprint
-from sigil.transport.limits import Limits
+from sigil.transport.limits import Budget, Limits, Reason, Rejection
 from sigil.transport.metrics import Metrics
-from sigil.transport.patience import Patience
-from sigil.transport.rejections import Reason, Rejection
 from sigil.transport.rounds import Round, RoundOutcome
-from sigil.transport.scheduler import Budget, Scheduler
-from sigil.transport.session import ServedHalf, Status
+from sigil.transport.session import Scheduler, ServedHalf, Status
 from sigil.transport.stream import Stream
 from sigil.transport.wire import Wire
 
@@ -66,8 +60,8 @@ _OPTIONS = [
     # Two services on one port would share its clients between them at random.
     ("grpc.so_reuseport", 0),
     # Pings find connections that ended without a word.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # A connection that does not finish its handshake, or has no stream, is closed.
     ("grpc.server_handshake_timeout_ms", 20_000),
@@ -75,44 +69,75 @@ _OPTIONS = [
 ]
 
 
-class SplitService:
+_MINUTE = 60.0
+# A client that is held up waits this long for each refusal …
+_PAUSE = 1.0
+# … unless so many streams wait already, of all clients, that they would be a burden themselves.
+_HELD = 256
+
+
+class RefusalDelay:
+    """Holds back the refusals of those who had more than `per_minute` of them in the last minute.
+
+    A refused stream that waits for its answer still counts as open, so that a client which greets in a loop
+    gets no more than its few streams in each pause, and the others their share of the server's time.
+    """
+
+    def __init__(self, per_minute: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = max(1, int(per_minute))
+        self._clock = clock
+        self._refused: dict[str, deque[float]] = {}
+        self._held = 0
+
+    def spent(self, holder: str) -> bool:
+        """Note a refusal to this holder of a certificate; true if it was one too many."""
+        now = self._clock()
+        times = self._refused.setdefault(holder, deque(maxlen=self._per_minute))
+        spent = len(times) == self._per_minute and now - times[0] < _MINUTE
+        times.append(now)
+        return spent
+
+    async def wait(self, holder: str) -> None:
+        """Return when a refusal may be sent to this holder."""
+        if not self.spent(holder) or self._held >= _HELD:
+            return
+        self._held += 1
+        try:
+            await asyncio.sleep(_PAUSE)
+        finally:
+            self._held -= 1
+
+
+class SplitService(ServerThread):
     """A gRPC server that trains the server halves of all who hold a ticket.
 
-    `input_shape` is (C, H, W) of the images. `address` is "host:port", port 0 for any free one; after
+    `address` is "host:port", port 0 for any free one; after
     :meth:`start`, :attr:`address` tells it. `wire` is the number format of activations and cut gradients:
     "float32" (as computed, equal bit for bit to a training in one process) or "bfloat16" (half the bytes).
-    `observers` must be mergeable: each client's session gets copies of them, and those of the clients that
-    finish are merged in order when the round ends.
+    The training's server observers must be mergeable: each client's session gets copies of them, and those of
+    the clients that finish are merged in order when the round ends.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        training: Training,
         *,
-        key: Key | None,
-        classes: int,
-        input_shape: tuple[int, int, int],
         credentials: ServerCredentials,
         address: str = "127.0.0.1:0",
         limits: Limits | None = None,
         metrics: Metrics | None = None,
         wire: Wire = "float32",
-        observers: Sequence[ServerObserver] = (),
     ) -> None:
-        _check_mode(settings)
-        if not all(observer.mergeable for observer in observers):
+        super().__init__("sigil-service")
+        _check_mode(training.settings)
+        if not all(observer.mergeable for observer in training.server_observers):
             raise ConfigError(
                 "An observer follows the clients one after another, but here they train at once."
             )
-        precision = choose(settings.run.device, settings.run.precision)
-        halves = build_halves(settings, classes=classes, input_shape=input_shape, precision=precision)
         self.metrics = metrics or Metrics()
         limits = limits or Limits()
         self._served = ServedHalf(
-            servers=ServerMaker(settings, secret=key, halves=halves, precision=precision),
-            half=halves.server,
-            classes=classes,
-            observers=observers,
+            training=training,
             limits=limits,
             wire=wire,
             metrics=self.metrics,
@@ -123,13 +148,10 @@ class SplitService:
         self._credentials = credentials
         self._wanted = address
         self._address: str | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._round: Round | None = None
         self._streams: Counter[str] = Counter()
-        self._patience = Patience(limits.refusals_per_minute)
+        self._delay = RefusalDelay(limits.refusals_per_minute)
         self._ready: Future[None] = Future()
-        self._stopping: asyncio.Event | None = None
-        self._thread = threading.Thread(target=self._main, name="sigil-service", daemon=True)
 
     @property
     def address(self) -> str:
@@ -141,27 +163,21 @@ class SplitService:
     @property
     def initial_state(self) -> State:
         """The server half before the first round, as the seed makes it."""
-        return {name: value.detach().clone() for name, value in self._served.half.state_dict().items()}
+        half = self._served.training.halves.server
+        return {name: value.detach().clone() for name, value in half.state_dict().items()}
 
     def start(self) -> Self:
         """Listen; returns when clients can connect."""
-        self._thread.start()
+        super().start()
         self._ready.result()
         return self
 
     def stop(self) -> None:
         """Close all streams and end."""
-        if self._loop is not None and self._stopping is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
+        self.close()
 
     def __enter__(self) -> Self:
         return self.start()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def open_round(
         self, number: int, server_state: State, *, lr: float, clients: Mapping[int, str]
@@ -173,7 +189,7 @@ class SplitService:
         """
         if not clients:
             raise NetworkError("A round needs at least one client.")
-        expected = self._served.servers.settings.federation.clients
+        expected = self._served.training.settings.federation.clients
         if strangers := sorted(client for client in clients if not 0 <= client < expected):
             raise ConfigError(
                 f"Client {strangers[0]} is none of the {expected} clients of the settings, from 0 on."
@@ -232,9 +248,10 @@ class SplitService:
             raise NetworkError("There is no open round to wait for; open one first.")
         await current.wait(timeout)
         await self._close()
+        observers = self._served.training.server_observers
         for session in current.sessions.values():
             if session.status is Status.FINISHED:
-                for observer, part in zip(self._served.observers, session.observers, strict=True):
+                for observer, part in zip(observers, session.observers, strict=True):
                     observer.merge(part.collect())
         return current.outcome()
 
@@ -246,25 +263,24 @@ class SplitService:
                 await session.end()
 
     def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        if self._loop is None or not self._thread.is_alive():
+        if not self._thread.is_alive():
             work.close()
             raise NetworkError("The split service is not running; start it first.")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def _main(self) -> None:
+    async def _serve(self) -> None:
         try:
-            asyncio.run(self._run())
+            await self._listen()
         except BaseException as error:
             if self._ready.done():
                 raise
             self._ready.set_exception(error)
 
-    async def _run(self) -> None:
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+    async def _listen(self) -> None:
         # Room to be told of one stream too many; what a connection opens beyond that waits at its own end.
         at_once = ("grpc.max_concurrent_streams", 2 * int(self._served.limits.streams_per_client) + 2)
         server = grpc.aio.server(options=[*_OPTIONS, at_once])
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
+        handler = grpc.stream_stream_rpc_method_handler(self._stream)
         _, service, method = wire.METHOD.split("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
         mine = self._credentials
@@ -290,7 +306,7 @@ class SplitService:
             await asyncio.wait(left, timeout=1.0)
         self._served.scheduler.close()
 
-    async def _serve(self, requests: object, context: Any) -> None:
+    async def _stream(self, requests: object, context: Any) -> None:
         """One stream; nothing but a reason and a sentence of ours ever goes out with its end."""
         (certificate,) = context.auth_context()["x509_pem_cert"]
         holder = fingerprint(certificate)
@@ -331,7 +347,7 @@ class SplitService:
         log.debug("refused a stream: %s: %s", rejection.reason.value, rejection.sentence)
         self.metrics.rejected(rejection.reason)
         try:
-            await self._patience.lose(holder)
+            await self._delay.wait(holder)
         except asyncio.CancelledError:
             return  # gone before it was told
         code = _CODES.get(rejection.reason, grpc.StatusCode.INVALID_ARGUMENT)

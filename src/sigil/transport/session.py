@@ -15,29 +15,30 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sigil.errors import LossError, RepetitionError
 from sigil.federation.averaging import State
-from sigil.federation.from_settings import ServerMaker, fresh_optimizer
+from sigil.federation.from_settings import Training, fresh_optimizer
 from sigil.federation.messages import Activation, LogitGradient
 from sigil.federation.observers import ServerObserver
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.injector import InjectionStatistics
-from sigil.transport.limits import Limits
+from sigil.transport.limits import Budget, Limits, Reason, Rejection
 from sigil.transport.metrics import Metrics
-from sigil.transport.rejections import Reason, Rejection
-from sigil.transport.scheduler import Budget, Scheduler
 from sigil.transport.wire import Header, Kind, Wire, agreed_formats, check_finite
 
 log = logging.getLogger("sigil.transport")
+
+Result = TypeVar("Result")
 
 
 class Status(Enum):
@@ -55,14 +56,30 @@ class Status(Enum):
     """It broke the rules."""
 
 
+class Scheduler:
+    """The one compute thread of all server halves: torch spreads each operation over the cores by itself.
+
+    Every client has at most one step under way and waits for its turn, first come, first served; so between
+    two turns of one client every other client that is ready gets one.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sigil-compute")
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Do this when all that came before is done."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def close(self) -> None:
+        """Finish what is under way and take no more."""
+        self._thread.shutdown(cancel_futures=True)
+
+
 @dataclass(frozen=True)
 class ServedHalf:
     """The server half that a service offers, and what all its sessions share; each trains a copy of it."""
 
-    servers: ServerMaker
-    half: nn.Module
-    classes: int
-    observers: Sequence[ServerObserver]
+    training: Training
     limits: Limits
     wire: Wire
     metrics: Metrics
@@ -71,17 +88,21 @@ class ServedHalf:
 
     @property
     def precision(self) -> Precision:
-        return self.servers.precision
+        return self.training.precision
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample at the cut."""
-        return self.servers.shape
+        return self.training.halves.shape
+
+    @property
+    def classes(self) -> int:
+        return self.training.dataset.classes
 
     @property
     def samples_per_batch(self) -> int:
         # A last batch of one sample is joined to the one before it.
-        return self.limits.samples_per_batch or self.servers.settings.federation.batch_size + 1
+        return self.limits.samples_per_batch or self.training.settings.federation.batch_size + 1
 
 
 class OpenStream(Protocol):
@@ -180,7 +201,7 @@ class Session:
         self._stop_timers()
         if self.stream is not None:
             self.stream.close(Reason.SUPERSEDED)
-            metrics.clients.dec()
+            metrics.training.dec()
         elif self.reconnects >= 0:
             self.waited += asyncio.get_running_loop().time() - self.left
         self.reconnects += 1
@@ -195,7 +216,7 @@ class Session:
         if self.status is not Status.FINISHED or not answers:
             self.status = Status.CONNECTED
         self.stream = stream
-        metrics.clients.inc()
+        metrics.training.inc()
 
     def leave(self, stream: OpenStream, *, drop: bool) -> None:
         """A stream ended: its client may come back, to its step for a while and to its round for longer."""
@@ -203,7 +224,7 @@ class Session:
             return
         limits = self._served.limits
         self.stream = None
-        self._served.metrics.clients.dec()
+        self._served.metrics.training.dec()
         if self.settled:
             self._changed()
             return
@@ -357,17 +378,17 @@ class Session:
     def _live(self) -> Server:
         """This client's server, made from the round's weights at the first step."""
         if self._server is None:
-            served = self._served
-            half = copy.deepcopy(served.half)
+            training = self._served.training
+            half = copy.deepcopy(training.halves.server)
             half.load_state_dict(self._state)
             half.train()
-            self.observers = [copy.deepcopy(observer) for observer in served.observers]
+            self.observers = [copy.deepcopy(observer) for observer in training.server_observers]
             for observer in self.observers:
                 observer.on_round_start(self.round)
             optimizer = fresh_optimizer(
-                half, self._lr, settings=served.servers.settings, precision=served.precision
+                half, self._lr, settings=training.settings, precision=training.precision
             )
-            self._server = served.servers.make(
+            self._server = training.make_server(
                 self.client, half, optimizer, round_number=self.round, observers=self.observers
             )
         return self._server

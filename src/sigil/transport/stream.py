@@ -28,10 +28,9 @@ import torch
 from torch import Tensor
 
 from sigil.transport import wire
-from sigil.transport.rejections import Reason, Rejection
-from sigil.transport.rounds import Round
+from sigil.transport.limits import Reason, Rejection
+from sigil.transport.rounds import Bearer, Round
 from sigil.transport.session import ServedHalf, Session, Status
-from sigil.transport.tickets import Seal
 from sigil.transport.wire import Header, Kind
 
 # Where a client broke no rule: it may come back.
@@ -109,7 +108,7 @@ class Stream:
         current = self._current()
         if current is None or current.number != header.round:
             raise Rejection(Reason.CLOSED, f"Round {header.round} is not open.")
-        current.tickets.check(ticket, claimed=Seal(header.round, header.client, self._holder))
+        current.tickets.check(ticket, claimed=Bearer(header.round, header.client, self._holder))
         session = current.sessions[header.client]
         async with session.lock:
             if self._current() is not current:

@@ -47,7 +47,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigil.transport.rejections import Reason, Rejection
+from sigil.transport.limits import Reason, Rejection
 
 MAGIC: Final = b"SIGL"
 VERSION: Final = 1
@@ -93,8 +93,6 @@ _CODES: Final = {dtype: code for code, dtype in _DTYPES.items()}
 _TENSORS: Final = (Kind.ACTIVATION, Kind.LOGITS, Kind.LOGIT_GRADIENT, Kind.CUT_GRADIENT)
 _AT_CUT: Final = (Kind.ACTIVATION, Kind.CUT_GRADIENT)
 _NARROW: Final[dict[Wire, torch.dtype]] = {"bfloat16": torch.bfloat16, "int8": torch.int8}
-# What a sample's scale may be at most: with it, even the byte -128 stands for a finite number.
-_LARGEST_SCALE: Final = torch.finfo(torch.float32).max / 128
 _SCALE_BYTES: Final = 4
 # Up to this size, torch works on the thread that asks; waking others for each chunk costs more than it saves.
 _BLOCK: Final = 32_768
@@ -306,9 +304,14 @@ class Assembly:
         # A copy, as the bytes of the numbers need not begin where a float may.
         factors = scales.clone().view(torch.float32)[:, None]
         # Whoever sends them: with such a scale nothing can be computed. NaN is in no interval.
-        if not bool(((factors >= 0) & (factors <= _LARGEST_SCALE)).all()):
+        largest = torch.finfo(self._target).max
+        if not bool(((factors >= 0) & (factors <= largest / 127)).all()):
             raise Rejection(Reason.VALUES, "The scale of a sample is negative, too large or no number.")
-        return (steps.view(torch.int8).view(count, -1) * factors).to(self._target).flatten()
+        numbers = steps.view(torch.int8).view(count, -1) * factors
+        if bool((factors > largest / 129).any()):
+            # A step of -128, which no honest sender takes, or a last digit would go beyond that.
+            numbers.clamp_(-largest, largest)
+        return numbers.to(self._target).flatten()
 
 
 def _check_bits(came: npt.NDArray[np.uint8], dtype: torch.dtype | None) -> None:

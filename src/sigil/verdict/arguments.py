@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from sigil.arguments import check_numbers
+from sigil.arguments import check_module
 from sigil.data.inputs import shape_of
 from sigil.errors import ConfigError, SuspectError
 from sigil.keys.key import Key
@@ -31,7 +31,7 @@ def as_key(given: object) -> Key:
 def check_suspect(given: object) -> None:
     """Raise unless a path, a module or something else that can be called was given as the suspect."""
     if isinstance(given, nn.Module):
-        check_numbers("suspect", given, raises=SuspectError)
+        check_module("suspect", given, raises=SuspectError)
     if isinstance(given, str | os.PathLike) or (callable(given) and not isinstance(given, type)):
         return
     hint = "give the path of the model's file, or the model up to the cut"

@@ -53,7 +53,7 @@ def check_settings(
             raise ConfigError(f"{name} may be at most {float(most):.0e}, more than anybody can count.")
     if seed is not None and not (arguments.is_whole(seed) and 0 <= seed < 1 << 63):
         raise ConfigError(f"seed is {shown(seed)}, but it must be a whole number from 0 to 2**63 - 1.")
-    if not arguments.is_number(alpha) or not 0 < alpha < 1:
+    if not 0 < alpha < 1:
         raise ConfigError(f"alpha is {shown(alpha)}, but it must lie between 0 and 1, such as {ALPHA:g}.")
 
 
@@ -119,7 +119,8 @@ def count_cuts(suspect: Suspect, key: Key) -> int:
     """At how many places and with how many shapes of input a suspect could be read, if the key does not say.
 
     A key that leaves the shape of inputs open counts as the most, 64, since many shapes give the same shape
-    of activations.
+    of activations. What the statement alone leaves open is counted in any case (:func:`least_cuts`), since
+    who checks a record knows no more.
     """
     module = module_of(suspect)
     spec = getattr(module, "spec", None)
@@ -128,14 +129,15 @@ def count_cuts(suspect: Suspect, key: Key) -> int:
     if module is None or key.fields.input_shape is None:
         return MOST_CUTS
     leaves = sum(1 for part in module.modules() if not any(part.children()))
-    return max(1, min(MOST_CUTS, leaves))
+    return max(least_cuts(key.fields), min(MOST_CUTS, leaves))
 
 
 def cuts_of_model(architecture: str, cut: str | None, key: Key) -> int:
     """The same of one of Sigil's own models."""
     if key.fields.input_shape is None:
         return MOST_CUTS
-    return 1 if cut is not None and key.fields.cut == cut else min(MOST_CUTS, len(cut_points(architecture)))
+    points = 1 if cut is not None and key.fields.cut == cut else len(cut_points(architecture))
+    return max(least_cuts(key.fields), min(MOST_CUTS, points))
 
 
 def least_cuts(stated: KeyFields) -> int:

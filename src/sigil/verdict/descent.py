@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sigil import models, origin
-from sigil.alignment import restored_filters, restored_unknown
-from sigil.errors import AlignmentError, ModelError, ShapeError, SuspectError
+from sigil.alignment import restored_filters, restored_own, restored_unknown
+from sigil.errors import AlignmentError, ConfigError, ModelError, ShapeError, SuspectError
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.origin import Origin
@@ -28,7 +28,7 @@ def origin_of(suspect: Suspect, key: Key, input_shape: Sequence[int] | None = No
     The better one of two tests: of all signs in the order as it is, by the names of the layers, and of the
     held-out signs after channels were put back in order, which takes a model whose layers Sigil knows
     (:mod:`sigil.origin`). Of any other model the filters are compared, if the key states which model it drew
-    the weights for; that takes the shape of an input.
+    the weights for, and else the layers of a module by their names; that takes the shape of an input.
     """
     if key.fields.initialiser is None:
         return None
@@ -64,6 +64,16 @@ def start_of(key: Key) -> Model | None:
     return half
 
 
+def own_start(module: nn.Module, key: Key) -> nn.Module | None:
+    """The same layers with the weights that the key draws for their names; None if that cannot be made."""
+    try:
+        start = copy.deepcopy(module)
+        key.initialise(start)
+    except (ConfigError, RuntimeError, TypeError):  # no layer to draw for, or none that can be copied
+        return None
+    return start
+
+
 def _half_in(module: nn.Module) -> nn.Module:
     """The model of Sigil's inside a module, if there is one: its layers have their names only within it."""
     return next((part for part in module.modules() if isinstance(part, Model)), module)
@@ -87,20 +97,24 @@ def _by_names(module: nn.Module, key: Key) -> Origin | None:
 
 def filters_origin(suspect: Suspect, key: Key, shape: Sequence[int]) -> Origin | None:
     """The test of the held-out signs of a suspect of which only the filters are known."""
-    start = start_of(key)
-    if start is None:
-        return None
+    start, module = start_of(key), module_of(suspect)
     try:
-        filters = filters_of(suspect, shape)
-    except (SuspectError, ShapeError):
+        if start is not None:
+            filters = filters_of(suspect, shape)
+            if not filters:
+                return None
+            _hold_out(start, key)
+            return _held_out_signs(restored_unknown(filters, start), start, key)
+        own = None if module is None else own_start(module, key)
+        if module is None or own is None:
+            return None
+        _hold_out(own, key)
+        return _held_out_signs(restored_own(module, own, shape), own, key)
+    except (AlignmentError, SuspectError, ShapeError):
         return None
-    if not filters:
-        return None
-    _hold_out(start, key)
-    return _held_out_signs(restored_unknown(filters, start), start, key)
 
 
-def _hold_out(start: Model, key: Key) -> None:
+def _hold_out(start: nn.Module, key: Key) -> None:
     """Draw the key's weights into a model, with those that are held out as zeros."""
     with torch.no_grad():
         for name in key.initialise(start):
@@ -108,7 +122,7 @@ def _hold_out(start: Model, key: Key) -> None:
             weight.masked_fill_(key.held_out(name, weight.shape).to(weight.device), 0.0)
 
 
-def _held_out_signs(restored: Mapping[str, Tensor], start: Model, key: Key) -> Origin:
+def _held_out_signs(restored: Mapping[str, Tensor], start: nn.Module, key: Key) -> Origin:
     """Compare what was put back in order with the signs that were held out, drawn once more by layer."""
     drawn = {name: tuple(start.get_parameter(name).shape) for name in restored}
     return origin.compare(restored, drawn, key.initial, held_out=key.held_out)

@@ -21,7 +21,7 @@ from sigil.probing import Suspect
 from sigil.rules import Price
 from sigil.verdict import choices, wording
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
-from sigil.verdict.readings import Kind, Reading
+from sigil.verdict.report import Kind, Reading
 from sigil.verdict.verification import read_mark
 
 # How a training's metrics call what was read; the name without a kind is that of noise, the paper's probe.

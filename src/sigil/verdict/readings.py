@@ -13,12 +13,8 @@ random.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,89 +24,12 @@ from sigil.alignment import Alignment
 from sigil.errors import NotReadable, ShapeError
 from sigil.keys.key import Key
 from sigil.probing import Suspect, activations, check_readable, undisturbed
-
-Kind = Literal["noise", "inputs", "origin"]
-Source = Literal["key", "statement", "judge", "defendant", "claimant"]
+from sigil.verdict.report import Kind, Reading, Source
 
 # Floats held at once: activations waiting for their projection, or one block of rows of M (128 MB).
 _BUDGET = 1 << 25
 # Activations up to this size are projected as they are.
 _LARGE = 2.0**64
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a suspect answers to one kind of question.
-
-    ``kind`` is ``"noise"``, ``"inputs"`` or ``"origin"``; ``aligned`` says whether channels were put back
-    in order before it was asked. ``count`` is the number of probes, inputs or weights; ``wsr`` the share of
-    bits (or signs) that are right and ``log10_p_before`` the logarithm of the probability of that by chance,
-    before any correction.
-    Values at the cut that are not finite are left out, as if they were zero; in ``incomplete`` of the answers
-    there were some. A suspect most of whose values are not has ``readable`` false and p = 1.
-
-    ``source`` says who chose the inputs: the ``"key"``, its ``"statement"``, the ``"judge"``, the
-    ``"defendant"`` or the ``"claimant"``, whose choice cannot prove anything: ``counts`` is false.
-    ``digest`` is that of the inputs.
-
-    Per bit ``j``, in the key's order: ``bit_shares`` is the share of answers that equal the target;
-    ``margins`` is ``s_j * mean_i(P_ij) / sqrt(mean_i(P_ij ** 2))`` with ``s_j`` the sign that the target
-    asks for, so +1 is a constant projection on the right side of zero and -1 one on the wrong side.
-
-    Of an origin there are, for each octile of the weights' sizes (:mod:`sigil.origin`), how many were
-    ``tested`` and how many of them are ``agreeing``; ``wsr`` is the share that agrees, counted by octile.
-    """
-
-    kind: Kind
-    count: int
-    wsr: float
-    log10_p_before: float
-    exact: bool = True
-    aligned: bool = False
-    readable: bool = True
-    source: Source = "key"
-    digest: str | None = None
-    bit_shares: tuple[float, ...] = field(default=(), repr=False)
-    margins: tuple[float, ...] = field(default=(), repr=False)
-    agreeing: tuple[int, ...] = ()
-    tested: tuple[int, ...] = ()
-    incomplete: int = 0
-
-    @property
-    def counts(self) -> bool:
-        """Whether this reading may carry a verdict."""
-        return self.readable and self.source != "claimant"
-
-    @property
-    def name(self) -> str:
-        """What was read, in words."""
-        return f"{self.kind}, channels put back in order" if self.aligned else self.kind
-
-    @property
-    def bit_error(self) -> float:
-        """The share of bits whose majority over the answers is wrong."""
-        wrong = sum(share < 0.5 for share in self.bit_shares)
-        return wrong / len(self.bit_shares) if self.bit_shares else 0.5
-
-    @property
-    def weights(self) -> tuple[int, ...]:
-        """``|w_j| = |2 n_j - N|``, the numbers whose random signs make up the null distribution."""
-        return tuple(round(abs(2 * share - 1) * self.count) for share in self.bit_shares)
-
-    def threshold(self, alpha: float) -> float:
-        """The smallest WSR at which this suspect would have reached p <= alpha before correction, or inf."""
-        if not self.bit_shares:
-            return math.inf
-        weights = [round((2 * share - 1) * self.count) for share in self.bit_shares]
-        # A level that is corrected for everything may be smaller than any float.
-        return statistics.threshold(weights, probes=self.count, alpha=max(alpha, sys.float_info.min))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The reading as plain JSON values, bit by bit results left out."""
-        values = dataclasses.asdict(self) | {"counts": self.counts}
-        for name in ("bit_shares", "margins", "agreeing", "tested"):
-            del values[name]
-        return values
 
 
 def unreadable(
@@ -167,6 +86,7 @@ def read(
         wsr=int(matches.sum()) / (count * key.bits),
         log10_p_before=tail.log10_p,
         exact=tail.exact,
+        agreements=tuple(sorted(matches.tolist(), reverse=True)),
         bit_shares=tuple((matches / count).tolist()),
         margins=tuple(margins.tolist()),
         incomplete=incomplete,

@@ -12,20 +12,27 @@ owned by it.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Literal, Protocol, runtime_checkable
 
 import torch
 from cryptography.x509 import Certificate
-from torch import Tensor
+from torch import Tensor, nn
 
 from sigil import arguments
-from sigil.alignment import Alignment, Reference, align, began_with_key, check_channels, open_reference
+from sigil.alignment import (
+    Alignment,
+    Reference,
+    align,
+    began_with_key,
+    check_channels,
+    fingerprint,
+    open_reference,
+)
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.errors import AlignmentError, ConfigError, ShapeError, SigilError, SuspectError, shown
 from sigil.keys.key import Key
@@ -34,24 +41,41 @@ from sigil.probing import Suspect, batch_size_for, module_of, noise
 from sigil.rules import ALPHA
 from sigil.verdict import choices
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
-from sigil.verdict.descent import origin_of, start_of
-from sigil.verdict.readings import Reading, Source, read, unreadable
-from sigil.verdict.report import Entry, Report, best_of
+from sigil.verdict.descent import origin_of, own_start, start_of
+from sigil.verdict.readings import read, unreadable
+from sigil.verdict.report import (
+    MAX_COUNT,
+    AlignmentFacts,
+    KeyFacts,
+    Opened,
+    Reading,
+    Report,
+    Software,
+    Source,
+    SuspectFacts,
+    best_of,
+    harmless,
+    moment_text,
+)
 
 INPUTS_READ: Final = LEAST_INPUTS
 
 
 @runtime_checkable
-class HasEntries(Protocol):
+class FromFile(Protocol):
     """A suspect from a file, which may hold several models: a :class:`sigil.suspect.Suspect`."""
 
+    path: Path
+    sha256: str
+    kind: str
     description: str
+    asked: Mapping[str, str | int]
     entry: str
     entries: tuple[str, ...]
     unread: int
 
     def __call__(self, batch: Tensor) -> Tensor: ...
-    def each(self) -> Iterator[HasEntries]: ...
+    def each(self) -> Iterator[FromFile]: ...
 
 
 def read_mark(
@@ -69,7 +93,7 @@ def read_mark(
     `probes` may be fewer than the key's, the first of which are taken then.
     """
     shape = asked_shape(suspect, key, inputs, input_shape)
-    count = key.fields.probes if probes is None else probes
+    count = key.fields.probes if probes is None else operator.index(probes)
     examiner = _Examiner(suspect, key, shape, count, None, batch_size_for(shape, batch_size))
     if inputs is not None:
         used, given = examiner.take(open_inputs(inputs, shape=shape), inputs_from)
@@ -135,10 +159,14 @@ def verify(
     choices.check_settings(
         probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
     )
+    # Numbers of NumPy and PyTorch are numbers as well, but not in a report.
+    probes, seed, register = (
+        None if one is None else operator.index(one) for one in (probes, seed, register)
+    )
     entries: tuple[str, ...] = getattr(suspect, "entries", ("",))
     best: Report | None = None
     failed: SigilError | None = None
-    for one in suspect.each() if isinstance(suspect, HasEntries) else (suspect,):
+    for one in suspect.each() if isinstance(suspect, FromFile) else (suspect,):
         try:
             report = _verify_one(
                 one,
@@ -149,8 +177,9 @@ def verify(
                 input_shape=input_shape,
                 probes=probes,
                 seed=seed,
-                level=level,
-                tries=tries * len(entries),
+                level=float(level),
+                opened=_asked(suspect),
+                tries=operator.index(tries) * len(entries),
                 register=register,
                 roots=roots,
                 batch_size=batch_size,
@@ -159,9 +188,6 @@ def verify(
         except SigilError as error:
             failed = failed or error
             continue
-        if isinstance(one, HasEntries):
-            found = Entry(one.entry, one.description, one.entries, one.unread)
-            report = dataclasses.replace(report, entry=found)
         best = report if best is None else min(best, report, key=_rank)
         if best.owned:
             break  # all are paid for, read or not
@@ -187,6 +213,7 @@ def _verify_one(
     probes: int | None,
     seed: int | None,
     level: float,
+    opened: Opened,
     tries: int,
     register: int | None,
     roots: Sequence[Certificate] | str | os.PathLike[str] | None,
@@ -197,7 +224,6 @@ def _verify_one(
     if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
         # The key draws the weights that such a run began with; only correlations remain to be brought.
         reference = None if isinstance(module_of(suspect), Model) else reference
-    level, seed = float(level), None if seed is None else operator.index(seed)
     shape = asked_shape(suspect, key, inputs, input_shape)
     batch_size = batch_size_for(shape, batch_size)
     reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
@@ -253,6 +279,7 @@ def _verify_one(
         raise unread
 
     best = best_of(readings)
+    needed = best.threshold(price.level(level))
     sound = not reasons and level <= ALPHA
     return Report(
         owned=sound and best.counts and price.proves(best.log10_p_before, level),
@@ -265,15 +292,49 @@ def _verify_one(
         cuts=price.cuts,
         allowance_log2=price.allowance_log2,
         bits=key.bits,
-        commitment=key.commitment,
-        owner=key.owner,
-        kind=key.kind,
-        threshold=best.threshold(price.level(level)),
-        register=register,
-        authority=authority,
+        threshold=needed if needed <= 1.0 else None,
+        register_count=register,
+        trusted_root=authority,
         seed=seed,
-        alignment=alignment,
-        reasons=reasons,
+        alignment=None if alignment is None else AlignmentFacts.of(alignment),
+        reasons=tuple(harmless(reason) for reason in reasons),
+        key=KeyFacts.of(key),
+        suspect=_facts(suspect, shape, opened),
+        created=moment_text(datetime.now(UTC)),
+        software=Software.here(),
+    )
+
+
+def _asked(suspect: Suspect) -> Opened:
+    """What the caller said of a file to have it opened."""
+    asked = suspect.asked if isinstance(suspect, FromFile) else {}
+    said = {name: harmless(value) if isinstance(value, str) else value for name, value in asked.items()}
+    return Opened.model_validate(said)
+
+
+def _facts(suspect: Suspect, shape: tuple[int, ...], opened: Opened) -> SuspectFacts:
+    """What is known of a suspect: from a file, a module, or a function of which nothing is known."""
+    if isinstance(suspect, FromFile):
+        return SuspectFacts(
+            # With its folder: copies of a model lie in folders of their own, under one name.
+            file=harmless(str(Path(*suspect.path.parts[-2:]))),
+            sha256=suspect.sha256,
+            kind=suspect.kind,
+            description=harmless(suspect.description),
+            input_shape=shape,
+            opened=opened,
+            entry=harmless(suspect.entry),
+            entries=tuple(harmless(name) for name in suspect.entries),
+            unread=min(suspect.unread, MAX_COUNT),
+        )
+    module = module_of(suspect)
+    known = f", {module.spec}" if isinstance(module, Model) else ""
+    return SuspectFacts(
+        file=harmless(f"{type(module or suspect).__name__} in memory"),
+        sha256=None if module is None else fingerprint(module),
+        kind="function" if module is None else "module",
+        description=harmless(f"{type(module or suspect).__qualname__}{known}"),
+        input_shape=shape,
     )
 
 
@@ -374,8 +435,7 @@ class _Examiner:
             wsr=found.share,
             log10_p_before=found.log10_p,
             aligned=found.restored,
-            agreeing=found.agreeing,
-            tested=found.tested,
+            agreements=found.agreeing + found.tested,
         )
 
     def in_order(self, alignment: Alignment | None) -> Reading | None:
@@ -392,10 +452,12 @@ class _Examiner:
         module = module_of(self.suspect)
         if self.key.fields.initialiser is None or len(self.key.shape) < 2:
             return None
-        start = start_of(self.key)
-        if isinstance(module, Model) and (start is None or module.spec.width == start.spec.width):
-            start = copy.deepcopy(module)
-            self.key.initialise(start)
+        start: nn.Module | None = start_of(self.key)
+        same = (
+            isinstance(start, Model) and isinstance(module, Model) and module.spec.width == start.spec.width
+        )
+        if module is not None and (start is None or same):
+            start = own_start(module, self.key)
         if start is None:
             return None
         try:

@@ -7,13 +7,15 @@ sets in its own way are given with a placeholder, such as ``{owner}``.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from sigil import statistics
 from sigil.errors import shown
 from sigil.rules import ALPHA, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, TESTS, Price
 from sigil.statistics import PAPER_THRESHOLD
-from sigil.verdict.outcome import ChannelOrder, Examined, HasProbability, KeyKind, OneReading, Verdict
+
+if TYPE_CHECKING:
+    from sigil.verdict.report import AlignmentFacts, KeyFacts, Reading, Report, SuspectFacts
 
 NOT_DISPROVEN = (
     "Not proven is not disproven: the mark may be absent, or weakened, or it may belong\n"
@@ -50,10 +52,19 @@ _DEMONSTRATION_AUTHORITY = "CN=Demonstration time stamps"
 _SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
+class HasProbability(Protocol):
+    """A corrected p-value, and whether it is exact or a bound."""
+
+    @property
+    def log10_p(self) -> float: ...
+    @property
+    def exact(self) -> bool: ...
+
+
 Outcome = Literal["owned", "descends", "experiment", "not proven"]
 
 
-def outcome(verdict: Verdict) -> Outcome:
+def outcome(verdict: Report) -> Outcome:
     """What a verdict comes to: the mark decides, then the origin; an experiment decides nothing."""
     if verdict.experiment:
         return "experiment"
@@ -88,36 +99,36 @@ _HEADLINES: dict[Outcome, str] = {
 }
 
 
-def word(verdict: Verdict) -> str:
+def word(verdict: Report) -> str:
     """The verdict in a list of results."""
     return outcome(verdict)
 
 
-def stamp(verdict: Verdict) -> str:
+def stamp(verdict: Report) -> str:
     """The verdict on a page, by itself."""
     return _STAMPS[outcome(verdict)]
 
 
-def title(verdict: Verdict) -> str:
+def title(verdict: Report) -> str:
     """The verdict as the title of a page."""
     return _TITLES[outcome(verdict)]
 
 
-def heading(verdict: Verdict) -> str:
+def heading(verdict: Report) -> str:
     """The verdict as the heading of a page, with the place of the ``{owner}``."""
     return _HEADINGS[outcome(verdict)]
 
 
-def headline(verdict: Verdict, owner: str) -> str:
+def headline(verdict: Report, owner: str) -> str:
     """The verdict as the first line in a terminal."""
     return _HEADLINES[outcome(verdict)].replace("{owner}", owner)
 
 
-def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
+def sentence(verdict: Report) -> str:
     """The verdict in one sentence for people."""
     wsr, needed = success_rate(verdict)
-    found = f"its bits agree with the key of {owner} in {_closed(wsr)} of cases"
-    if aligned:
+    found = f"its bits agree with the key of {verdict.owner} in {_closed(wsr)} of cases"
+    if verdict.aligned:
         found += " once its channels are back in order"
     if verdict.experiment:
         return f"This was an experiment, which proves nothing: {found} ({p_value(verdict)} after correction)."
@@ -139,13 +150,13 @@ def sentence(verdict: Verdict, *, owner: str, aligned: bool) -> str:
     return " ".join([said, *uncounted(verdict)])
 
 
-def uncounted(verdict: Verdict) -> list[str]:
+def uncounted(verdict: Report) -> list[str]:
     """One sentence about inputs that were read and do not count, if there are any."""
     own = [one for one in verdict.readings if one.source == "claimant" and one.readable]
     return [f"On the inputs {_closed(percent(one.wsr))} agree. {NOT_COUNTED}" for one in own[:1]]
 
 
-def out_of_reach(verdict: Verdict) -> str:
+def out_of_reach(verdict: Report) -> str:
     """Why no success rate would be proof, where none would."""
     if not verdict.best.readable:
         return NOT_READABLE
@@ -183,7 +194,7 @@ _NO_VERDICT_ON_THE_MARK = (
 )
 
 
-def meaning(verdict: Verdict) -> list[str]:
+def meaning(verdict: Report) -> list[str]:
     """What the verdict means and what it does not, in paragraphs."""
     wsr, needed = success_rate(verdict)
     if verdict.owned:
@@ -223,7 +234,7 @@ def meaning(verdict: Verdict) -> list[str]:
     return paragraphs
 
 
-def rate_and_proof(verdict: Verdict) -> str:
+def rate_and_proof(verdict: Report) -> str:
     """The success rate, and the one at which proof begins."""
     wsr, needed = success_rate(verdict)
     if not verdict.best.readable:
@@ -231,7 +242,7 @@ def rate_and_proof(verdict: Verdict) -> str:
     return f"{wsr} ({f'proof begins at {needed}' if needed else out_of_reach(verdict)})"
 
 
-def rate_if_all_agree(verdict: Verdict) -> str | None:
+def rate_if_all_agree(verdict: Report) -> str | None:
     """Why proof begins elsewhere than the key alone says; None if it does not."""
     needed = success_rate(verdict)[1]
     rate = verdict.price.needed_rate(verdict.bits, verdict.alpha)
@@ -243,18 +254,18 @@ def rate_if_all_agree(verdict: Verdict) -> str | None:
     )
 
 
-def p_value(verdict: HasProbability) -> str:
+def p_value(verdict: Report) -> str:
     """The p-value as a number: "p = 8.9e-16", or "p <= …" for a bound."""
     return f"p {'=' if verdict.exact else '<='} {decimal(verdict.log10_p)}"
 
 
-def by_chance(verdict: Verdict) -> str:
+def by_chance(verdict: Report) -> str:
     """The p-value in words and as a number, and what proof asks for."""
     asked = "proof asks for" if verdict.alpha <= ALPHA else "compared with"
     return f"{chance(verdict)} ({p_value(verdict)} after correction; {asked} {verdict.alpha:g})"
 
 
-def corrections(verdict: Verdict) -> str:
+def corrections(verdict: Report) -> str:
     """What the p-value was multiplied by."""
     parts = [f"{TESTS} tests"]
     if verdict.tries > 1:
@@ -265,19 +276,19 @@ def corrections(verdict: Verdict) -> str:
     return f"p was multiplied by {' · '.join(parts)} that could have been chosen"
 
 
-def entry(suspect: Examined) -> list[tuple[str, str]]:
+def entry(suspect: SuspectFacts) -> list[tuple[str, str]]:
     """Rows about which model of a file was read: none if it holds just one."""
-    rows = []
-    if suspect.entry is not None:
-        others = f", one of {suspect.entries} in the file, each of which counts as a try"
+    rows, count = [], len(suspect.entries)
+    if suspect.entry or count > 1:
+        others = f", one of {count} in the file, each of which counts as a try"
         where = shown(suspect.entry) if suspect.entry else "what stands outside all others"
-        rows.append(("entry", where + (others if suspect.entries > 1 else "")))
+        rows.append(("entry", where + (others if count > 1 else "")))
     if suspect.unread:
         rows.append(("not read", f"{suspect.unread:,} further models or tensors in the file (--entry)"))
     return rows
 
 
-def reading(found: OneReading) -> str:
+def reading(found: Reading) -> str:
     """One reading as a line: what agreed, how likely by chance, and whether it counts."""
     if not found.readable:
         return f"does not let itself be read on {found.kind}: it gives no finite activations there"
@@ -292,7 +303,7 @@ def reading(found: OneReading) -> str:
     )
 
 
-def ending(verdict: Verdict) -> str:
+def ending(verdict: Report) -> str:
     """What must be said below a verdict, or nothing."""
     match outcome(verdict):
         case "owned":
@@ -305,7 +316,7 @@ def ending(verdict: Verdict) -> str:
             return "\n".join([NOT_DISPROVEN, *uncounted(verdict)])
 
 
-def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) -> str:
+def corrections_at_length(verdict: Report, *, kind: str, register: int | None) -> str:
     """What the p-value was multiplied by, as one sentence on a page."""
     parts = [f"{TESTS} for the tests that the rules allow, made or not"]
     if verdict.tries > 1:
@@ -320,7 +331,7 @@ def corrections_at_length(verdict: Verdict, *, kind: str, register: int | None) 
     return f"The probability was multiplied by {', by '.join(parts)} and by {last}."
 
 
-def kind_of_key(key: KeyKind, allowance_log2: float | None = None) -> str:
+def kind_of_key(key: KeyFacts, allowance_log2: float | None = None) -> str:
     """The kind of a key: plain, or when and by whom it was stamped, and what it is counted as."""
     if key.kind == "plain":
         return (
@@ -337,18 +348,18 @@ def kind_of_key(key: KeyKind, allowance_log2: float | None = None) -> str:
     return f"stamped on {moment} by {key.authority}{of_demonstration}: {counted}"
 
 
-def is_demonstration(key: KeyKind) -> bool:
+def is_demonstration(key: KeyFacts) -> bool:
     """Whether a key's time stamp is one of Sigil's own demonstrations, by the name of its authority."""
     return key.authority == _DEMONSTRATION_AUTHORITY
 
 
-def reading_name(reading: OneReading) -> str:
+def reading_name(reading: Reading) -> str:
     """What was read, in words."""
     name = {"noise": "mark, on noise", "inputs": "mark, on real inputs", "origin": "origin of the weights"}
     return name[reading.kind] + (", channels put back in order" if reading.aligned else "")
 
 
-def reading_counts(reading: OneReading) -> str:
+def reading_counts(reading: Reading) -> str:
     """Whether a reading may carry a verdict, and who chose what was asked."""
     if not reading.readable:
         return "no: the model does not let itself be read so"
@@ -361,12 +372,12 @@ def reading_counts(reading: OneReading) -> str:
     }[reading.source]
 
 
-def paper_rule(verdict: Verdict) -> str:
+def paper_rule(verdict: Report) -> str:
     """Whether the paper's fixed rule is met."""
     return f"{met(verdict)} (success rate above {percent(PAPER_THRESHOLD, 0)})"
 
 
-def met(verdict: Verdict) -> str:
+def met(verdict: Report) -> str:
     """Whether the paper's fixed rule is met, by itself."""
     return "met" if verdict.paper_rule else "not met"
 
@@ -376,7 +387,7 @@ def chance(verdict: HasProbability) -> str:
     return ("" if verdict.exact else "at most ") + statistics.in_words(verdict.log10_p)
 
 
-def channel_order(found: ChannelOrder | None) -> list[tuple[str, str]]:
+def channel_order(found: AlignmentFacts | None) -> list[tuple[str, str]]:
     """Rows about the order of channels: none if no reference was given."""
     if found is None:
         return []
@@ -385,7 +396,7 @@ def channel_order(found: ChannelOrder | None) -> list[tuple[str, str]]:
     return [("alignment", used), ("reference", f"fingerprint {found.reference}")]
 
 
-def channel_order_at_length(found: ChannelOrder | None) -> str:
+def channel_order_at_length(found: AlignmentFacts | None) -> str:
     """The same as a clause on a page."""
     if found is None:
         return "none: the model was examined as it is"
@@ -400,7 +411,7 @@ def channel_order_at_length(found: ChannelOrder | None) -> str:
     )
 
 
-def success_rate(verdict: Verdict) -> tuple[str, str | None]:
+def success_rate(verdict: Report) -> tuple[str, str | None]:
     """The WSR and the WSR at which proof begins (None if out of reach), as percentages.
 
     They have one decimal, or as many as tell them from each other and from 100 %.

@@ -2,6 +2,9 @@
 
 It listens on the loopback address unless told otherwise. Elsewhere a random token is part of the address, and
 without it nothing is answered: the page shows losses and log lines, not the key, but they are the owner's.
+
+What it shows is kept by a board, which is told what the progress bars are told
+(:mod:`sigil.federation.progress`). The metrics on it are the rows of ``metrics.jsonl``, number by number.
 """
 
 from __future__ import annotations
@@ -10,18 +13,24 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import secrets
-import socket
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from sigil.errors import NetworkError
-from sigil.watching.board import Board
+from sigil.federation.progress import Progress, Row
+from sigil.serving import ServerThread
+from sigil.transport.listening import listen_on
+
+if TYPE_CHECKING:
+    from sigil.transport.metrics import ClientNow
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -39,25 +48,117 @@ _HEADERS = (
         b"frame-ancestors 'none'",
     ),
 )
+LOG_LINES = 40
+# The longest line of the log that is kept: names in it may come from others.
+LINE_LENGTH = 400
 
 
-class LivePage:
+def _nothing() -> dict[str, dict[str, int]]:
+    return {}
+
+
+class Board(Progress):
+    """What is known of a training now.
+
+    `clients` tells who takes part, `refusals` how often what was refused, by kind and reason, `waited` for
+    how many seconds of this process nobody trained because clients were not there, and `banner` whom the
+    round waits for now: how long that takes nobody knows, so that there is no time left to tell.
+    """
+
+    def __init__(
+        self,
+        *,
+        clients: Callable[[], Sequence[ClientNow]] = tuple,
+        refusals: Callable[[], Mapping[str, Mapping[str, int]]] = _nothing,
+        waited: Callable[[], float] = float,
+        banner: Callable[[], str] = str,
+    ) -> None:
+        self._clients, self._refusals, self._waited, self._banner = clients, refusals, waited, banner
+        self._lock = threading.Lock()
+        self._log: deque[str] = deque(maxlen=LOG_LINES)
+        self._rows: list[dict[str, Any]] = []
+        self._name = ""
+        self._first = self._rounds = self._images = self._current = 0
+        self._began: float | None = None
+        self._over = False
+        self.handler = _LogLines(self._log)
+
+    def on_start(
+        self, name: str, *, first_round: int, rounds: int, images_per_round: int, rows: Sequence[Row] = ()
+    ) -> None:
+        with self._lock:
+            self._name, self._first, self._rounds = name, first_round, rounds
+            self._images, self._current = images_per_round, 0
+            self._rows = [dict(row) for row in rows]
+            self._began = time.monotonic()
+
+    def on_step(self, images: int) -> None:
+        self._current += images
+
+    def on_round(self, row: Row) -> None:
+        with self._lock:
+            self._rows.append(dict(row))
+            self._current = 0
+
+    def on_end(self) -> None:
+        self._over = True
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as plain JSON values."""
+        with self._lock:
+            rows = list(self._rows)
+            return {
+                "name": self._name,
+                "rounds": self._rounds,
+                "done": len(rows) if rows else self._first,
+                "over": self._over,
+                "share": min(1.0, self._current / self._images) if self._images else 0.0,
+                "banner": "" if self._over else self._banner(),
+                "seconds_left": self._seconds_left(),
+                "rows": rows,
+                "clients": [asdict(client) for client in self._clients()],
+                "refusals": {
+                    kind: {reason: count for reason, count in counts.items() if count}
+                    for kind, counts in self._refusals().items()
+                },
+                "log": list(self._log),
+            }
+
+    def _seconds_left(self) -> float | None:
+        """From the speed of this process while it trained: time in which clients were missing is left out."""
+        if self._began is None or self._over or self._banner():
+            return None
+        here = len(self._rows) - self._first + (self._current / self._images if self._images else 0.0)
+        if here <= 0:
+            return None
+        spent = max(0.0, time.monotonic() - self._began - self._waited())
+        return round(spent / here * max(0.0, self._rounds - self._first - here), 1)
+
+
+class _LogLines(logging.Handler):
+    """Keeps the last lines of the log."""
+
+    def __init__(self, lines: deque[str]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        self._lines.append(f"{when} {record.getMessage()}"[:LINE_LENGTH])
+
+
+class LivePage(ServerThread):
     """Serves the page of a board until it is closed; `port` 0 is any free one."""
 
     def __init__(self, board: Board, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        super().__init__("live-page")
         self._board = board
         self._page = PAGE.read_bytes()
         loopback = _is_loopback(host)
         self._token = "" if loopback else secrets.token_urlsafe(16)
         # Names that lead here: another one is a web page that tries to read ours through the browser.
         self._hosts = {"localhost", "127.0.0.1", "[::1]"} if loopback else None
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listener = socket.create_server((host, port), family=family)
-        except OSError as error:
-            raise NetworkError(
-                f"The page cannot be served on {host}:{port}: {error.strerror}; choose another --page-port."
-            ) from None
+        listener = listen_on(host, port, option="--page-port")
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{listener.getsockname()[1]}/{self._token}"
         self._server = uvicorn.Server(
@@ -73,25 +174,14 @@ class LivePage:
                 timeout_keep_alive=5,
             )
         )
-        self._thread = threading.Thread(target=self._run, args=(listener,), name="live-page", daemon=True)
-        self._thread.start()
+        self._listener = listener
+        self.start()
 
-    def close(self) -> None:
-        """Stop serving."""
+    async def _serve(self) -> None:
+        serving = asyncio.create_task(self._server.serve([self._listener]))
+        await self._stopping.wait()
         self._server.should_exit = self._server.force_exit = True
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _run(self, listener: socket.socket) -> None:
-        # Not uvicorn's own run(): signals belong to the command.
-        asyncio.run(self._server.serve([listener]))
+        await serving
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -138,12 +138,6 @@ def test_a_seal_is_for_good(sealed: Key, token: bytes) -> None:
         sealed.seal(token)
 
 
-def test_old_keys_cannot_be_sealed(token: bytes) -> None:
-    old = Key.load(Path(__file__).parents[2] / "frozen/v1/locked.key", passphrase="correct horse")
-    with pytest.raises(SealError, match="old format"):
-        old.seal(token)
-
-
 def test_a_stamp_for_another_key_is_refused(token: bytes) -> None:
     for other in (key_to_stamp(seed=bytes(32)), key_to_stamp(owner="Eve"), key_to_stamp(bits=65)):
         with pytest.raises(SealError, match="another statement"):
@@ -168,7 +162,7 @@ def test_a_key_file_with_another_keys_seal_is_refused(tmp_path: Path, sealed: Ke
     other = key_to_stamp(owner="Eve")
     plain = key_to_stamp(seal="none")
     for key, words in ((other, "is not sound"), (plain, "does not state")):
-        content = keyfile.Stated(key.statement(), token, SEED)
+        content = keyfile.Content(key.statement(), token, SEED)
         keyfile.write(tmp_path / "a.key", content, overwrite=True)
         with pytest.raises(KeyFileError, match=words):
             Key.load(tmp_path / "a.key")

@@ -14,7 +14,7 @@ from typing import get_type_hints
 import pytest
 
 import sigil
-from sigil.transport.flower import adapter, messages, processes, tasks
+from sigil.transport.flower import adapter, messages, processes
 
 # Where each name comes from, and what Sigil calls it with or asks of it.
 CONTRACT: dict[str, dict[str, tuple[str, ...]]] = {
@@ -106,11 +106,11 @@ def test_requests_and_answers_have_the_fields_that_are_used(method: str) -> None
 
 def test_kinds_of_tasks_and_their_ends_are_called_as_on_the_line() -> None:
     constant = importlib.import_module("flwr.common.constant")
-    assert (tasks.COMPLETED, tasks.FAILED) == (constant.SubStatus.COMPLETED, constant.SubStatus.FAILED)
+    assert (adapter.COMPLETED, adapter.FAILED) == (constant.SubStatus.COMPLETED, constant.SubStatus.FAILED)
     kinds = importlib.import_module("flwr.supercore.constant").TaskType
-    assert (tasks.SERVER_APP, tasks.CLIENT_APP) == (kinds.SERVER_APP, kinds.CLIENT_APP)
+    assert (adapter.SERVER_APP, adapter.CLIENT_APP) == (kinds.SERVER_APP, kinds.CLIENT_APP)
     patience = constant.HEARTBEAT_DEFAULT_INTERVAL * constant.HEARTBEAT_PATIENCE
-    assert patience >= 3 * tasks.HEARTBEAT_SECONDS
+    assert patience >= 3 * adapter.HEARTBEAT_SECONDS
     assert messages.FAILED == constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 
@@ -118,7 +118,7 @@ def test_a_grid_knows_its_run() -> None:
     grid = adapter.grid_of("127.0.0.1:1", certificates=b"", token="t", run_id=17)
     assert grid.run.run_id == 17
     assert grid.node.node_id
-    # What sigil.transport.flower.arrivals puts in the place of its client is what the grid asks.
+    # What sigil.transport.flower.owner_run puts in the place of its client is what the grid asks.
     grid._client = stand_in = object()
     assert grid._runtime_client is stand_in
 

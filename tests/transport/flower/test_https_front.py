@@ -114,7 +114,10 @@ def guarded(folder: Path) -> Iterator[Any]:
                 certificate=folder / "server.pem",
                 key=folder / "server.key",
                 known=known(folder, 0, 1),
-                limits=Limits(**limits),  # type: ignore[arg-type]
+                # All come from one address here.
+                limits=Limits(
+                    **{"front_strangers": 10_000, "front_strangers_per_address": 10_000} | limits  # type: ignore[arg-type]
+                ),
                 metrics=metrics,
                 limit=100_000,
             )
@@ -374,3 +377,36 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_client_that_says_nothing_is_silent(guarded: Any, folder: Path) -> None:
+    front, _ = guarded()
+    both = set(known(folder, 0, 1))
+    assert front.silent(3600) == both, "nobody has come yet"
+    with connect(front, folder, client=0) as line:
+        line.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n")
+        assert b" 503 " in line.recv(100), "there is no SuperLink"
+        assert front.silent(3600) == both - set(known(folder, 0))
+        assert front.silent(0) == both
+
+
+def test_strangers_get_few_handshakes_in_a_second_and_clients_as_many_as_they_need(
+    guarded: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, metrics = guarded(front_strangers_per_address=3, front_strangers=4)
+    monkeypatch.setattr(front._loop, "time", lambda: 7.0)  # it stays the same second
+
+    def comes(address: str, client: int | None) -> bool:
+        where = front._listener.getsockname()[:2]
+        line = socket.create_connection(where, timeout=10, source_address=(address, 0))
+        try:
+            with secure(folder, client).wrap_socket(line, server_hostname="localhost"):
+                return True
+        except OSError:
+            return False
+
+    assert [comes("127.0.0.2", None) for _ in range(5)] == [True] * 3 + [False] * 2
+    assert comes("127.0.0.3", 0), "another address has its own share"
+    assert [comes("127.0.0.3", 0) for _ in range(6)] == [True] * 6, "now it is known"
+    assert not comes("127.0.0.4", None), "all strangers together have had theirs"
+    assert refusals(metrics)["strangers"] == 3

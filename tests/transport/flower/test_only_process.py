@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from sigil.errors import NetworkError
-from sigil.transport.flower.only_process import only_process
+from sigil.transport.flower.bundle import only_process
 
 FIRST = """
 import sys, time
 from pathlib import Path
-from sigil.transport.flower.only_process import TakenOver, only_process
+from sigil.transport.flower.bundle import TakenOver, only_process
 try:
     with only_process(Path(sys.argv[1]), take_over=False):
         print("in", flush=True)

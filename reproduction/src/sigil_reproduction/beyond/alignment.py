@@ -21,7 +21,7 @@ from sigil.alignment import Alignment, Reference, align, initial_half
 from sigil.attacks.halves import Halves
 from sigil.data import Dataset, Split
 from sigil.errors import SigilError
-from sigil.federation.evaluation import accuracy
+from sigil.federation.measuring import accuracy
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run
@@ -29,7 +29,6 @@ from sigil.federation.settings import Settings
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import noise
-from sigil.rules import ALPHA
 from sigil_reproduction.beyond import alignment_null as null
 from sigil_reproduction.beyond.alignment_page import show, verdict
 from sigil_reproduction.beyond.disguises import DISGUISES, Disguised, permuted
@@ -255,7 +254,6 @@ def _verdict(
     return numbers | {
         "wsr": 100 * report.wsr,
         "log10_p": report.log10_p_before,
-        "owned": report.log10_p_before <= math.log10(ALPHA),
     }
 
 

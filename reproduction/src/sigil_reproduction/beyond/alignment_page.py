@@ -33,7 +33,7 @@ RECORDED = "recorded scales"
 COLOURS = dict(zip(("as it is", *WAYS, RECORDED), ("#000000", *figures.SERIES), strict=False))
 # Below this a test of uniformity counts as failed; ten are made, so the one in a hundred is shared by them.
 UNLIKELY = 0.001
-PROVEN = math.log10(ALPHA)
+FIVE_SIGMA = math.log10(ALPHA)  # before any correction: these keys have the paper's 50 bits
 
 Numbers = dict[str, Any]
 
@@ -248,7 +248,7 @@ def verdict(measured: Measured) -> list[Finding]:
         check_claim(
             "The initial weights undo the disguise of all architectures (log10 p ≤ −6.5)",
             traced,
-            lambda x: x <= PROVEN,
+            lambda x: x <= FIVE_SIGMA,
         ),
         *_of_attacks(measured),
         *_of_the_null(measured),
@@ -265,13 +265,13 @@ def _of_attacks(measured: Measured) -> list[Finding]:
             left[attack] = change[attack] = None
             if known is not None:
                 change[attack] = known["initial weights"]["wsr"] - known["before"]["wsr"]
-            if known is not None and known["before"]["owned"]:
+            if known is not None and known["before"]["log10_p"] <= FIVE_SIGMA:
                 left[attack] = known["initial weights"]["log10_p"]
     return [
         check_claim(
-            "Copies that other attacks left proven are proven by the initial weights (log10 p ≤ −6.5)",
+            "Copies that other attacks left at five sigma are so by the initial weights (log10 p ≤ −6.5)",
             left,
-            lambda x: x <= PROVEN,
+            lambda x: x <= FIVE_SIGMA,
         ),
         check_claim(
             "After other attacks, the initial weights restore the WSR that those had left (2 points)",

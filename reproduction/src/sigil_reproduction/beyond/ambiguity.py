@@ -14,9 +14,9 @@ from typing import Any
 from sigil import attacks, statistics
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
-from sigil.federation.seeds import derive
 from sigil.keys.key import Key
 from sigil.pages.tables import Page, Power, Row, Table
+from sigil.seeds import derive
 from sigil.verdict.report import Report
 from sigil_reproduction.runner import attacked, keys, scales
 from sigil_reproduction.runner.attacked import attackers_share, marks

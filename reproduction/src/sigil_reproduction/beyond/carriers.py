@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from sigil.attacks.training import Tuning
-from sigil.federation.evaluation import accuracy
 from sigil.federation.from_settings import cut_shape
+from sigil.federation.measuring import accuracy
 from sigil.federation.precision import choose
-from sigil.federation.recording import Recording
 from sigil.federation.run import Run, train
-from sigil.federation.settings import Settings, make
+from sigil.federation.settings import Settings
 from sigil.models.spec import default_cut
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Place, Row, Table
@@ -126,10 +125,8 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
                 "carriers": name,
                 "attack": attack,
                 "mark": asdict(kind),
-                "settings": settings_of(scale, task, name, seed).model_dump(
-                    mode="json", exclude_defaults=True
-                ),
             },
+            live=settings_of(scale, task, name, seed),
         )
         for task in TASKS.at(scale)
         for seed in seeds
@@ -145,7 +142,8 @@ def name_of(task: str, name: str, attack: str) -> str:
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train with the mark unless that is done, attack, and measure accuracy and the mark."""
-    settings, kind = make(cell.options["settings"]), Kind(**cell.options["mark"])
+    settings, kind = cell.live, Kind(**cell.options["mark"])
+    assert settings is not None
     dataset, precision = store.dataset(settings), choose(settings.run.device, settings.run.precision)
     shape = cut_shape(settings, store.data_dir)
     mark = Mark(kind, shape, clients=settings.federation.clients, seed=settings.run.seed)
@@ -160,7 +158,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     thief = Thief(
         run.halves(),
         attackers_share(dataset, settings),
-        Recording(folder / "recording"),
+        folder,
         tuning,
         kind,
     )
@@ -227,10 +225,10 @@ def show(measured: Measured, folder: Path) -> Page:
 def _trainings(measured: Measured, task: str, names: Sequence[str]) -> str:
     """The architecture and rounds of a task's trainings, and where each kind of carriers is cut."""
     made = {
-        name: make(cell.options["settings"])
+        name: cell.live
         for name in names
         for cell in measured.cells
-        if (cell.options["task"], cell.options["carriers"]) == (task, name)
+        if cell.live is not None and (cell.options["task"], cell.options["carriers"]) == (task, name)
     }
     cuts = {
         name: f"cut at {each.model.cut or default_cut(each.model.name)} with width {each.model.width}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,33 +15,20 @@ from torch.nn import functional as F
 
 from sigil import attacks
 from sigil.attacks.halves import Halves, OpenedAtCut, open_at_cut, same_kind
-from sigil.attacks.penalties import finetune_at_cut, push_along
 from sigil.attacks.read import over_channels
-from sigil.attacks.training import Tuning
+from sigil.attacks.training import Effect, finetune_at_cut, push_along
 from sigil.data import Dataset, evaluate_batches
-from sigil.federation.recording import Recording
 from sigil.keys.key import Key
 from sigil_reproduction.beyond.carriers_mark import Kind, Mark
 from sigil_reproduction.beyond.curves import SOFTLY
+from sigil_reproduction.beyond.thief import Attacker
 
 
 @dataclass(frozen=True)
-class Thief:
+class Thief(Attacker):
     """Client 0 of a training, and which kind of mark it knows to be in the model."""
 
-    halves: Halves
-    own: Dataset
-    recording: Recording
-    tuning: Tuning
     kind: Kind
-
-    def reverse(self, reversal: float, gamma: float = 10.0) -> Halves:
-        return attacks.reverse(
-            self.halves, self.recording, self.own, reversal=reversal, gamma=gamma, tuning=self.tuning
-        )[0]
-
-    def read(self, **options: Any) -> Halves:
-        return attacks.read(self.halves, self.own, tuning=self.tuning, **options)[0]
 
     def read_softly(self, reversal: float) -> Halves:
         """A hundredth of the weight for twice the epochs: the network has time to follow."""
@@ -54,15 +40,7 @@ class Thief:
         """The product's attack: a second random mark by an injector at full strength."""
         opened = open_at_cut(self.halves, self.own)
         other = Key.generate("Mallory", shape=opened.shape, bits=self.kind.bits, seed=b"m" * 32)
-        return attacks.overwrite(
-            self.halves,
-            self.own,
-            other,
-            epochs=self.tuning.epochs,
-            batch_size=self.tuning.batch_size,
-            seed=self.tuning.seed,
-            precision=self.tuning.precision,
-        )
+        return self.overwrite_with(other)
 
     def overwrite_in_kind(self, gamma: float) -> Halves:
         """A second mark of the same kind, shaped by the thief's own activations, as a penalty."""
@@ -80,7 +58,7 @@ class Thief:
             y, _ = mark.oriented(activation.float().flatten(1), mark.centre, own)
             return gamma * F.binary_cross_entropy_with_logits(y / scale, mark.target.expand(len(y), -1))
 
-        return self._finetuned(opened, penalty, f"overwrite in kind {gamma}")
+        return self._finetuned(opened, Effect(f"overwrite in kind {gamma}", penalty))
 
     def push_whitened(self, reversal: float, gamma: float = 10.0) -> Halves:
         """Push the mean away from where it is largest for the activations' own spread: Σ⁻¹ · mean."""
@@ -93,21 +71,22 @@ class Thief:
         small = centred @ centred.T / len(flat) + ridge * torch.eye(len(flat), dtype=torch.float64)
         inner = torch.linalg.solve(small, centred @ mean.double() / len(flat))
         direction = (mean.double() - centred.T @ inner) / ridge
-        push_along(opened, self.own, direction.float(), self.tuning, reversal=reversal, gamma=gamma)
-        return same_kind(opened.whole, self.halves)
+        return self._pushed(opened, direction.float(), reversal, gamma)
 
     def push_channels(self, reversal: float, gamma: float = 10.0) -> Halves:
         """Push along the channels' means minus their mean: the part of the mean map that reading leaves."""
         opened = open_at_cut(self.halves, self.own)
         mean = own_activations(opened, self.own).mean(0).view(opened.shape)
         direction = -over_channels(mean).flatten()
-        push_along(opened, self.own, direction, self.tuning, reversal=reversal, gamma=gamma)
-        return same_kind(opened.whole, self.halves)
+        return self._pushed(opened, direction, reversal, gamma)
 
-    def _finetuned(
-        self, opened: OpenedAtCut, penalty: Callable[[Tensor], Tensor | None], identity: str
-    ) -> Halves:
-        finetune_at_cut(opened, self.own, penalty, self.tuning, identity=identity)
+    def _pushed(self, opened: OpenedAtCut, direction: Tensor, reversal: float, gamma: float) -> Halves:
+        return self._finetuned(
+            opened, push_along(opened, self.own, direction, self.tuning, reversal=reversal, gamma=gamma)
+        )
+
+    def _finetuned(self, opened: OpenedAtCut, effect: Effect) -> Halves:
+        finetune_at_cut(opened, self.own, self.tuning, effect)
         return same_kind(opened.whole, self.halves)
 
 

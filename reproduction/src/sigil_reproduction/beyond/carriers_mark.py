@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from sigil import files, statistics
 from sigil.data import Dataset, Inputs
 from sigil.federation.from_settings import Training
-from sigil.federation.seeds import derive, generator
 from sigil.federation.server import Server
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, Tick
+from sigil.seeds import derive, generator
 
 Carriers = Literal["random", "channels", "covariance"]
 Centre = Literal["none", "before", "running"]
@@ -207,7 +207,7 @@ class MarkingTrainer(LocalTrainer):
             server.mark = mark
             return server
 
-        training.servers.kind = make
+        training.server_factory = make
 
     def train(
         self, start: RoundStart, *, tick: Tick | None = None, clients: Sequence[int] | None = None

@@ -25,8 +25,7 @@ from sigil.pages.tables import NOT_RUN, Number, Page, Picture, Row, Table, Words
 from sigil_reproduction.beyond.schemes import KEYS, READINGS, limit, proven
 from sigil_reproduction.beyond.thief import Thief
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
-from sigil_reproduction.runner.lengths import shares
-from sigil_reproduction.runner.scales import PerScale, Scale
+from sigil_reproduction.runner.scales import PerScale, Scale, shares
 from sigil_reproduction.runner.store import Cell, Store
 
 

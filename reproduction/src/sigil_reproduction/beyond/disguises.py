@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sigil import attacks, models
-from sigil.attacks.channels import disguise, disguise_spaces, spaces_at
 from sigil.attacks.halves import Halves
-from sigil.federation.seeds import generator
+from sigil.attacks.permute import disguise, disguise_spaces, spaces_at
 from sigil.models.spec import channel_topology
 from sigil.models.topology import weight_of
+from sigil.seeds import generator
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,12 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """The hijacked training and the honest one."""
     return [
         Cell(
-            experiment="fsha",
-            name=f"digits {server}",
-            seed=seed,
-            trainings=(),
-            options={
-                "server": server,
-                "settings": _settings(seed, ROUNDS.at(scale)).model_dump(mode="json", exclude_defaults=True),
-            },
+            "fsha",
+            f"digits {server}",
+            seed,
+            (),
+            {"server": server},
+            live=_settings(seed, ROUNDS.at(scale)),
         )
         for seed in seeds
         for server in SERVERS
@@ -76,11 +74,11 @@ def _settings(seed: int, rounds: int) -> Settings:
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train with the detectors at work; then what the attacker sees of client 0's images."""
-    settings = make(cell.options["settings"])
-    dataset = store.dataset(settings)
-    numbers, found = watched_live.watched(settings, store, dataset, cell.options["server"])
+    numbers, found = watched_live.watched(cell, store)
     if found is not None:
         own, seen = found
+        assert cell.live is not None
+        dataset = store.dataset(cell.live)
         numbers["pictures"] = {
             "shape": [SHOWN, *dataset.shape],
             "original": _packed(dataset.train.images[own[:SHOWN]]),

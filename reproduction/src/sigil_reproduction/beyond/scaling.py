@@ -22,7 +22,7 @@ from typing import Any
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 from sigil.pages.tables import Entry, Number, Page, Table
-from sigil_reproduction.beyond.proof import LEVEL
+from sigil_reproduction.beyond.proof import PLAIN
 from sigil_reproduction.paper import table5_adaptive as adaptive
 from sigil_reproduction.paper.table6_split_point import CUTS
 from sigil_reproduction.paper.table12_clients import COUNTS
@@ -256,7 +256,7 @@ def verdict(measured: Measured) -> list[Finding]:
         check_claim(
             f"{BITS} bits in twice the width are proof after {adaptive.HARDER} (log10 p)",
             numbers("log10_p", adaptive.HARDER),
-            lambda x: x <= LEVEL,
+            PLAIN.proves,
         ),
         check_claim(
             "With all images and the paper's number of steps marking costs at most 1 point of accuracy",

@@ -21,8 +21,7 @@ from sigil.pages.tables import NOT_RUN, Answer, Entry, Number, Page, Table, Word
 from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
 from sigil_reproduction.beyond.thief import Thief
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
-from sigil_reproduction.runner.lengths import NEW_KEY, shares
-from sigil_reproduction.runner.scales import Scale
+from sigil_reproduction.runner.scales import NEW_KEY, Scale, shares
 from sigil_reproduction.runner.store import Cell, Store
 
 # Name of the scheme, and its strength.

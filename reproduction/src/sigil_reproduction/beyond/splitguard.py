@@ -12,7 +12,6 @@ from typing import Any
 
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.federation.run import Run
-from sigil.federation.settings import make
 from sigil.pages import figures
 from sigil.pages.tables import Page, Picture, Table
 from sigil_reproduction.runner import stealth, watched_live
@@ -34,10 +33,7 @@ NAMES = tuple(
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train with the detectors at work; for the hijacker also how well it sees the client's images."""
-    settings = make(cell.options["settings"])
-    dataset = store.dataset(settings)
-    numbers, _ = watched_live.watched(settings, store, dataset, cell.options["server"])
-    return numbers
+    return watched_live.watched(cell, store)[0]
 
 
 def show(measured: Measured, folder: Path) -> Page:
@@ -61,6 +57,7 @@ def show(measured: Measured, folder: Path) -> Page:
         Table(
             ["cut", "server", *NAMES, "reconstruction"],
             rows,
+            names=2,
             notes="Each entry: alarm and the client's step at which it was first raised, share of suspicious "
             "scores, last score. Reconstruction: share that is nearer to its own image than to 255 others, "
             "and mean square error in units of the mean image's. SplitGuard's one vector per batch is the "

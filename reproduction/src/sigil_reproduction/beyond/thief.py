@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from sigil import attacks, origin
@@ -27,67 +28,29 @@ EPOCHS = PerScale(4, smoke=1)
 
 
 @dataclass(frozen=True)
-class Thief:
-    """What client 0 has: the finished model, its images, its recorded gradients, the initial weights."""
+class Attacker:
+    """Client 0 of a training: the finished model, its own images, the run's folder, and how it fine-tunes."""
 
-    run: Run
-    store: Store
+    halves: Halves
     own: Dataset
-    initial: Model
-    epochs: int
-    rate: float = Tuning.lr
-
-    @classmethod
-    def of(cls, run: Run, store: Store, *, epochs: int | None = None, rate: float | None = None) -> Self:
-        """Client 0 of a run that has a recording; it fine-tunes for the scale's epochs unless told."""
-        dataset, key = store.dataset(run.settings), store.key(run)
-        own = attackers_share(dataset, run.settings)
-        initial, epochs = initial_half(run.folder, key), epochs or EPOCHS.at(store.scale)
-        return cls(run, store, own, initial, epochs, rate or Tuning.lr)
-
-    @property
-    def halves(self) -> Halves:
-        return self.run.halves()
+    folder: Path
+    tuning: Tuning
 
     @property
     def recording(self) -> Recording:
-        return Recording(self.run.folder / "recording")
-
-    @property
-    def tuning(self) -> Tuning:
-        settings = self.run.settings
-        return Tuning(
-            lr=self.rate,
-            epochs=self.epochs,
-            seed=settings.run.seed,
-            precision=choose(settings.run.device, settings.run.precision),
-        )
+        """The gradients that it was sent, of a training that kept them."""
+        return Recording(self.folder / "recording")
 
     def reverse(self, reversal: float, gamma: float = 10.0) -> Halves:
-        recording = self.recording
-        if gamma and recording.partial and recording.mean(recording.rounds) is None:
-            raise ExperimentError(
-                f"The recording in {self.run.folder} keeps a share of the gradients and no sums, and a thief "
-                "adds up all of them; train again."
-            )
         return attacks.reverse(
-            self.halves, recording, self.own, reversal=reversal, gamma=gamma, tuning=self.tuning
+            self.halves, self.recording, self.own, reversal=reversal, gamma=gamma, tuning=self.tuning
         )[0]
-
-    def orthogonalise(self, halves: Halves, **options: Any) -> Halves:
-        return attacks.orthogonalise(halves, self.own, self.initial, tuning=self.tuning, **options)
-
-    def dodge(self, gamma: float) -> Halves:
-        return attacks.dodge(self.halves, self.own, gamma=gamma, tuning=self.tuning)
 
     def read(self, **options: Any) -> Halves:
         return attacks.read(self.halves, self.own, tuning=self.tuning, **options)[0]
 
-    def overwrite(self) -> Halves:
-        key = self.store.key(self.run)
-        assert key is not None
-        secret = hashlib.sha256(f"another owner, seed {self.run.settings.run.seed}".encode()).digest()
-        other = Key.generate("Mallory", shape=key.shape, bits=key.bits, seed=secret)
+    def overwrite_with(self, other: Key) -> Halves:
+        """Embed another random mark by an injector at full strength."""
         tuning = self.tuning
         return attacks.overwrite(
             self.halves,
@@ -99,17 +62,65 @@ class Thief:
             precision=tuning.precision,
         )
 
+
+@dataclass(frozen=True)
+class Thief(Attacker):
+    """Client 0 of a run, who has the initial weights too."""
+
+    run: Run
+    store: Store
+    initial: Model
+
+    @classmethod
+    def of(cls, run: Run, store: Store, *, epochs: int | None = None, rate: float | None = None) -> Self:
+        """Client 0 of a run that has a recording; it fine-tunes for the scale's epochs unless told."""
+        settings = run.settings
+        tuning = Tuning(
+            lr=rate or Tuning.lr,
+            epochs=epochs or EPOCHS.at(store.scale),
+            seed=settings.run.seed,
+            precision=choose(settings.run.device, settings.run.precision),
+        )
+        own = attackers_share(store.dataset(settings), settings)
+        initial = initial_half(run.folder, store.key(run))
+        return cls(run.halves(), own, run.folder, tuning, run, store, initial)
+
+    def reverse(self, reversal: float, gamma: float = 10.0) -> Halves:
+        recording = self.recording
+        if gamma and recording.partial and recording.mean(recording.rounds) is None:
+            raise ExperimentError(
+                f"The recording in {self.run.folder} keeps a share of the gradients and no sums, and a thief "
+                "adds up all of them; train again."
+            )
+        return super().reverse(reversal, gamma)
+
+    def orthogonalise(self, halves: Halves, **options: Any) -> Halves:
+        return attacks.orthogonalise(halves, self.own, self.initial, tuning=self.tuning, **options)
+
+    def dodge(self, gamma: float) -> Halves:
+        return attacks.dodge(self.halves, self.own, gamma=gamma, tuning=self.tuning)
+
+    def overwrite(self) -> Halves:
+        key = self.store.key(self.run)
+        assert key is not None
+        secret = hashlib.sha256(f"another owner, seed {self.run.settings.run.seed}".encode()).digest()
+        return self.overwrite_with(Key.generate("Mallory", shape=key.shape, bits=key.bits, seed=secret))
+
     def remove_subspace(self, *, centre: bool) -> Halves:
         return adaptive.attack_run(self.run, "R_wm 2", self.store, centre=centre)[0]
 
-    def left(self, attacked: Halves) -> dict[str, Any]:
-        """What an attack has left: accuracy, the mark on noise and on images, the origin."""
+    def origin_of(self, attacked: Halves) -> origin.Origin:
+        """What the origin test finds in a model."""
         known = self.initial.state_dict()
-        found = origin.compare(
+        return origin.compare(
             attacked[0].state_dict(),
             {name: tuple(value.shape) for name, value in known.items() if value.ndim >= 2},
             lambda name, shape: known[name],
         )
+
+    def left(self, attacked: Halves) -> dict[str, Any]:
+        """What an attack has left: accuracy, the mark on noise and on images, the origin."""
+        found = self.origin_of(attacked)
         return marks(attacked, self.run, self.store) | {
             "wsr_origin": 100 * found.share,
             "log10_p_origin": found.log10_p,

@@ -1,17 +1,21 @@
 """The paper's claims in one table: its number, ours with an interval over seeds, and what follows.
 
 A claim is a limit that one number of a cell must keep. It *agrees* where the whole interval does, *differs*
-where none of it does, and *cannot be tested here* where the interval reaches past the limit, or where one
-seed is all there is and the claim is about a difference of two trainings.
+where none of it does, and *cannot be tested here* where the interval reaches past the limit. That a mark
+costs nothing takes two one-sided tests, which must show that accuracy is the same within a point.
+What keeps the paper's limit is not proof yet, so each rate stands beside what the rules of proof make of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sigil.pages.tables import Page, Row, Table, Words
+from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
 from sigil_reproduction import registry
 from sigil_reproduction.paper import figure5_scrutinizer as scrutinizer
 from sigil_reproduction.runner import intervals, scales
@@ -19,8 +23,10 @@ from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner.experiment import Measured
 from sigil_reproduction.runner.intervals import Interval
 from sigil_reproduction.runner.stealth import OUTLIERS
-from sigil_reproduction.runner.store import Store
+from sigil_reproduction.runner.store import Cell, Store
 
+PLAIN, STAMPED = Price(PLAIN_ALLOWANCE_LOG2), Price(STAMPED_ALLOWANCE_LOG2)
+KEYS = {"plain": PLAIN, "stamped": STAMPED}
 # Over batches taken together, and over a sample of the whole training where not all of it was recorded.
 SCRUTINIZER = f"{scrutinizer.NAME}.suspicious|{scrutinizer.SPARSE}.suspicious"
 
@@ -43,6 +49,7 @@ class Claim:
     instead_of: str = ""
     form: str = ".1f"
     unit: str = "%"
+    counted: bool = False  # the same for every seed
 
 
 @dataclass(frozen=True)
@@ -53,13 +60,38 @@ class Held:
     found: Interval | None
     verdict: str
     planned: bool = True  # whether the scale has the cell at all
+    log10_p: float | None = None  # of a rate, before correction: the largest of the seeds
 
     @property
     def ours(self) -> str:
         """Our number in words."""
         if not self.planned:
             return "no such cell"
-        return intervals.NOT_RUN if self.found is None else self.found.text(self.claim.form, self.claim.unit)
+        if self.found is None:
+            return intervals.NOT_RUN
+        p = intervals.equivalence(self.found) if self.claim.instead_of else None
+        text = self.found.text(self.claim.form, self.claim.unit)
+        if self.claim.counted:
+            return text.removesuffix(", one seed")
+        return text if p is None else f"{text}; same: p = {p:.2g}"
+
+    @property
+    def word(self) -> str:
+        """The verdict in words; one seed is said to be one."""
+        alone = self.found is not None and self.found.half is None and not self.claim.counted
+        word = f"{self.verdict}, one seed" if alone else self.verdict
+        return f"**{word}**" if self.verdict in (intervals.DIFFERS, intervals.UNTESTABLE) else word
+
+    @property
+    def proof(self) -> str:
+        """What the rules of proof make of the reading: the largest p-value of the seeds, corrected."""
+        if self.log10_p is None:
+            return ""
+        if PLAIN.proves(self.log10_p):
+            return f"yes (10^{self.log10_p:.1f})"
+        if STAMPED.proves(self.log10_p):
+            return f"with a stamped key (10^{self.log10_p:.1f})"
+        return f"no (10^{self.log10_p:.1f})"
 
 
 def at_least(limit: float) -> Callable[[float], bool]:
@@ -84,11 +116,11 @@ def claims() -> list[Claim]:
     def cost(model: str, name: str) -> Claim:
         marked, clean = (paper.fidelity(model, each) or {} for each in (0.1, 0.0))
         return Claim(
-            f"Marking costs no accuracy, {name} (at most 2 points)",
+            f"Marking leaves accuracy as it is, {name} (within {intervals.MARGIN:g} point)",
             f"{marked['accuracy'] - clean['accuracy']:+.1f}",
             "fidelity",
             f"{model} strength 0.1",
-            at_least(-2),
+            lambda points: abs(points) <= intervals.MARGIN,
             "accuracy",
             instead_of=f"{model} clean",
             form="+.1f",
@@ -204,6 +236,7 @@ def claims() -> list[Claim]:
             at_most(0.2),
             "of_client",
             form=".2f",
+            counted=True,
         ),
         Claim(
             "The same of the server half's own step (at most 0.2 %)",
@@ -213,26 +246,49 @@ def claims() -> list[Claim]:
             at_most(0.2),
             "of_server",
             form=".2f",
+            counted=True,
         ),
     ]
 
 
-def measured_of(store: Store, name: str) -> Measured:
-    """What was measured of an experiment at the store's scale, with all of its seeds."""
+def cells_of(store: Store, name: str) -> list[Cell]:
+    """The cells of an experiment at the store's scale, with all of its seeds."""
     experiment = registry.get(name)
-    cells = experiment.cells(scales.get(store.scale), experiment.seeds(store))
+    return experiment.cells(scales.get(store.scale), experiment.seeds(store))
+
+
+def measured_of(store: Store, name: str) -> Measured:
+    """What was measured of them."""
+    cells = cells_of(store, name)
     return Measured(cells, store.results_of(cells))
+
+
+def is_measured(store: Store, name: str) -> bool:
+    """Whether anything was measured of an experiment's own cells, or of all if it has none."""
+    cells = cells_of(store, name)
+    return any(map(store.has, [cell for cell in cells if cell.experiment == name] or cells))
+
+
+def home_of(store: Store) -> Store | None:
+    """Where a reader finds the same results at the scale that counts, if this is the quick one."""
+    if store.scale != "cpu":
+        return None
+    return Store("desk", results=store.results.parent, runs=store.runs.parent)
 
 
 def held(store: Store) -> list[Held]:
     """Every claim against the cells of a scale."""
-    found = []
+    found, read = [], cache(measured_of)
     for claim in claims():
-        measured = measured_of(store, claim.experiment)
+        measured = read(store, claim.experiment)
         number = _interval(claim, measured)
-        verdict = intervals.judge(number, claim.holds, needs_interval=bool(claim.instead_of))
+        verdict = (
+            intervals.judge_equivalence(number) if claim.instead_of else intervals.judge(number, claim.holds)
+        )
         planned = claim.cell in {cell.name for cell in measured.cells}
-        found.append(Held(claim, number, verdict if planned else intervals.UNTESTABLE, planned))
+        exponents = measured.values(claim.cell, "log10_p") if claim.number == "wsr" else []
+        largest = max(exponents, default=None)
+        found.append(Held(claim, number, verdict if planned else intervals.UNTESTABLE, planned, largest))
     return found
 
 
@@ -263,19 +319,39 @@ def page(store: Store) -> Page:
     """The table that opens the report; a sentence where the scale says nothing about the claims."""
     if not scales.get(store.scale).judged:
         return [scales.NOT_JUDGED]
-    rows: list[Row] = []
-    for one in held(store):
-        places = one.claim.paper, one.ours, f"`{store.scale}`", _word(one.verdict)
-        rows.append([one.claim.text, *map(Words, places)])
-    notes = (
-        "Ours: the mean, its 95 % interval by Student's t in square brackets, the number of seeds; what a "
-        "mark costs is paired by seed. A claim agrees where the whole interval keeps the limit in its "
-        "brackets and differs where none of it does. Gradient Scrutinizer is read in the first rounds and, "
-        "where the rest was sampled, over the whole training; the reading with more alarms counts. "
-        "ResNet-18 on CIFAR-10, λ = 0.1 and 50 bits unless a claim says otherwise."
+    home = home_of(store)
+    known = {one.claim.text for one in held(home) if one.found is not None} if home is not None else set()
+    here = [one for one in held(store) if one.claim.text not in known]
+    rows: list[Row] = [
+        [one.claim.text, *map(Words, (one.claim.paper, one.ours, one.word, one.proof))]
+        for one in here
+        if one.found is not None
+    ]
+    missing = [one.claim.text for one in here if one.found is None]
+    parts: list[str | Table] = []
+    if rows:
+        parts.append(Table(["claim", "paper", "ours", "verdict", "proof (p)"], rows, notes=NOTES))
+    if missing and home is None:
+        parts.append(f"Not measured yet: {'; '.join(missing)}. The last line of this page has the command.")
+    return parts
+
+
+def _of_bits() -> str:
+    """What the paper's number of bits can prove, by the rules."""
+    bits = scales.PAPER_BITS
+    return (
+        f"**{bits} bits prove nothing with a plain key**: all of them right have p = "
+        f"10^{-bits * math.log10(2):.1f}, and after all corrections it needs 10^{PLAIN.log10_level():.1f}, "
+        f"at least {PLAIN.shortest_bits()} bits. A stamped key needs 10^{STAMPED.log10_level():.1f}, at "
+        f"least {STAMPED.shortest_bits()} bits without a mistake."
     )
-    return [Table(["claim", "paper", "ours", "scale", "verdict"], rows, notes=notes)]
 
 
-def _word(verdict: str) -> str:
-    return f"**{verdict}**" if verdict in (intervals.DIFFERS, intervals.UNTESTABLE) else verdict
+NOTES = (
+    "Ours: the mean, its 95 % interval by Student's t in square brackets, the number of seeds. A claim "
+    "agrees where the whole interval keeps the limit in its brackets and differs where none of it does. What "
+    "a mark costs is paired by seed, and agrees where two one-sided tests at 5 % show less than a point. "
+    "Gradient Scrutinizer is read in the first rounds and, where the rest was sampled, over the whole "
+    "training; the reading with more alarms counts. ResNet-18 on CIFAR-10, λ = 0.1, 50 bits unless a claim "
+    f"says otherwise. WSR ≥ 70 % is the paper's rule. Proof is another matter: {_of_bits()}"
+)

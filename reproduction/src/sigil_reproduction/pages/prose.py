@@ -1,15 +1,17 @@
 """Prose about results whose numbers come from the cells, never from a keyboard.
 
 ``results/SCALE/README.md.jinja`` becomes ``README.md`` beside it, and
-``results/summary.md.jinja`` becomes part of another page, between two marks. In a template
+``results/summary.md.jinja`` becomes part of another page, between two marks, unless that page has a
+template of its own (``attacks.md`` takes ``results/attacks.md.jinja``). In a template
 
 - ``{{ n(experiment, cell, number) }}`` is the mean over the seeds that were measured ("wsr" unless another
   number is named; one inside another is written "detector.share"), ``pm`` the same with ± their deviation,
 - ``{{ paper(model, strength, number) }}`` the paper's number of the fidelity table,
+- ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
 - ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
+- ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
 - ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
-- ``{{ at("cpu").n(…) }}`` any of these of another scale,
 - ``{{ scale }}`` the scale's name, and ``{{ figure }}`` the figure that says most of those that there are.
 
 What was not measured is "not run".
@@ -30,7 +32,7 @@ from sigil_reproduction.pages import claims, overview
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import published
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.intervals import NOT_RUN
+from sigil_reproduction.runner.intervals import MARGIN, NOT_RUN, equivalence
 from sigil_reproduction.runner.store import Store
 
 NOTES, SUMMARY = "README.md.jinja", "summary.md.jinja"
@@ -56,7 +58,9 @@ class Numbers:
         rows: list[Any] = measured.every(cell)
         *inside, name = number.split(".")
         for outer in inside:
-            rows = [row[outer] for row in rows]
+            if rows and not any(outer in row for row in rows):
+                raise ExperimentError(f"{cell} of {experiment} has no {outer!r}; correct the template.")
+            rows = [row[outer] for row in rows if outer in row]  # not every seed has every reading
         return [float(row[name]) for row in rows]
 
     def n(self, experiment: str, cell: str, number: str = "wsr", form: str = ".1f") -> str:
@@ -77,7 +81,11 @@ class Numbers:
     def gained(self, model: str, strength: float) -> str:
         """What marking gains in accuracy, with its interval."""
         found = fidelity.cost(self._measured("fidelity"), model, strength)
-        return NOT_RUN if found is None else found.text("+.1f", "points")
+        if found is None:
+            return NOT_RUN
+        p = equivalence(found)
+        same = "" if p is None else f" (the same within {MARGIN:g} point: p = {p:.2g})"
+        return found.text("+.1f", "points") + same
 
     def lost(self, cell: str, form: str = ".1f") -> str:
         """The points of accuracy that an attack of `curves` cost, the mean over the seeds that have both."""
@@ -88,10 +96,13 @@ class Numbers:
         costs = [before[seed] - found for seed, found in after.items() if seed in before]
         return format(statistics.fmean(costs), form) if costs else NOT_RUN
 
-    def at(self, scale: str) -> Numbers:
-        """The numbers of another scale of the same results."""
-        known = self._store
-        return Numbers(Store(scale, results=known.results.parent, runs=known.runs.parent))
+    def seeds(self, experiment: str, cell: str) -> int:
+        """How many seeds of a cell were measured."""
+        return len(self._measured(experiment).every(cell))
+
+    def level(self, key: str) -> str:
+        """The largest log10 p, before correction, that proves something with a "plain" or a "stamped" key."""
+        return f"{claims.KEYS[key].log10_level():.1f}"
 
     def counted(self, verdict: str) -> int:
         """How many of the paper's claims have this verdict."""
@@ -101,7 +112,7 @@ class Numbers:
 def render(template: str, store: Store) -> str:
     """A template's text with the numbers of a scale."""
     numbers = Numbers(store)
-    names = ("n", "pm", "paper", "gained", "counted", "lost", "at")
+    names = ("n", "pm", "paper", "gained", "counted", "lost", "seeds", "level")
     drawn = (
         name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
     )
@@ -125,9 +136,15 @@ def write_notes(store: Store) -> None:
         files.write(store.results / "README.md", text, replace=True, raises=ExperimentError)
 
 
+def template_of(store: Store, page: Path) -> Path:
+    """The template that fills a page's part on results."""
+    own = store.results.parent / f"{page.name}.jinja"
+    return own if own.exists() else store.results.parent / SUMMARY
+
+
 def check_summary(store: Store, page: Path) -> tuple[str, str]:
     """What lies before and behind the part of a page that the summary fills; an error if there is none."""
-    template = store.results.parent / SUMMARY
+    template = template_of(store, page)
     text = page.read_text("utf-8") if page.is_file() else ""
     if not template.exists() or text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ExperimentError(
@@ -141,5 +158,5 @@ def check_summary(store: Store, page: Path) -> tuple[str, str]:
 def write_summary(store: Store, page: Path) -> None:
     """Fill the part of a page between the two marks with the summary of a scale's results."""
     before, after = check_summary(store, page)
-    filled = render((store.results.parent / SUMMARY).read_text("utf-8"), store).strip()
+    filled = render(template_of(store, page).read_text("utf-8"), store).strip()
     files.write(page, f"{before}{BEGIN}\n{filled}\n{END}{after}", replace=True, raises=ExperimentError)

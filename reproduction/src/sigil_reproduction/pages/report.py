@@ -1,6 +1,6 @@
 """One self-contained page of all that was measured: tables, figures, and whether the paper's claims hold.
 
-The page is made from the cells alone. What was not measured is shown as missing.
+The page is made from the cells alone and shows what was measured; what was not is one line at the end.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from markupsafe import Markup
 from sigil import files
 from sigil.errors import ExperimentError
 from sigil.pages import drawing, figures, markup
-from sigil.pages.page import NOTHING, Section, render, shown
+from sigil.pages.drawing import NOTHING, Section, render, shown
 from sigil_reproduction import registry
 from sigil_reproduction.pages import claims, overview, prose
 from sigil_reproduction.pages.prose import FIGURES
-from sigil_reproduction.runner import scales
+from sigil_reproduction.runner import costs, scales
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, listed
 from sigil_reproduction.runner.scales import SCALES
 from sigil_reproduction.runner.store import Cell, Store, computed_on
@@ -33,8 +33,7 @@ MARKDOWN = files.Mark(b"# The paper's tables and figures at the scale `")
 CSV = files.Mark(",".join(COLUMNS).encode() + b"\n")
 READING = (
     "The paper's number stands in brackets beside ours, which is the mean over seeds, ± their standard "
-    "deviation where there are several. A cell that was not run says so. Agreement is judged in shape, by "
-    "the rule that each claim states."
+    "deviation where there are several. Agreement is judged in shape, by the rule that each claim states."
 )
 
 
@@ -74,20 +73,28 @@ def write(results: Path, out: Path | None = None, *, summary: Path | None = None
     intro, reasons, rest = _notes(results / "README.md")
     sections, texts = [], []
     findings: list[Finding] = []
-    for name, experiment in registry.EXPERIMENTS.items():
-        section, text, rows, judged = _section(experiment, store, reasons.get(name, ""))
-        sections.append(section)
-        texts.append(text)
-        records += rows
-        findings += judged
-    scale, anchors = scales.get(store.scale), list(registry.EXPERIMENTS)
+    planned = _planned(store)
+    for name, cells in planned.items():
+        if claims.is_measured(store, name):
+            section, text, rows, judged = _section(registry.get(name), store, cells, reasons.get(name, ""))
+            sections.append(section)
+            texts.append(text)
+            records += rows
+            findings += judged
+    everything = [cell for cells in planned.values() for cell in cells]
+    first = [cell for name in planned for cell in registry.get(name).cells(scales.get(store.scale), [0])]
+    missing = costs.unmeasured(store, first, "all")
+    scale, anchors = scales.get(store.scale), [section.name for section in sections]
+    how = "\n\n".join(
+        part for part in (scale.note, costs.spent(store, everything), _at_the_papers_scale()) if part
+    )
     files.write(
         written.page,
         render(
             title=f"The paper's tables and figures at the scale “{scale.name}”",
-            lead=opening + markup.html(f"{scale.note}\n\n{intro}", anchors) + _counted(findings),
+            lead=opening + markup.html(f"{how}\n\n{intro}", anchors) + _counted(findings),
             sections=sections,
-            rest=markup.html(rest, anchors),
+            rest=markup.html(f"{rest}\n\n{missing}", anchors),
             command=f"sigil report {results.parent.name}/{results.name}",
         ),
         replace=files.PAGE,
@@ -95,8 +102,8 @@ def write(results: Path, out: Path | None = None, *, summary: Path | None = None
     )
     files.write(
         written.markdown,
-        f"# The paper's tables and figures at the scale `{scale.name}`\n\n{opening_text}\n{scale.note}\n\n"
-        + "\n".join(texts),
+        f"# The paper's tables and figures at the scale `{scale.name}`\n\n{opening_text}\n{how}\n\n"
+        + "\n".join([*texts, f"{missing}\n"] if missing else texts),
         replace=MARKDOWN,
         raises=ExperimentError,
     )
@@ -110,17 +117,35 @@ def write(results: Path, out: Path | None = None, *, summary: Path | None = None
     return written
 
 
+def _planned(store: Store) -> dict[str, list[Cell]]:
+    """The cells of each experiment, without those experiments whose results are at home at another scale."""
+    home = claims.home_of(store)
+    return {
+        name: claims.cells_of(store, name)
+        for name in registry.EXPERIMENTS
+        if home is None or not claims.is_measured(home, name)
+    }
+
+
+def _at_the_papers_scale() -> str:
+    return costs.on_a_gpu(
+        cell for experiment in registry.EXPERIMENTS.values() for cell in experiment.cells(scales.PAPER, [0])
+    )
+
+
 def _opening(store: Store, folder: Path, before: str) -> tuple[Markup, str, list[dict[str, str]]]:
-    """What a reader sees first, as HTML, as Markdown and as rows: the claims, then three figures.
+    """What a reader sees first, as HTML, as Markdown and as rows: the claims, then four figures.
 
     The figures are also saved as pictures in the folder, for Markdown; those that the report showed before
     are replaced.
     """
     table = claims.page(store)
     with tempfile.TemporaryDirectory() as drafts, figures.collected() as drawn:
-        pictures = overview.page(store, Path(drafts))
+        home = claims.home_of(store)
+        pictures = overview.page(store, Path(drafts)) if home is None or not home.results.exists() else []
         body = drawing.html([*table, *pictures], lambda picture: shown(picture, Path(drafts), drawn))
-        folder.mkdir(exist_ok=True)
+        if pictures:
+            folder.mkdir(exist_ok=True)
         for picture in sorted(Path(drafts).iterdir()):
             ours = f"]({FIGURES}/{picture.name})" in before
             files.write(folder / picture.name, picture.read_bytes(), replace=ours, raises=ExperimentError)
@@ -129,19 +154,18 @@ def _opening(store: Store, folder: Path, before: str) -> tuple[Markup, str, list
 
 
 def _section(
-    experiment: Experiment, store: Store, reason: str
+    experiment: Experiment, store: Store, cells: Sequence[Cell], reason: str
 ) -> tuple[Section, str, list[dict[str, str]], list[Finding]]:
     """An experiment's section of the page, the same as Markdown, its rows of the CSV file, its findings."""
-    cells = experiment.cells(scales.get(store.scale), experiment.seeds(store))
     found = store.results_of(cells)
     measured = Measured(cells, found)
     findings = experiment.findings(measured, scales.get(store.scale))
     with tempfile.TemporaryDirectory() as folder, figures.collected() as drawn:
-        page = experiment.show(measured, Path(folder))
+        page = experiment.page(measured, Path(folder))
         body = drawing.html(page, lambda picture: shown(picture, Path(folder), drawn))
-    machines = computed_on(found.values())
-    command = f"`sigil reproduce {experiment.name} --scale {store.scale}`"
-    foot = " ".join(part for part in (_coverage(cells, store), machines, command) if part)
+    missing = costs.unmeasured(store, cells, experiment.name, experiment.seeds(store))
+    made = f"Made by `sigil reproduce {experiment.name} --scale {store.scale}`."
+    foot = " ".join(part for part in (computed_on(found.values()), missing or made) if part)
     why = markup.inline(reason, list(registry.EXPERIMENTS))
     section = Section(
         experiment.name,
@@ -189,19 +213,10 @@ def _counted(findings: Sequence[Finding]) -> Markup:
     counts = {
         "claims that hold here": sum(finding.agrees is True for finding in findings),
         "that do not": sum(finding.agrees is False for finding in findings),
-        "not measured": sum(finding.agrees is None for finding in findings),
+        "that cannot be told": sum(finding.agrees is None for finding in findings),
     }
     parts = (Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(*pair) for pair in counts.items())
     return Markup('\n<dl class="numbers">\n{}\n</dl>\n<p>{}</p>\n').format(Markup("\n").join(parts), READING)
-
-
-def _coverage(cells: Sequence[Cell], store: Store) -> str:
-    """How much was measured, for each seed."""
-    parts = []
-    for seed in sorted({cell.seed for cell in cells}):
-        own = [cell for cell in cells if cell.seed == seed]
-        parts.append(f"{sum(map(store.has, own))} of {len(own)} of seed {seed}")
-    return f"Cells measured: {', '.join(parts)}."
 
 
 def _notes(file: Path) -> tuple[str, dict[str, str], str]:

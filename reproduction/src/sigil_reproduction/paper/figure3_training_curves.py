@@ -13,10 +13,15 @@ from sigil_reproduction.runner.scales import STRENGTHS, TASKS
 
 def show(measured: Measured, folder: Path) -> Page:
     """Two rows of panels: accuracy above, WSR below, one column per task."""
-    figure, axes = figures.panels(2 * len(TASKS), columns=len(TASKS))
-    for column, model in enumerate(TASKS):
+    tasks = [
+        model
+        for model in TASKS
+        if any(measured.first(fidelity.name_of(model, each)) for each in figures.COLOURS)
+    ]
+    figure, axes = figures.panels(2 * len(tasks), columns=len(tasks))
+    for column, model in enumerate(tasks):
         data = measured.data(fidelity.name_of(model, 0.0))
-        above, below = axes[column], axes[column + len(TASKS)]
+        above, below = axes[column], axes[column + len(tasks)]
         for strength, colour in figures.COLOURS.items():
             numbers = measured.first(fidelity.name_of(model, strength))
             if numbers is None:

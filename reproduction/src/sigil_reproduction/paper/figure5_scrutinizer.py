@@ -104,6 +104,7 @@ def show(measured: Measured, folder: Path) -> Page:
         Table(
             ["training", "server", *readings.values()],
             rows,
+            names=2,
             notes="Each entry: the client's step of the first alarm, the share of scores below 0.5, the mean "
             f"score. *Pooled*: consecutive batches are taken together until they hold {stealth.BATCH} "
             "samples, as many as a batch of the paper; the figure shows this reading. *Published overlap*: "
@@ -122,17 +123,19 @@ def _sparse(measured: Measured) -> bool:
 
 def _draw(measured: Measured, path: Path) -> None:
     """One row per cut: similarities with an honest server and two strengths, and all scores."""
-    columns = len(SHOWN) + 1
+    there = [each for each in SHOWN if any(measured.first(f"{cut} {each}") for cut in stealth.CUTS)]
+    columns = len(there) + 1
     figure, axes = figures.panels(columns * len(stealth.CUTS), columns=columns)
     for number, cut in enumerate(stealth.CUTS):
         *panels, scores = axes[columns * number : columns * (number + 1)]
-        for axis, server in zip(panels, SHOWN, strict=True):
+        for axis, server in zip(panels, there, strict=True):
             axis.set(title=f"{cut}, {stealth.label(server)}", xlabel="step", ylim=(0, 1.05))
             numbers = measured.first(f"{cut} {server}")
             if numbers is not None and NAME in numbers:
                 _bands(axis, numbers[NAME]["curves"])
-        panels[0].set_ylabel("similarity")
-        figures.legend(panels[0], {"loc": "lower left"})
+        for first in panels[:1]:
+            first.set_ylabel("similarity")
+            figures.legend(first, {"loc": "lower left"})
         stealth.honest_band(scores, measured, cut, NAME)
         for server, numbers in watched_live.with_attackers(measured, cut):
             if NAME in numbers:

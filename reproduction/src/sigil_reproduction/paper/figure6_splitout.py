@@ -20,8 +20,7 @@ from sigil.pages.tables import NOT_RUN, Answer, Entry, Number, Page, Picture, Ta
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner import stealth, watched_live
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim, difference
-from sigil_reproduction.runner.lengths import LENGTHS, PROOF
-from sigil_reproduction.runner.scales import PAPER_BITS, Scale
+from sigil_reproduction.runner.scales import LENGTHS, PAPER_BITS, PROOF, Scale
 from sigil_reproduction.runner.store import Cell, Store
 
 NAME, BY_BATCH = "splitout", stealth.SplitOutByBatch.name
@@ -132,6 +131,7 @@ def show(measured: Measured, folder: Path) -> Page:
         Table(
             ["training", "server", "alarm", "outliers in 256", "most", "above half", "spread", "by batch"],
             servers,
+            names=2,
             notes="*Alarm*: the client's step at which more than half of the last 256 gradients were first "
             "outliers; none before there are 256. *Most*: in the last 256, or in the first few. "
             "*Spread*: standard deviation over images of the trained client half's activations. *By batch*: "

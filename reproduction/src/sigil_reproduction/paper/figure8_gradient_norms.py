@@ -14,18 +14,17 @@ from sigil_reproduction.runner.scales import STRENGTHS
 
 def show(measured: Measured, folder: Path) -> Page:
     """One panel per strength."""
-    figure, axes = figures.panels(len(STRENGTHS))
-    for axis, strength in zip(axes, STRENGTHS, strict=True):
-        numbers = measured.first(fidelity.name_of("resnet18", strength))
-        if numbers is not None:
-            rows = numbers["curves"]
-            series = {
-                "‖G_main‖": ("injection_main_norm", "#000000"),
-                "‖G_wm‖ before clipping": ("injection_watermark_norm", "#999999"),
-                "‖G_wm‖ as sent": ("injection_injected_norm", figures.COLOURS[strength]),
-            }
-            for name, (number, colour) in series.items():
-                figures.curve(axis, rows["round"], rows[number], color=colour, label=name)
+    found = {each: measured.first(fidelity.name_of("resnet18", each)) for each in STRENGTHS}
+    there = {strength: numbers["curves"] for strength, numbers in found.items() if numbers is not None}
+    figure, axes = figures.panels(len(there))
+    for axis, (strength, rows) in zip(axes, there.items(), strict=True):
+        series = {
+            "‖G_main‖": ("injection_main_norm", "#000000"),
+            "‖G_wm‖ before clipping": ("injection_watermark_norm", "#999999"),
+            "‖G_wm‖ as sent": ("injection_injected_norm", figures.COLOURS[strength]),
+        }
+        for name, (number, colour) in series.items():
+            figures.curve(axis, rows["round"], rows[number], color=colour, label=name)
         axis.set(title=figures.label(strength), xlabel="round", ylabel="norm (batch mean)", yscale="log")
         axis.set_ylim(top=30 * axis.get_ylim()[1])  # room for the legend
         figures.legend(axis, {"loc": "upper right"})

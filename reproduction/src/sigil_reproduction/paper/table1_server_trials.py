@@ -22,17 +22,17 @@ from sigil import attacks, data, models, optimizers
 from sigil.baselines import Backdoor, ParameterMark
 from sigil.data import Dataset
 from sigil.federation.averaging import WeightedAverage
-from sigil.federation.evaluation import accuracy
 from sigil.federation.federation import Federation
 from sigil.federation.from_settings import client_parts
+from sigil.federation.measuring import accuracy
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import choose
-from sigil.federation.seeds import generator
 from sigil.federation.server import LabelServer, Server
 from sigil.federation.settings import Settings, make
 from sigil.models import Model
 from sigil.rules import ALPHA
+from sigil.seeds import generator
 from sigil_reproduction.runner import keys
 from sigil_reproduction.runner.scales import PAPER_BITS
 

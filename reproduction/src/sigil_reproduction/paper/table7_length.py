@@ -14,8 +14,7 @@ from sigil_reproduction.paper import figure6_splitout as splitout
 from sigil_reproduction.paper.ablations import REMOVAL, SPLITOUT, WINDOWS
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
-from sigil_reproduction.runner.lengths import LENGTHS
-from sigil_reproduction.runner.scales import Scale
+from sigil_reproduction.runner.scales import LENGTHS, Scale
 from sigil_reproduction.runner.stealth import OUTLIERS
 from sigil_reproduction.runner.store import Cell
 

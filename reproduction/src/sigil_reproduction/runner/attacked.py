@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 from sigil.pages import figures
 from sigil.pages.tables import Entry, Place, Power
-from sigil.rules import ALPHA
 from sigil_reproduction.runner.experiment import Measured
 from sigil_reproduction.runner.reading import counts
 from sigil_reproduction.runner.scales import Scale
@@ -94,7 +92,6 @@ def marks(halves: Halves, run: Run, store: Store) -> dict[str, Any]:
                 # The names without a kind are those of noise, the paper's probe.
                 end = "" if reading.kind == "noise" else f"_{reading.kind}"
                 numbers |= {f"wsr{end}": 100 * reading.wsr, f"log10_p{end}": reading.log10_p_before}
-        numbers["owned"] = numbers["log10_p"] <= math.log10(ALPHA)
     elif settings.behaviour.mark == "backdoor":
         report = Backdoor.from_settings(settings).verify(*halves, dataset, precision=precision)
         numbers["wsr"] = 100 * report.wsr

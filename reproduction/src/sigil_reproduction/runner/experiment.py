@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sigil import attacks
 from sigil.errors import ExperimentError
 from sigil.federation.run import Run
+from sigil.pages import tables
 from sigil.pages.tables import Number, Page
-from sigil_reproduction.runner.intervals import AGREES, DIFFERS, UNTESTABLE, Interval, judge
+from sigil_reproduction.runner.intervals import AGREES, DIFFERS, UNTESTABLE, Interval, judge_equivalence
 from sigil_reproduction.runner.reading import counts
 from sigil_reproduction.runner.scales import Scale, get
 from sigil_reproduction.runner.store import Cell, Result, Store
 
+T = TypeVar("T")
 Measure = Callable[[Cell, list[Run], Store], dict[str, Any]]
 
 
@@ -112,35 +114,33 @@ def check_claim(
     """A claim that must hold for each of these numbers, as far as they were measured.
 
     >>> check_claim("WSR of at least 95 %", {"λ = 0.1": 99.5, "λ = 1": None}, lambda wsr: wsr >= 95)
-    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1); 1 not measured.', agrees=True)
+    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1); 1 not measured.', agrees=True, untestable=False)
     """
-    known = {name: number for name, number in measured.items() if number is not None}
-    if not known:
-        return Finding(f"{claim}: not measured.", None)
-    named = ", ".join(f"{number:{form}} ({name})" for name, number in known.items())
-    missing = len(measured) - len(known)
-    gap = f"; {missing} not measured" if missing else ""
-    return Finding(f"{claim}: {named}{gap}.", all(rule(number) for number in known.values()))
+    return _check(
+        claim, measured, lambda number: f"{number:{form}}", lambda n: AGREES if rule(n) else DIFFERS
+    )
 
 
-def check_interval(
+def check_equivalence(claim: str, measured: Mapping[str, Interval | None]) -> Finding:
+    """A claim that there is no difference, which two one-sided tests must show for each of these."""
+    return _check(claim, measured, lambda found: found.text("+.1f"), judge_equivalence)
+
+
+def _check(
     claim: str,
-    measured: Mapping[str, Interval | None],
-    rule: Callable[[float], bool],
-    form: str = ".1f",
+    measured: Mapping[str, T | None],
+    text: Callable[[T], str],
+    verdict: Callable[[T], str],
 ) -> Finding:
-    """A claim that must hold over each whole interval; one that reaches past the limit decides nothing."""
     known = {name: found for name, found in measured.items() if found is not None}
     if not known:
         return Finding(f"{claim}: not measured.", None)
-    named = ", ".join(f"{found.text(form)} ({name})" for name, found in known.items())
     missing = len(measured) - len(known)
     gap = f"; {missing} not measured" if missing else ""
-    words = {judge(found, rule, needs_interval=True) for found in known.values()}
-    text = f"{claim}: {named}{gap}."
-    if DIFFERS in words:
-        return Finding(text, False)
-    return Finding(text, None, untestable=True) if UNTESTABLE in words else Finding(text, True)
+    words = {verdict(found) for found in known.values()}
+    agrees = False if DIFFERS in words else None if UNTESTABLE in words else True
+    named = ", ".join(f"{text(found)} ({name})" for name, found in known.items())
+    return Finding(f"{claim}: {named}{gap}.", agrees, untestable=agrees is None)
 
 
 def listed(findings: Sequence[Finding]) -> str:
@@ -170,9 +170,14 @@ class Experiment:
     measure: Measure = _others_measure
     verdict: Callable[[Measured], list[Finding]] = lambda measured: []
 
+    def page(self, measured: Measured, folder: Path) -> Page:
+        """What the experiment shows, without the rows and columns of which nothing was measured."""
+        return tables.measured(self.show(measured, folder)) if measured.results else []
+
     def findings(self, measured: Measured, scale: Scale) -> list[Finding]:
-        """The paper's claims against the cells, at a scale that says anything about them."""
-        return self.verdict(measured) if scale.judged else []
+        """The paper's claims against the cells that there are, at a scale that says anything about them."""
+        known = self.verdict(measured) if scale.judged else []
+        return [finding for finding in known if finding.agrees is not None or finding.untestable]
 
     def seeds(self, store: Store, asked: Sequence[int] = ()) -> list[int]:
         """The seeds of a page: those asked for, and those of which anything was measured; 0 at least.

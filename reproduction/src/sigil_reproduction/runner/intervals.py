@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
+MARGIN = 1.0
+"""Points of accuracy within which two trainings are called the same."""
 
 AGREES, DIFFERS, UNTESTABLE, NOT_RUN = "agrees", "differs", "cannot be tested here", "not run"
 
@@ -74,10 +76,40 @@ def paired(after: Mapping[int, float], before: Mapping[int, float]) -> Interval 
     return interval([after[seed] - before[seed] for seed in sorted(set(after) & set(before))])
 
 
-def judge(found: Interval | None, holds: Callable[[float], bool], *, needs_interval: bool = False) -> str:
+def equivalence(found: Interval | None) -> float | None:
+    """The larger p-value of two one-sided t-tests that the mean is above -MARGIN and below +MARGIN.
+
+    None without an interval. A p-value of at most 0.05 shows that the two differ by less than the margin;
+    that no difference was seen would not.
+
+    >>> round(equivalence(Interval(0.1, 0.4, 3)), 4), round(equivalence(Interval(-0.2, 2.6, 2)), 4)
+    (0.0052, 0.0794)
+    """
+    if found is None or found.half is None:
+        return None
+    from scipy.stats import t
+
+    freedom = found.count - 1
+    error = found.half / float(t.ppf((1 + LEVEL) / 2, freedom))
+    nearest = MARGIN - abs(found.mean)
+    return float(t.sf(nearest / error, freedom)) if error else float(nearest <= 0)
+
+
+def judge_equivalence(found: Interval | None) -> str:
+    """Whether two are the same within the margin, are not, or cannot be told apart."""
+    p = equivalence(found)
+    if found is None or p is None:
+        return NOT_RUN if found is None else UNTESTABLE
+    if p <= 1 - LEVEL:
+        return AGREES
+    low, high = found.ends
+    return DIFFERS if low > MARGIN or high < -MARGIN else UNTESTABLE
+
+
+def judge(found: Interval | None, holds: Callable[[float], bool]) -> str:
     """Whether a claim holds over a whole interval, over none of it, or cannot be told apart.
 
-    `holds` is a limit: one side of it agrees. With `needs_interval` one seed decides nothing.
+    `holds` is a limit: one side of it agrees.
 
     >>> judge(Interval(-0.4, 1.2, 3), lambda cost: cost >= -2)
     'agrees'
@@ -86,7 +118,5 @@ def judge(found: Interval | None, holds: Callable[[float], bool], *, needs_inter
     """
     if found is None:
         return NOT_RUN
-    if needs_interval and found.half is None:
-        return UNTESTABLE
     held = {holds(value) for value in (*found.ends, found.mean)}
     return UNTESTABLE if len(held) > 1 else AGREES if True in held else DIFFERS

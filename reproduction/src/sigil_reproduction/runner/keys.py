@@ -20,9 +20,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sigil.errors import ExperimentError
-from sigil.federation.from_settings import cut_shape, what_a_key_states
+from sigil.federation.from_settings import cut_shape, resolve, what_a_key_states
 from sigil.federation.run import Run
-from sigil.federation.scheme import resolve
 from sigil.federation.settings import Settings
 from sigil.keys.draws import KeyStream
 from sigil.keys.key import Key

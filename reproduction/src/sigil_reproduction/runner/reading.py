@@ -10,7 +10,8 @@ from torch import Tensor
 
 from sigil.keys.key import Key
 from sigil.probing import Suspect, noise
-from sigil.verdict.readings import Reading, read
+from sigil.verdict.readings import read
+from sigil.verdict.report import Reading
 
 _BATCH = 64
 

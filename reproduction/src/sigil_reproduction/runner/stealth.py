@@ -29,8 +29,7 @@ from sigil.federation.settings import Settings
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Entry, Words
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.lengths import shares
-from sigil_reproduction.runner.scales import STRENGTHS, Scale
+from sigil_reproduction.runner.scales import STRENGTHS, Scale, shares
 from sigil_reproduction.runner.store import Store
 
 CLIENT = 0

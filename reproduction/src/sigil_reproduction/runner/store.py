@@ -18,14 +18,14 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sigil import attacks, baselines, files  # noqa: F401  (they carry out the section behaviour)
+from sigil import files
 from sigil.data import Dataset
 from sigil.errors import ExperimentError
 from sigil.federation.from_settings import load_data
@@ -53,13 +53,22 @@ LARGEST_KEPT = 8 * 2**20
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table or figure: a name, a seed, and the trainings that it is measured on."""
+    """One cell of a table or figure: a name, a seed, and the trainings that it is measured on.
+
+    `live` is a training that its own measurement makes, because it is watched or served in another way.
+    """
 
     experiment: str
     name: str
     seed: int
     trainings: tuple[Settings, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    live: Settings | None = None
+
+    @property
+    def all_trainings(self) -> tuple[Settings, ...]:
+        """Those that are made before, and the one that is made while it is measured."""
+        return self.trainings if self.live is None else (*self.trainings, self.live)
 
     @property
     def file(self) -> str:
@@ -77,6 +86,9 @@ class Result:
     numbers: dict[str, Any]
     # Where it was trained and measured, in words; cells from before this was recorded say so.
     machines: frozenset[str] = frozenset({NOT_RECORDED})
+    # What measuring it took, and each of its trainings, by their settings.
+    seconds: float = 0.0
+    trainings: Mapping[str, float] = field(default_factory=dict)
 
 
 class Store:
@@ -207,7 +219,7 @@ class Store:
             "numbers": numbers,
             "training_seconds": [round(sum(row["seconds"] for row in run.metrics), 1) for run in runs],
             "seconds": round(time.perf_counter() - began, 1),
-            "settings": [settings.model_dump(mode="json") for settings in cell.trainings],
+            "settings": [settings.model_dump(mode="json") for settings in cell.all_trainings],
             "command": f"sigil reproduce {cell.experiment} --scale {self.scale}",
             "versions": {name: version(name) for name in ("torch", "numpy")}
             | {"python": platform.python_version(), "sigil": __version__},
@@ -219,21 +231,29 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, json.dumps(content, indent=1) + "\n", replace=True, raises=ExperimentError)
 
-    def results_of(self, cells: list[Cell]) -> dict[tuple[str, int], Result]:
+    def results_of(self, cells: Iterable[Cell]) -> dict[tuple[str, int], Result]:
         """The measured ones among these cells, by name and seed."""
-        found = {}
-        for cell in cells:
-            path = self._path(cell)
-            if path.exists():
-                try:
-                    content = json.loads(path.read_text())
-                    numbers = content["numbers"]
-                    machines = [content.get("machine"), *content.get("training_machines", ())]
-                    words = frozenset(map(in_words, machines))
-                except (ValueError, KeyError):
-                    raise ExperimentError(f"{path} is not a cell; delete it to measure it again.") from None
-                found[cell.name, cell.seed] = Result(cell.name, cell.seed, cell.options, numbers, words)
-        return found
+        return {(cell.name, cell.seed): self.result(cell) for cell in cells if self.has(cell)}
+
+    def result(self, cell: Cell) -> Result:
+        """What was measured of a cell."""
+        path = self._path(cell)
+        try:
+            content = json.loads(path.read_text())
+            machines = [content.get("machine"), *content.get("training_machines", ())]
+            trained = zip(content.get("settings", ()), content.get("training_seconds", ()), strict=False)
+            return Result(
+                cell.name,
+                cell.seed,
+                cell.options,
+                content["numbers"],
+                frozenset(map(in_words, machines)),
+                content.get("seconds", 0.0),
+                # Recording looks on: a training is the same with it.
+                {json.dumps(settings | {"record": None}): seconds for settings, seconds in trained},
+            )
+        except (ValueError, KeyError):
+            raise ExperimentError(f"{path} is not a cell; delete it to measure it again.") from None
 
     def _path(self, cell: Cell) -> Path:
         return self.results / cell.experiment / cell.file
@@ -250,5 +270,5 @@ def computed_on(results: Iterable[Result]) -> str:
 
 def _precision(cell: Cell) -> Precision:
     """Where and in which number format a cell is measured: as its first training was done."""
-    run = cell.trainings[0].run if cell.trainings else RunSettings()
+    run = cell.all_trainings[0].run if cell.all_trainings else RunSettings()
     return choose(run.device, run.precision)

@@ -40,18 +40,12 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Every server at both cuts."""
     return [
         Cell(
-            experiment="splitguard",
-            name=name_of(cut, server),
-            seed=seed,
-            # Nothing is left on the disk of these trainings; their settings stand in the cell.
-            trainings=(),
-            options={
-                "cut": cut,
-                "server": server,
-                "settings": _settings(scale, seed, cut, server).model_dump(
-                    mode="json", exclude_defaults=True
-                ),
-            },
+            "splitguard",
+            name_of(cut, server),
+            seed,
+            (),
+            {"cut": cut, "server": server},
+            live=_settings(scale, seed, cut, server),
         )
         for seed in seeds
         for cut in stealth.CUTS
@@ -126,15 +120,15 @@ def watch(
     return federation, detectors
 
 
-def watched(
-    settings: Settings, store: Store, dataset: Dataset, server: str
-) -> tuple[dict[str, Any], tuple[npt.NDArray[np.int64], Tensor] | None]:
+def watched(cell: Cell, store: Store) -> tuple[dict[str, Any], tuple[npt.NDArray[np.int64], Tensor] | None]:
     """What a cell keeps of a training watched live.
 
     Of an attacker also how well it sees the first images of client 0, and these images: their places among
     the training images, and what it sees of them.
     """
-    attacker = None
+    settings, server, attacker = cell.live, cell.options["server"], None
+    assert settings is not None
+    dataset = store.dataset(settings)
     if server in stealth.ATTACKERS:
         over: PenaltyOver = "all" if stealth.earlier_forms(store.scale) else "channel"
         attacker = make_attacker(settings, dataset, strength=stealth.ATTACKERS[server], penalty_over=over)

@@ -10,8 +10,7 @@ module             content
 ``superlink``      the owner's SuperLink, on the loopback address
 ``https_front``    the only way to it from outside: lets Flower's Fleet API through and nothing else
 ``supernode``      a client's SuperNode, and the process that runs its ClientApp
-``tasks``          how a process of ours takes a task of Flower's and does it
 ``processes``      Flower's commands as child processes that never outlive their parent
-``adapter``        what else of Flower is used beside its public interface
+``adapter``        how a process of ours takes a task of Flower's, and what else is not its public interface
 =================  ====================================================================================
 """

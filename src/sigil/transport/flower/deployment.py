@@ -30,7 +30,7 @@ from cryptography import x509
 
 from sigil import files, local_ray
 from sigil.errors import ConfigError, NetworkError, reason
-from sigil.federation.progress import Silent
+from sigil.federation.progress import Progress
 from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.transport import certificates
@@ -115,7 +115,7 @@ class Deployment:
             raise ConfigError(f"{file} is not a file that `sigil serve --prepare` wrote.") from None
 
     def owner_run(
-        self, key: Key | None = None, *, progress: Silent | None = None, simulated: bool = False
+        self, key: Key | None = None, *, progress: Progress | None = None, simulated: bool = False
     ) -> OwnerRun:
         """What the ServerApp is to do; the key is read from its file if it is not given."""
         if key is None and self.key_file is not None:
@@ -144,7 +144,7 @@ class Deployment:
             nodes=None if simulated else nodes,
             key=key,
             data_dir=self.data_dir,
-            progress=progress or Silent(),
+            progress=progress or Progress(),
         )
 
     def serve(self, owner_run: OwnerRun, ports: Ports, *, ready: Callable[[], None]) -> None:

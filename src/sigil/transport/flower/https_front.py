@@ -9,7 +9,8 @@ refuses everything else.
 The process holds the key, so nobody may make it grow. A connection passes these limits, in this order, and
 what is over one of them is refused and counted:
 
-1. a place among the connections and among the handshakes under way, before a byte is read;
+1. a place among the strangers of this second, unless a client has come from that address before, and among
+   the connections and the handshakes under way, before a byte is read;
 2. a handshake in time, with a certificate that the owner's authority signed;
 3. a certificate that takes part in this run, and no more connections with it than agreed; of what Flower
    would keep, no more bytes in a round than its answer can have, or its holder is out of the run;
@@ -20,30 +21,27 @@ what is over one of them is refused and counted:
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import re
 import socket
 import ssl
-import threading
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from sigil.serving import ServerThread
 from sigil.transport.flower.processes import OWNER_HEADER
-from sigil.transport.limits import Limits
+from sigil.transport.limits import Budget, FrontRefusal, Limits
 from sigil.transport.metrics import Metrics
-from sigil.transport.rejections import FrontRefusal
-from sigil.transport.scheduler import Budget
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -59,13 +57,15 @@ PUSH = "/v1/fleet/push-"
 FIRST_ALLOWANCE = 2**24
 # One client may take this part of the whole budget: the uploads of a SuperNode, two at once, fit many times.
 SHARE = 2
+# So many addresses per client are remembered: clients move, but not without end.
+FAMILIAR = 16
 # Headers that belong to one connection, not to the message.
 HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
 # What shows the SuperLink that a request comes from here; a client's own word for it is left out.
 OWNER = OWNER_HEADER.encode()
 
 
-class HttpsFront:
+class HttpsFront(ServerThread):
     """An HTTPS server in a thread of this process that forwards Flower's Fleet API.
 
     It takes over the socket `listener`, and tells the SuperLink its `secret`. `known` are
@@ -87,6 +87,7 @@ class HttpsFront:
         metrics: Metrics | None = None,
         limit: int = LIMIT,
     ) -> None:
+        super().__init__("https-front")
         self.target = f"https://{target}"
         self._secret = secret.encode()
         self.limit = limit
@@ -100,6 +101,10 @@ class HttpsFront:
         self._allowance = FIRST_ALLOWANCE
         self._sent: Counter[str] = Counter()
         self._over: set[str] = set()
+        self._heard: dict[str, float] = {}
+        self._strangers: Counter[str] = Counter()
+        self._second = 0
+        self._familiar: set[str] = set()
         self._budget = Budget(self.limits.front_bytes)
         self._trust = ssl.create_default_context(cafile=ca)
         self._secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
@@ -118,25 +123,8 @@ class HttpsFront:
         self._config.load()
         self._state = ServerState()
         self._listener = listener
-        self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
         self._client: httpx.AsyncClient
-        self._thread = threading.Thread(target=self._run, name="https-front", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop letting anybody in."""
-        with contextlib.suppress(RuntimeError):  # it has ended already
-            self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.start()
 
     def begin_round(self, allowance: int) -> None:
         """Let every client push this many bytes more, except those that have pushed too many before."""
@@ -151,13 +139,18 @@ class HttpsFront:
         """The fingerprints of clients that have pushed too many bytes."""
         return frozenset(self._over)
 
+    def silent(self, seconds: float) -> frozenset[str]:
+        """The fingerprints of clients that have neither sent nor read anything for so long."""
+        now = self._loop.time()
+        return frozenset(one for one in self.known if now - self._heard.get(one, -math.inf) > seconds)
+
+    def heard(self, holder: str) -> None:
+        """Something has come from this holder of a certificate."""
+        self._heard[holder] = self._loop.time()
+
     def refused(self, why: FrontRefusal) -> None:
         """Count one refusal."""
         self._metrics.front_refused(why)
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
 
     async def _serve(self) -> None:
         self._listener.setblocking(False)
@@ -176,27 +169,53 @@ class HttpsFront:
         tasks: set[asyncio.Task[None]] = set()
         while True:
             try:
-                line, _ = await self._loop.sock_accept(self._listener)
+                line, (address, *_) = await self._loop.sock_accept(self._listener)
             except OSError:
                 # No file descriptor is left, say: those who are here may finish meanwhile.
                 self.refused(FrontRefusal.CONNECTIONS)
                 await asyncio.sleep(0.1)
                 continue
             limits = self.limits
-            if self._open >= limits.front_connections or self._handshakes >= limits.front_handshakes:
+            if self._too_many(address):
+                self.refused(FrontRefusal.STRANGERS)
                 line.close()
+                continue
+            if self._open >= limits.front_connections or self._handshakes >= limits.front_handshakes:
                 self.refused(FrontRefusal.CONNECTIONS)
+                line.close()
                 continue
             self._open += 1
             self._handshakes += 1
-            task = self._loop.create_task(self._shake_hands(line))
+            task = self._loop.create_task(self._shake_hands(line, address))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    async def _shake_hands(self, line: socket.socket) -> None:
+    def _too_many(self, address: str) -> bool:
+        """Whether strangers have had their handshakes of this second: each costs milliseconds."""
+        if address in self._familiar:
+            return False
+        if (second := int(self._loop.time())) != self._second:
+            self._second = second
+            self._strangers.clear()
+        limits = self.limits
+        if (
+            self._strangers[address] >= limits.front_strangers_per_address
+            or self._strangers.total() >= limits.front_strangers
+        ):
+            return True
+        self._strangers[address] += 1
+        return False
+
+    def welcome(self, holder: str, address: str) -> None:
+        """A client has shown its certificate: from its address it may come as often as it needs."""
+        self.heard(holder)
+        if len(self._familiar) < FAMILIAR * len(self.known):
+            self._familiar.add(address)
+
+    async def _shake_hands(self, line: socket.socket, address: str) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                lambda: _Connection(self, self._config, self._state),
+                lambda: _Connection(self, self._config, self._state, address),
                 line,
                 ssl=self._secure,
                 ssl_handshake_timeout=self.limits.hello_seconds,
@@ -225,6 +244,7 @@ class HttpsFront:
             nonlocal began
             began = True
             await send(message)
+            self.heard(scope["state"]["holder"])  # one that reads an answer is there, however slowly
 
         try:
             async with asyncio.timeout(self.limits.front_seconds):
@@ -303,8 +323,9 @@ class HttpsFront:
 class _Connection(H11Protocol):
     """One connection after its handshake: counted by certificate, and not for ever without a request."""
 
-    def __init__(self, front: HttpsFront, config: uvicorn.Config, state: ServerState) -> None:
+    def __init__(self, front: HttpsFront, config: uvicorn.Config, state: ServerState, address: str) -> None:
         super().__init__(config, state, {})
+        self._address = address
         self._front = front
         self._holder: str | None = None
         self._waiting: asyncio.TimerHandle | None = None
@@ -323,6 +344,7 @@ class _Connection(H11Protocol):
             front.connections[holder] += 1
             self._holder = holder
             self.app_state = {"holder": holder}
+            front.welcome(holder, self._address)
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -335,6 +357,8 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._holder is not None:
+            self._front.heard(self._holder)
         if self.cycle is not None and not self.cycle.response_complete:
             if self._waiting is not None:
                 self._waiting.cancel()

@@ -11,8 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 from flwr.app import Context, RecordDict
@@ -20,15 +19,15 @@ from flwr.serverapp import ServerApp
 
 from sigil import files
 from sigil.errors import NetworkError
-from sigil.transport.flower.adapter import TaskIdentity, ask, grid_of
+from sigil.serving import Closing
+from sigil.transport.flower.adapter import SERVER_APP, Runtime, TaskIdentity, ask, grid_of
 from sigil.transport.flower.processes import flwr, free_port, says_why, start, stop
-from sigil.transport.flower.tasks import SERVER_APP, Runtime
 
 APP = Path(__file__).parent / "app"
 START_SECONDS = 600.0
 
 
-class SuperLink:
+class SuperLink(Closing):
     """A SuperLink that lives as long as this object or this process, whichever ends first.
 
     What it knows (nodes and their public keys) is in ``superlink.db`` in `folder`, so that clients which
@@ -115,14 +114,6 @@ class SuperLink:
         """End it."""
         self._closing = True
         stop(self._process)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _over(self, error: BaseException) -> str | None:
         """What ended the run, if it was neither a person here nor the training itself."""

@@ -9,18 +9,16 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import httpx
 from flwr.clientapp import ClientApp
 
 from sigil import files
 from sigil.errors import NetworkError
-from sigil.transport.flower.adapter import pull_task_input, push_message
+from sigil.serving import Closing
+from sigil.transport.flower.adapter import CLIENT_APP, Runtime, pull_task_input, push_message
 from sigil.transport.flower.messages import write_failure
 from sigil.transport.flower.processes import free_port, says_why, start, stop
-from sigil.transport.flower.tasks import CLIENT_APP, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +29,7 @@ REMIND_SECONDS = 30.0
 _LONGEST = 500
 
 
-class SuperNode:
+class SuperNode(Closing):
     """A SuperNode that lives as long as this object or this process, and is started again if it ends.
 
     It authenticates with `private_key` (a file in OpenSSH or PEM format) to the SuperLink behind `address`,
@@ -81,14 +79,6 @@ class SuperNode:
     def close(self) -> None:
         """End it; the SuperLink hears that the client has left."""
         stop(self._process)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _begin(self) -> None:
         address = f"127.0.0.1:{free_port()}"

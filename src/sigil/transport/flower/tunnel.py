@@ -15,13 +15,11 @@ import os
 import socket
 import ssl
 import tempfile
-import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from sigil.errors import NetworkError, reason
+from sigil.serving import ServerThread
 from sigil.transport import certificates
 
 log = logging.getLogger("sigil.transport")
@@ -34,10 +32,11 @@ AWAY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: cl
 REMIND_SECONDS = 30.0
 
 
-class Tunnel:
+class Tunnel(ServerThread):
     """A loopback port that leads to the front at `server` ("host:port"), with the bundle's certificate."""
 
     def __init__(self, bundle: Path, server: str) -> None:
+        super().__init__("tunnel")
         self._host, _, port = server.rpartition(":")
         self._host = self._host.strip("[]")
         self._port = int(port)
@@ -57,32 +56,15 @@ class Tunnel:
         self.ca = local / "ca.pem"
         self._inside = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._inside.load_cert_chain(local / "server.pem", local / "server.key")
-        self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
         # Taken here, so that there is an address, or an error, before there is a thread.
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._run, name="tunnel", daemon=True)
-        self._thread.start()
+        self.start()
 
     def close(self) -> None:
         """Close all connections."""
-        with contextlib.suppress(RuntimeError):  # it has ended already
-            self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join()
+        super().close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._listener, ssl=self._inside)

@@ -1,0 +1,277 @@
+"""Whose copy leaked, in real trainings where every client has its own copy (``federation.imprint``).
+
+This is not in the paper. Trainings on the embedded digits, whatever the scale. In every round one client's
+copy leaks, as it was given and as it was returned; a client averages its last five copies; and a client
+extrapolates from its copy away from the next model, which holds a little of everybody's pattern with the
+opposite sign, because training heals it: that is how a client would put the blame on others. The global
+models themselves must name nobody, and names that nobody has must be found as often as chance finds them.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import sigil
+from sigil import imprint_reading, models
+from sigil.federation import Federation
+from sigil.federation.from_settings import load_data, what_a_key_states
+from sigil.federation.imprinting import Imprinting
+from sigil.federation.run import Run
+from sigil.federation.settings import Settings, read
+from sigil.imprint import Imprint, Patterns, recipient
+from sigil.models import Model
+from sigil.pages.tables import Page, Row, Table
+from sigil.tracing import IMPRINTS
+from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.scales import PerScale, Scale
+from sigil_reproduction.runner.store import Cell, Store
+
+ADAM = ("federation.local_epochs=6", "optimizer.name=adam", "optimizer.lr=0.002")
+TRAININGS: dict[str, tuple[str, ...]] = {
+    "2 clients": ("federation.clients=2",),
+    "4 clients": ("federation.clients=4",),
+    "8 clients": ("federation.clients=8",),
+    "4 clients, non-IID": (
+        *("federation.clients=4", "federation.partition=dirichlet", "federation.beta=0.5"),
+    ),
+    "4 clients, median": ("federation.clients=4", "federation.average=median"),
+    "2 clients, Adam, six epochs": ("federation.clients=2", *ADAM),
+    **{f"width {width}": ("federation.clients=2", f"model.width={width}") for width in (8, 32, 64)},
+}
+# Seconds, where only the machinery is tried.
+SMALLER = PerScale((), smoke=("model.width=8", "data.train_limit=80", "federation.rounds=2"))
+# What leaks, and what is nobody's copy.
+LEAKS = ("given", "returned", "last five averaged", "extrapolated")
+KINDS = (*LEAKS, "global")
+# How far a client goes from its copy away from the next one.
+BEYOND = (1.0, 4.0)
+NAMES = 200
+LEVELS = (0.1, 0.01, 0.001)
+State = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched(Patterns):
+    """Patterns that note what each client returned."""
+
+    returned: dict[str, State] = field(default_factory=dict)
+
+    def take(self, recipient: str, model: State, returned: State) -> dict[str, Tensor]:
+        self.returned[recipient] = {name: value.detach().clone() for name, value in returned.items()}
+        return super().take(recipient, model, returned)
+
+
+class _Leaking(Imprinting):
+    """Copies of which this file sees everything."""
+
+    patterns: _Watched
+
+    def begin(self, number: int, state: Any) -> Patterns:
+        found = super().begin(number, state)
+        self.patterns = _Watched(found.steps, found.shapes, found.streams)
+        return self.patterns
+
+
+class _Traces:
+    """What the traces of each kind of suspect came to."""
+
+    def __init__(self, key: sigil.Key, folder: Path) -> None:
+        self._key, self._folder = key, folder
+        self._rows: dict[str, list[tuple[bool, float, int, float]]] = {}
+
+    def add(self, kind: str, suspect: State, leaking: str | None) -> None:
+        """Trace a suspect that holds the copy of who leaks it, and nobody else's."""
+        outcome = sigil.trace(suspect, self._key, self._folder)
+        own = [each for each in outcome.recipients if each.name == leaking]
+        others = [each for each in outcome.recipients if each.name != leaking]
+        self._rows.setdefault(kind, []).append(
+            (
+                any(each.contained for each in own),
+                max((each.deviations for each in own), default=0.0),
+                sum(each.contained for each in others),
+                max((each.deviations for each in others), default=0.0),
+            )
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """Of each kind: how many, how many named rightly and wrongly, and the extreme deviations."""
+        return {
+            f"{kind}: {what}": number
+            for kind, rows in self._rows.items()
+            for what, number in {
+                "traced": len(rows),
+                "named": sum(row[0] for row in rows),
+                "least": min(row[1] for row in rows),
+                "wrongly": sum(row[2] for row in rows),
+                "others": max(row[3] for row in rows),
+            }.items()
+        }
+
+
+def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
+    """One training per cell; that of width 64 takes as long as the others together, so one seed has it."""
+    return [
+        Cell("imprints", name, seed, (), {"changes": [*changes, *SMALLER.at(scale)]})
+        for seed in seeds
+        for name, changes in TRAININGS.items()
+        if (not seed or name != "width 64") and (not SMALLER.at(scale) or name == "2 clients")
+    ]
+
+
+def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
+    """Train, let a copy of every kind leak in every round, and trace it through all registers."""
+    rounds = 4 if cell.name.startswith("width") else 8
+    settings = read(
+        None,
+        [
+            *(f"federation.rounds={rounds}", f"run.seed={cell.seed}", "federation.imprint=true"),
+            *("run.workers=1", *cell.options["changes"]),
+        ],
+    )
+    key = sigil.Key.generate("ACME", seed=cell.seed.to_bytes(32, "big"), **what_a_key_states(settings))
+    with tempfile.TemporaryDirectory() as folder:
+        return _train(settings, key, Path(folder))
+
+
+def _train(settings: Settings, key: sigil.Key, folder: Path) -> dict[str, Any]:
+    clients = settings.federation.clients
+    federation = Federation(settings, load_data(settings), key=key)
+    half = federation.training.halves.client
+    assert isinstance(half, Model)
+    leaking = federation.imprinting = _Leaking(key, half, clients=clients, folder=folder / IMPRINTS)
+    leaks: list[tuple[str, State, str | None]] = []
+    copies: dict[int, list[State]] = {client: [] for client in range(clients)}
+    for number in range(1, settings.federation.rounds + 1):
+        patterns = leaking.begin(number, federation.client_state)
+        for client, held in copies.items():
+            held.append(patterns.give(recipient(client), federation.client_state))
+        client = (number - 1) % clients
+        name, held = recipient(client), copies[client]
+        leaks.append(("given", held[-1], name))
+        if len(held) >= 5:
+            leaks.append(("last five averaged", _combined(held[-5:], [0.2] * 5), name))
+        federation.run_round()
+        returned = leaking.patterns.returned[name]
+        leaks += [("returned", returned, name), ("global", federation.client_state, None)]
+        for beyond in BEYOND:
+            # The next model, as it is: more than a client has of it before the last round.
+            both = [held[-1], federation.client_state]
+            leaks.append(("extrapolated", _combined(both, [1 + beyond, -beyond]), name))
+    accuracy = federation.accuracy()
+    models.save(folder / "client.safetensors", federation.halves()[0])
+    federation.close()
+    traces = _Traces(key, folder)
+    for leak in leaks:
+        traces.add(*leak)
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    return {
+        "accuracy": 100 * accuracy,
+        "blocks": len(list((folder / IMPRINTS).iterdir())),
+        "megabytes": sum(file.stat().st_size for file in files) / 1e6,
+        **traces.numbers(),
+        **_by_chance(key, folder / IMPRINTS, [federation.client_state, returned]),
+    }
+
+
+def _combined(states: Sequence[State], factors: Sequence[float]) -> State:
+    """A linear combination; counters are the first one's."""
+    return {
+        name: sum(
+            (factor * state[name] for factor, state in zip(factors, states, strict=True)),
+            torch.zeros_like(value),
+        )
+        if value.is_floating_point()
+        else value
+        for name, value in states[0].items()
+    }
+
+
+def _by_chance(key: sigil.Key, folder: Path, innocents: Sequence[State]) -> dict[str, int]:
+    """How often p of a name for which no copy was made is at most x, over names, registers and suspects."""
+    found = []
+    for place in sorted(folder.iterdir()):
+        copies = Imprint.load(place, key)
+        ours = {name: copies.state[name] for name in copies.carriers}
+        for suspect in innocents:
+            reading = imprint_reading.read(ours, suspect)
+            for number in range(NAMES):
+                positive = reading.positive(copies.pattern(f"Nobody {number}"))
+                found.append(imprint_reading.log10_p_before(positive, reading.coins))
+    return {"names": len(found)} | {
+        f"p <= {level}": sum(each <= math.log10(level) for each in found) for level in LEVELS
+    }
+
+
+def show(measured: Measured, folder: Path) -> Page:
+    """One row per training and kind of suspect; what it costs; and names that nobody has."""
+    names = list(dict.fromkeys(cell.name for cell in measured.cells))
+
+    def total(name: str, number: str) -> str:
+        values = measured.values(name, number)
+        return f"{sum(values):.0f}" if values else "–"
+
+    def extreme(name: str, number: str, choose: Any) -> str:
+        values = measured.values(name, number)
+        return f"{choose(values):.1f}" if values else "–"
+
+    rows: list[Row] = [
+        [
+            name,
+            kind,
+            total(name, f"{kind}: traced"),
+            total(name, f"{kind}: named"),
+            extreme(name, f"{kind}: least", min),
+            total(name, f"{kind}: wrongly"),
+            extreme(name, f"{kind}: others", max),
+        ]
+        for name in names
+        for kind in KINDS
+    ]
+    sizes: list[Row] = [
+        [
+            name,
+            str(len(measured.values(name, "accuracy"))),
+            *(measured.number(name, number) for number in ("accuracy", "blocks", "megabytes")),
+            *(total(name, number) for number in ("names", *(f"p <= {level}" for level in LEVELS))),
+        ]
+        for name in names
+    ]
+    return [
+        Table(["training", "suspect", "traced", "named", "deviations", "wrongly", "others, at most"], rows),
+        Table(
+            ["training", "seeds", "accuracy", "blocks", "MB", "names", *(f"p ≤ {x}" for x in LEVELS)], sizes
+        ),
+    ]
+
+
+def verdict(measured: Measured) -> list[Finding]:
+    """Nobody is named wrongly, and every copy that leaks as it was given or returned is named."""
+    names = list(dict.fromkeys(cell.name for cell in measured.cells))
+
+    def sums(what: str, kinds: Sequence[str]) -> dict[str, float | None]:
+        return {
+            kind: sum(value for name in names for value in measured.values(name, f"{kind}: {what}"))
+            for kind in kinds
+            if any(measured.values(name, f"{kind}: {what}") for name in names)
+        }
+
+    missed = {
+        kind: (sums("traced", [kind])[kind] or 0.0) - (number or 0.0)
+        for kind, number in sums("named", ("given", "returned")).items()
+    }
+    return [
+        check_claim("Nobody is named wrongly", sums("wrongly", KINDS), lambda x: x == 0, ".0f"),
+        check_claim("Leaks that name nobody", missed, lambda x: x == 0, ".0f"),
+    ]
+
+
+CAPTION = "Copies that leak in every round of trainings on the digits, and whom they name."
+EXPERIMENT = Experiment("imprints", CAPTION, cells, show, measure, verdict)

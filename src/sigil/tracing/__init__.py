@@ -1,1 +1,0 @@
-"""Who leaked: which client's local model a suspect is most likely to come from."""
