@@ -136,8 +136,6 @@ def _serialise(content: Content, passphrase: str | None) -> bytes:
 
 def _stretch(passphrase: str, salt: bytes, *, n: int, r: int, p: int) -> bytes:
     """The AES-256 key of a passphrase, the same however its accents were typed."""
-    if not isinstance(passphrase, str):
-        raise KeyFileError(f"The passphrase is of type {type(passphrase).__name__}, but text is wanted.")
     if not passphrase:
         raise KeyFileError("The passphrase is empty; give one of at least one character.")
     try:
