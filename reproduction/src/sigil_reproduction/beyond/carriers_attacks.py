@@ -94,7 +94,7 @@ class Thief(Attacker):
 def own_activations(opened: OpenedAtCut, own: Dataset) -> Tensor:
     """The activations (n, d) of the thief's images, as the model is now."""
     opened.whole.eval()
-    batches = evaluate_batches(own.train.images, own.train.labels, batch_size=256, mean=own.mean, std=own.std)
+    batches = evaluate_batches(own.train, own, batch_size=256)
     return torch.cat([opened.front(images).float().flatten(1) for images, _ in batches])
 
 
