@@ -60,6 +60,11 @@ class Key:
     _target: torch.Tensor | None
 
     def __init__(self, fields: KeyFields, seed: bytes, stamp: Seal | None = None) -> None:
+        if not isinstance(fields, KeyFields):
+            raise ConfigError(
+                "A key is made by sigil.Key.for_activation, sigil.Key.generate or sigil.Key.load, not by its "
+                "constructor."
+            )
         if len(seed) != SEED_BYTES:
             raise ConfigError(
                 f"A seed must be exactly {SEED_BYTES} bytes; "

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from sigil.arguments import whole
 from sigil.errors import ConfigError, shown
-from sigil.keys.owner_name import check_owner
+from sigil.keys.owner_name import check_name
 from sigil.rules import ALPHA
 
 VERSION: Final = 2
@@ -85,7 +85,7 @@ class KeyFields:
 
     def __post_init__(self) -> None:
         self._set(version=whole("The version of the key", self.version, least=VERSION, most=VERSION))
-        self._set(owner=check_owner(self.owner))
+        self._set(owner=check_name(self.owner, "owner"))
         self._set(shape=check_shape(self.shape, "activation shape"), bits=check_bits(self.bits))
         if self.input_shape is not None:
             self._set(input_shape=check_shape(self.input_shape, "input shape"))
