@@ -209,120 +209,96 @@ def examine(
     named = None if signer is None else envelope.read_public_key(signer)
     sha256 = None if suspect is None else _sha256(suspect)
     payload, signers = envelope.open_envelope(content)
+    facts: Report | Trace
     if envelope.TRACE_FIELD in payload:
         if any(given is not None for given in (register, references, inputs, inputs_from, reference)):
             raise ConfigError(
                 "The record is about whose copy a suspect contains: registers of statements, references and "
                 "inputs are for a verdict; leave them out."
             )
-        trace = _read(payload, signers, Trace, named, statement, sha256)
-        return _examine_trace(trace, signers, statement, signer, trusted, key, suspect, copies)
-    if copies is not None:
-        raise ConfigError("Copies are for repeating a trace, and the record is a verdict: leave them out.")
-    found = check(content, signer=named, statement=statement, suspect_sha256=sha256, references=references)
-    report = found.report
-    _check_count(report, register)
-    root = _check_date(found.stamp, trusted)
-    repeated = None
-    if key is not None:
-        repeating.open_commitment(report, found.stamp, key)
-    if key is not None and suspect is not None:
-        opened, close = _opened(suspect, report, key)
-        try:
-            repeated = repeating.repeat(
-                report,
-                key,
-                opened,
-                inputs=inputs,
-                inputs_from=inputs_from,
-                reference=reference,
-                roots=trusted,
-                register=register,
+        facts = _read(payload, signers, Trace, named, statement, sha256)
+        stamp = traces.recompute(facts)
+    else:
+        if copies is not None:
+            raise ConfigError(
+                "Copies are for repeating a trace, and the record is a verdict: leave them out."
             )
-        finally:
-            close()
-    elif isinstance(suspect, str | os.PathLike):
-        _check_format(Path(suspect))
-
-    checked = {
-        "signature": _signed(report, found.signers),
-        "arithmetic": "every p-value, the correction and the verdict follow from the recorded counts",
-    }
-    unchecked = []
-    if repeated is None:
-        unchecked.append("The counts are the claimant's; nothing was repeated.")
-    else:
-        checked["examination"] = repeated.words
-    _say_key(statement, key, signer, checked, unchecked)
-    _say_date(found.stamp, root, checked, unchecked)
-    if isinstance(suspect, nn.Module):
-        checked["suspect"] = "the given module has the recorded weights (SHA-256)"
-    elif suspect is not None:
-        checked["suspect"] = (
-            "the given file is the one recorded (SHA-256), and of a format that can hold a model"
+        found = check(
+            content, signer=named, statement=statement, suspect_sha256=sha256, references=references
         )
-    else:
-        unchecked.append("Which file was examined: no --suspect was given to compare with.")
-    for reading in report.readings:
-        if reading.source in ("judge", "defendant") and inputs_from != reading.source:
-            unchecked.append(f"That the {reading.source} chose the inputs is the claimant's word.")
-            break
-    _say_choices(report, register, references, checked, unchecked)
-    return Findings(
-        vouched=found.pinned or key is not None,
-        repeated=repeated is not None,
-        claims=_claims(report),
-        checked=checked,
-        unchecked=unchecked,
-        report=report,
-        signers=found.signers,
-    )
-
-
-def _examine_trace(
-    found: Trace,
-    signers: tuple[str, ...],
-    statement: str | None,
-    signer: AnyPath | None,
-    roots: Sequence[Certificate] | None,
-    key: Key | None,
-    suspect: Suspect | nn.Module | AnyPath | None,
-    copies: AnyPath | None,
-) -> Findings:
-    """The same of a record about whose copy a suspect contains."""
-    stamp = traces.recompute(found)
-    root = _check_date(stamp, roots)
+        facts, stamp = found.report, found.stamp
+        _check_count(facts, register)
+    root = _check_date(stamp, trusted)
     if key is not None:
-        repeating.open_commitment(found, stamp, key)
-    checked = {
-        "signature": _signed(found, signers),
-        "arithmetic": "which copies are contained follows from the recorded p-values and what was tried",
-    }
+        repeating.open_commitment(facts, stamp, key)
+    checked = {"signature": _signed(facts, signers)}
     unchecked: list[str] = []
-    if copies is None:
-        unchecked.append("The p-values are the claimant's; nothing was repeated (--copies).")
-    elif key is None or suspect is None:
-        raise ConfigError("Copies are for repeating a trace: give the key and the suspect as well.")
+    if isinstance(facts, Trace):
+        checked["arithmetic"] = (
+            "which copies are contained follows from the recorded p-values and what was tried"
+        )
+        if copies is None:
+            unchecked.append("The p-values are the claimant's; nothing was repeated (--copies).")
+        elif key is None or suspect is None:
+            raise ConfigError("Copies are for repeating a trace: give the key and the suspect as well.")
+        else:
+            checked["trace"] = traces.repeat(facts, key, suspect, copies)
     else:
-        checked["trace"] = traces.repeat(found, key, suspect, copies)
+        checked["arithmetic"] = (
+            "every p-value, the correction and the verdict follow from the recorded counts"
+        )
+        if key is None or suspect is None:
+            unchecked.append("The counts are the claimant's; nothing was repeated.")
+        else:
+            opened, close = _opened(suspect, facts, key)
+            try:
+                checked["examination"] = repeating.repeat(
+                    facts,
+                    key,
+                    opened,
+                    inputs=inputs,
+                    inputs_from=inputs_from,
+                    reference=reference,
+                    roots=trusted,
+                    register=register,
+                ).words
+            finally:
+                close()
     _say_key(statement, key, signer, checked, unchecked)
     _say_date(stamp, root, checked, unchecked)
     if suspect is None:
         unchecked.append("Which file was examined: no --suspect was given to compare with.")
     else:
-        checked["suspect"] = "the given file is the one recorded (SHA-256)"
-    unchecked.append(
-        "Who passed the copy on: its recipient, a burglar, or the owner, who can make every one."
-    )
+        checked["suspect"] = _compared(suspect, facts, examined=key is not None)
+    if isinstance(facts, Trace):
+        unchecked.append(
+            "Who passed the copy on: its recipient, a burglar, or the owner, who can make every one."
+        )
+    else:
+        _say_choices(facts, register, references, inputs_from, checked, unchecked)
     return Findings(
-        vouched=not (signer is None and statement is None and key is None),
-        repeated=copies is not None,
-        claims=traces.claims(found),
+        vouched=not (named is None and statement is None and key is None),
+        repeated="examination" in checked or "trace" in checked,
+        claims=traces.claims(facts) if isinstance(facts, Trace) else _claims(facts),
         checked=checked,
         unchecked=unchecked,
-        report=found,
+        report=facts,
         signers=signers,
     )
+
+
+def _compared(suspect: Suspect | nn.Module | AnyPath, facts: Report | Trace, *, examined: bool) -> str:
+    """That the given suspect is the one of the record, whose hash was compared; a verdict needs a model."""
+    if isinstance(suspect, nn.Module):
+        return "the given module has the recorded weights (SHA-256)"
+    if isinstance(facts, Trace):
+        return "the given file is the one recorded (SHA-256)"
+    if not isinstance(suspect, Suspect) and not examined:
+        try:
+            SuspectFile(suspect).close()
+        except SuspectError as error:
+            raise EvidenceError(f"The given suspect cannot have been examined as a model. {error}") from None
+    return "the given file is the one recorded (SHA-256), and of a format that can hold a model"
 
 
 def _signed(record: Report | Trace, signers: Sequence[str]) -> str:
@@ -399,14 +375,6 @@ def _check_date(stamp: Seal | None, roots: Sequence[Certificate] | None) -> Root
     return stamp.check(roots)
 
 
-def _check_format(path: Path) -> None:
-    """A file that is no model cannot have been examined."""
-    try:
-        SuspectFile(path).close()
-    except SuspectError as error:
-        raise EvidenceError(f"The given suspect cannot have been examined as a model. {error}") from None
-
-
 def _compare_references(report: Report, references: published.References) -> None:
     if references.commitment != report.commitment:
         raise EvidenceError(
@@ -448,9 +416,13 @@ def _say_choices(
     report: Report,
     register: int | None,
     references: str | None,
+    inputs_from: str | None,
     checked: dict[str, str],
     unchecked: list[str],
 ) -> None:
+    chosen = next((one.source for one in report.readings if one.source in ("judge", "defendant")), None)
+    if chosen not in (None, inputs_from):
+        unchecked.append(f"That the {chosen} chose the inputs is the claimant's word.")
     counted = report.register_count
     if counted is not None and register is None:
         unchecked.append(
