@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import outputs, own_code
+from sigil.cli import options, outputs, own_code
 from sigil.cli.terminal import printable
 from sigil.errors import DetectorError
 
@@ -57,7 +57,7 @@ def detect(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="The picture; RUN/detectors.png if left out."),
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all curves.")] = False,
 ) -> None:
     """Would a suspicious client have noticed? Ask detectors about a recorded run.

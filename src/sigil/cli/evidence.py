@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import data_names, outputs
-from sigil.cli import key as key_commands
+from sigil.cli import data_names, options, outputs
+from sigil.cli.key import load_key
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="evidence", no_args_is_help=True)
 
-_REPEAT = "Repeating the examination, in confidence"
+_repeat = partial(typer.Option, rich_help_panel="Repeating the examination, in confidence")
 
 
 @app.callback()
@@ -65,44 +66,28 @@ def check(
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(
+        _repeat(
             metavar="FILE",
             help="The owner's secret key: opens the commitment and, with --suspect, repeats everything.",
-            rich_help_panel=_REPEAT,
         ),
     ] = None,
     inputs: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR|FILE|NAME",
-            help="The real inputs that the mark was read on.",
-            rich_help_panel=_REPEAT,
-        ),
+        _repeat(metavar="DIR|FILE|NAME", help="The real inputs that the mark was read on."),
     ] = None,
     inputs_from: Annotated[
         str | None,
-        typer.Option(
-            metavar="judge|defendant",
-            help="Who gave the inputs, to your own knowledge.",
-            rich_help_panel=_REPEAT,
-        ),
+        _repeat(metavar="judge|defendant", help="Who gave the inputs, to your own knowledge."),
     ] = None,
     reference_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F", help="The reference that channels were put in order by.", rich_help_panel=_REPEAT
-        ),
+        Path | None, _repeat(metavar="F", help="The reference that channels were put in order by.")
     ] = None,
     copies: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The owner's copies, to repeat a trace: a register, or a run.",
-            rich_help_panel=_REPEAT,
-        ),
+        _repeat(metavar="DIR", help="The owner's copies, to repeat a trace: a register, or a run."),
     ] = None,
-    passphrase: key_commands.AskPassphrase = False,
-    passphrase_file: key_commands.PassphraseFile = None,
+    passphrase: options.AskPassphrase = False,
+    passphrase_file: options.PassphraseFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Check an evidence file, and say what was checked and what was not.
@@ -165,9 +150,7 @@ def check(
     given: dict[str, Any] = {
         "signer": None if signer is None else read_public_key(signer),
         "roots": None if tsa_root is None else read_roots(tsa_root),
-        "key": None
-        if key is None
-        else key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file),
+        "key": None if key is None else load_key(key, ask=passphrase, passphrase_file=passphrase_file),
     }
     content = read_file(file)
     try:

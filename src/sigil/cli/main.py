@@ -16,21 +16,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from sigil import extras
-from sigil.cli import (
-    attack,
-    card,
-    copies,
-    data,
-    detect,
-    evidence,
-    key,
-    key_reference,
-    report,
-    serve,
-    stamp,
-    train,
-    verify,
-)
+from sigil.cli import attack, copies, data, detect, evidence, key, report, serve, train, verify
 from sigil.cli.terminal import printable
 from sigil.cli.train import Interrupted
 from sigil.errors import SigilError
@@ -54,10 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-stamp.register(key.app)
-key_reference.register(key.app)
 app.add_typer(key.app, name="key")
-verify.register(app)
+app.command()(verify.verify)
 copies.register(app)
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(data.app, name="data")
@@ -67,7 +51,7 @@ attack.register(app)
 app.command()(detect.detect)
 report.register_reproduce(app)
 app.command()(report.report)
-card.register(app)
+app.command()(report.card)
 
 
 def _version(wanted: bool) -> None:

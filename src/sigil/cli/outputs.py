@@ -12,14 +12,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from sigil import files
 from sigil.errors import ConfigError, OutputError
-
-Force = Annotated[bool, typer.Option("--force", help="Replace a FILE that Sigil itself wrote.")]
 
 _PICTURES = (".png", ".svg", ".pdf")
 

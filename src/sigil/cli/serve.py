@@ -14,18 +14,16 @@ import typer
 
 from sigil import extras, files
 from sigil.cli import data_names, outputs
-from sigil.cli.key import AskPassphrase, PassphraseFile
+from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet
 from sigil.cli.terminal import printable, show_log
 from sigil.cli.train import (
     Change,
     Config,
-    DataDir,
     Interrupted,
     KeyToEmbed,
     PageHost,
     PageOption,
     PagePort,
-    Quiet,
     RunFolder,
     check_run,
     find_key,

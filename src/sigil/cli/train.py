@@ -12,7 +12,8 @@ import typer
 
 from sigil import extras, files, presets
 from sigil.cli import data_names, outputs
-from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
+from sigil.cli.key import load_key, warn_if_useless
+from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet
 from sigil.cli.terminal import printable
 from sigil.errors import TrainingError
 
@@ -35,10 +36,6 @@ KeyToEmbed = Annotated[
     Path | None,
     typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
 ]
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 PageOption = Annotated[bool, typer.Option("--page", help="Serve a live page to watch the training on.")]
 PageHost = Annotated[
     str,
