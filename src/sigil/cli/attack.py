@@ -230,7 +230,7 @@ def _check(given: dict[str, Any]) -> None:
             f"--out: {out} has no name that a model can be written to; give a file or a directory."
         )
     state = out.with_name(f".{out.name}.attack")
-    wanted = [outputs.File("--out", place) for place in (out, out / CLIENT, out / SERVER, state)]
+    wanted = [outputs.File("--out", path) for path in (out, out / CLIENT, out / SERVER, state)]
     outputs.check_apart(wanted, inputs)
 
 
@@ -244,15 +244,15 @@ def _carry_out(name: str, bar: str, call: AttackCommand, **given: Any) -> None:
         arguments = _arguments(call, takes, given, progress)
         result = function(call.target.model, **arguments)
     if name in ("subspace", "reverse", "read"):
-        attacked, found = result
+        attacked, direction = result
         call.finish(attacked)
-        _say_overlap(call, found)
+        _say_overlap(call, direction)
     elif name == "extract":
         architecture = result.spec.name
         same = architecture == _spec(call).name
-        place = call.target.cut if same else models.default_cut(architecture)
+        cut = call.target.cut if same else models.default_cut(architecture)
         halves = isinstance(call.target.model, tuple)
-        call.finish(models.split(result, place) if halves else result, cut=place)
+        call.finish(models.split(result, cut) if halves else result, cut=cut)
     else:
         call.finish(result)
     if name == "overwrite" and not call.quiet:
@@ -319,18 +319,18 @@ def _student(call: AttackCommand, student: str | None, width: int | None, seed: 
     )
 
 
-def _say_overlap(call: AttackCommand, found: Any) -> None:
+def _say_overlap(call: AttackCommand, direction: Any) -> None:
     """Say how much of the mark's span the attack found, if there is a key to know it by."""
     from sigil.attacks import Subspace, overlap
 
     key = call.target.key
     if key is None or call.quiet:
         return
-    if isinstance(found, Subspace):
-        part = overlap(found.directions, key)
+    if isinstance(direction, Subspace):
+        part = overlap(direction.directions, key)
         call.say(f"The attack found {100 * part:.1f} % of the span of the key's matrix.")
     else:
-        part = overlap(found, key) * key.bits
+        part = overlap(direction, key) * key.bits
         call.say(f"Of the direction found {100 * part:.1f} % lies in the span of the key's matrix.")
 
 

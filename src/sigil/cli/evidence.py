@@ -154,7 +154,7 @@ def check(
     }
     content = read_file(file)
     try:
-        found = examine(
+        findings = examine(
             content,
             **given,
             statement=line,
@@ -173,10 +173,10 @@ def check(
             typer.echo(f"REFUSED: {printable(str(refusal))}", err=True)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), allow_nan=False))
+        typer.echo(json.dumps(findings.to_dict(), allow_nan=False))
     else:
-        _print(found)
-    raise typer.Exit(0 if found.vouched else 1)
+        _print(findings)
+    raise typer.Exit(0 if findings.vouched else 1)
 
 
 def _line(text: str) -> str:
@@ -193,13 +193,13 @@ def _line(text: str) -> str:
         raise EvidenceError(f"{text} is not the text of a statement; give the published line.") from None
 
 
-def _print(found: Findings) -> None:
-    typer.echo(found.headline + "\n")
-    for name, value in found.claims:
+def _print(findings: Findings) -> None:
+    typer.echo(findings.headline + "\n")
+    for name, value in findings.claims:
         typer.echo(f"  {name:<13}  {printable(value)}")
     typer.echo("\nChecked:")
-    for name, value in found.checked.items():
+    for name, value in findings.checked.items():
         typer.echo(f"  {name:<13}  {printable(value)}")
     typer.echo("\nNot checked:")
-    for text in found.unchecked:
+    for text in findings.unchecked:
         typer.echo(f"  - {printable(text)}")

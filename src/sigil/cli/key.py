@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PASSPHRASE_VARIABLE: Final = "SIGIL_PASSPHRASE"
 _MAX_PASSPHRASE_BYTES: Final = 4096
-_KEY: Final = files.Mark(b'{"format":"sigil-key/')
+_KEY: Final = files.Magic(b'{"format":"sigil-key/')
 
 app = typer.Typer(
     name="key",
@@ -440,10 +440,10 @@ def _say_written(file: Path, secret: str | None) -> None:
 
 def _keep(file: Path) -> Path:
     """Copy a key that is about to be replaced to a name that is free: without it nothing can be proven."""
-    if not _KEY.on(file):
+    if not _KEY.matches(file):
         raise OutputError(f"{file} exists and is not a key that Sigil wrote; choose another name.")
     names = itertools.chain([f"{file.name}.old"], (f"{file.name}.old{n}" for n in itertools.count(2)))
-    kept = next(place for name in names if not os.path.lexists(place := file.with_name(name)))
+    kept = next(candidate for name in names if not os.path.lexists(candidate := file.with_name(name)))
     files.write(kept, file.read_bytes(), mode=0o600)
     return kept
 

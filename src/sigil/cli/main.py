@@ -140,8 +140,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if not _refused(error, arguments):
             return _bug()
-        place = "" if error.filename is None else f"{error.filename} cannot be used: "
-        _complain(f"{place}{error.strerror}; choose another name or place.")
+        which = "" if error.filename is None else f"{error.filename} cannot be used: "
+        _complain(f"{which}{error.strerror}; choose another name or place.")
         return 2
     except Exception:
         return _bug()

@@ -111,10 +111,10 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def read_normalisation(text: str | None) -> Normalisation | None:
     """Means and deviations per channel, with a slash between them, if they were given."""
-    from sigil.data.inputs import parse_normalisation
-
     if text is None:
         return None
+    from sigil.data.inputs import parse_normalisation
+
     try:
         moments = parse_normalisation(text)
     except ValueError:

@@ -69,9 +69,9 @@ def report(
                 f"A page about {len(folders)} runs belongs to none of them: say where to write it, such as "
                 "--out both.html."
             )
-        place = out or folders[0] / "report.html"
-        outputs.check(outputs.page("--out", place, force=redraw), inputs=inputs)
-        written = [write_runs(folders, place)]
+        page = out or folders[0] / "report.html"
+        outputs.check(outputs.page("--out", page, force=redraw), inputs=inputs)
+        written = [write_runs(folders, page)]
     else:
         write = load("report", f"{folders[0]} is no finished run. ")
         written = write(folders, out, summary=summary, redraw=redraw, inputs=inputs)
@@ -99,17 +99,17 @@ def card(
       sigil card runs/first
       sigil card runs/first --license apache-2.0 --out README.md
     """
-    place = out or run / "README.md"
+    target = out or run / "README.md"
     outputs.check_there({"RUN": run})
 
-    from sigil.federation.card import MARK, render
+    from sigil.federation.card import MAGIC, render
 
     text = render(run, licence=licence)
-    outputs.check(outputs.File("--out", place, MARK, force or out is None, "card"))
+    outputs.check(outputs.File("--out", target, MAGIC, force or out is None, "card"))
     from sigil import files
 
-    files.write(place, text, replace=MARK if force or out is None else False)
-    typer.echo(printable(str(place)))
+    files.write(target, text, replace=MAGIC if force or out is None else False)
+    typer.echo(printable(str(target)))
 
 
 def register_reproduce(app: typer.Typer) -> None:

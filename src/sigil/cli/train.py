@@ -260,9 +260,9 @@ def watched(
         )
     logger = logging.getLogger("sigil")
     # A logger with a handler no longer reports warnings by itself.
-    own = [board.handler] if logger.handlers else [board.handler, _warnings()]
+    handlers = [board.handler] if logger.handlers else [board.handler, _warnings()]
     level = logger.level
-    for handler in own:
+    for handler in handlers:
         logger.addHandler(handler)
     logger.setLevel(min(level, logging.INFO) if level else logging.INFO)
     try:
@@ -271,7 +271,7 @@ def watched(
             typer.echo(f"Watch it at {live.address}", err=True)
             yield Together(board, shown)
     finally:
-        for handler in own:
+        for handler in handlers:
             logger.removeHandler(handler)
         logger.setLevel(level)
 
