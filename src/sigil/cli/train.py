@@ -248,16 +248,7 @@ def watched(
         return
     from sigil.watching import Board, LivePage
 
-    if metrics is None:
-        board = Board()
-    else:
-        counted = metrics
-        board = Board(
-            clients=lambda: counted.now,
-            refusals=counted.refusals,
-            banner=lambda: counted.banner,
-            waited=lambda: counted.waited_seconds,
-        )
+    board = Board(metrics)
     logger = logging.getLogger("sigil")
     # A logger with a handler no longer reports warnings by itself.
     handlers = [board.handler] if logger.handlers else [board.handler, _warnings()]

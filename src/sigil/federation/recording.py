@@ -172,8 +172,8 @@ class Recording:
             self.full = bool(index["full"])
             self._steps = [tuple(map(int, row)) for row in index["steps"]]
             rows, width = int(index["rows"]), math.prod(self.shape)
-            summed = [tuple(map(int, row)) for row in index.get("summed", ())]
-            self.share, self.whole_rounds = float(index.get("share", 1.0)), int(index.get("whole_rounds", 0))
+            summed = [tuple(map(int, row)) for row in index["summed"]]
+            self.share, self.whole_rounds = float(index["share"]), int(index["whole_rounds"])
             self.partial = self.full or self.share < 1
         except (OSError, ValueError, KeyError, TypeError):
             raise DataError(

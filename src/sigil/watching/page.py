@@ -17,7 +17,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from sigil.serving import Page, PageServer
 from sigil.transport.listening import listen_on
 
 if TYPE_CHECKING:
-    from sigil.transport.metrics import ClientNow
+    from sigil.transport.metrics import Metrics
 
 PAGE = Path(__file__).with_name("page.html")
 _HEADERS = (
@@ -40,27 +40,16 @@ LOG_LINES = 40
 LINE_LENGTH = 400
 
 
-def _nothing() -> dict[str, dict[str, int]]:
-    return {}
-
-
 class Board(Progress):
-    """What is known of a training now.
+    """What is known of a training now; across machines also what the `metrics` of its service tell.
 
-    `clients` tells who takes part, `refusals` how often what was refused, by kind and reason, `waited` for
-    how many seconds of this process nobody trained because clients were not there, and `banner` whom the
-    round waits for now: how long that takes nobody knows, so that there is no time left to tell.
+    These are who takes part, how often what was refused, for how many seconds of this process nobody trained
+    because clients were not there, and whom the round waits for now: how long that takes nobody knows, so
+    that there is no time left to tell.
     """
 
-    def __init__(
-        self,
-        *,
-        clients: Callable[[], Sequence[ClientNow]] = tuple,
-        refusals: Callable[[], Mapping[str, Mapping[str, int]]] = _nothing,
-        waited: Callable[[], float] = float,
-        banner: Callable[[], str] = str,
-    ) -> None:
-        self._clients, self._refusals, self._waited, self._banner = clients, refusals, waited, banner
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self._metrics = metrics
         self._lock = threading.Lock()
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._rows: list[dict[str, Any]] = []
@@ -92,6 +81,7 @@ class Board(Progress):
 
     def state(self) -> dict[str, Any]:
         """All of it, as plain JSON values."""
+        metrics = self._metrics
         with self._lock:
             rows = list(self._rows)
             return {
@@ -100,25 +90,27 @@ class Board(Progress):
                 "done": len(rows) if rows else self._first,
                 "over": self._over,
                 "share": min(1.0, self._current / self._images) if self._images else 0.0,
-                "banner": "" if self._over else self._banner(),
+                "banner": "" if self._over or metrics is None else metrics.banner,
                 "seconds_left": self._seconds_left(),
                 "rows": rows,
-                "clients": [asdict(client) for client in self._clients()],
+                "clients": [] if metrics is None else [asdict(client) for client in metrics.now],
                 "refusals": {
                     kind: {reason: count for reason, count in counts.items() if count}
-                    for kind, counts in self._refusals().items()
+                    for kind, counts in ({} if metrics is None else metrics.refusals()).items()
                 },
                 "log": list(self._log),
             }
 
     def _seconds_left(self) -> float | None:
         """From the speed of this process while it trained: time in which clients were missing is left out."""
-        if self._began is None or self._over or self._banner():
+        metrics = self._metrics
+        if self._began is None or self._over or (metrics is not None and metrics.banner):
             return None
         here = len(self._rows) - self._first + (self._current / self._images if self._images else 0.0)
         if here <= 0:
             return None
-        spent = max(0.0, time.monotonic() - self._began - self._waited())
+        waited = 0.0 if metrics is None else metrics.waited_seconds
+        spent = max(0.0, time.monotonic() - self._began - waited)
         return round(spent / here * max(0.0, self._rounds - self._first - here), 1)
 
 
