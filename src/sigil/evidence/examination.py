@@ -16,8 +16,7 @@ from sigil import files
 from sigil.alignment import fingerprint
 from sigil.data.inputs import Array, Inputs
 from sigil.errors import ConfigError, EvidenceError, SuspectError
-from sigil.evidence import arithmetic, repeating, traces
-from sigil.evidence import statement as statements
+from sigil.evidence import arithmetic, published, repeating, traces
 from sigil.keys.key import Key
 from sigil.keys.seal import Root, Seal, read_roots
 from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
@@ -34,7 +33,7 @@ AnyPath = str | os.PathLike[str]
 R = TypeVar("R", bound=Report | Trace)
 
 
-class _Statement(BaseModel, Generic[R]):
+class _InTotoStatement(BaseModel, Generic[R]):
     """An in-toto statement about a report or a trace; its subject is compared with what that says."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -126,7 +125,7 @@ def check(
     report = _read(payload, signers, Report, signer, statement, suspect_sha256)
     stamp = arithmetic.recompute(report)
     if references is not None:
-        _compare_references(report, statements.parse_references(references))
+        _compare_references(report, published.parse_references(references))
     return Checked(report, signers, pinned=not (signer is None and statement is None), stamp=stamp)
 
 
@@ -140,7 +139,7 @@ def _read(
 ) -> R:
     """The record in a payload that these signed, if they may and it is about the right key and file."""
     try:
-        report: R = _Statement[kind].model_validate_json(payload).predicate  # type: ignore[valid-type]
+        report: R = _InTotoStatement[kind].model_validate_json(payload).predicate  # type: ignore[valid-type]
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole"
         raise EvidenceError(
@@ -152,13 +151,13 @@ def _read(
             "The evidence is signed but not in its one canonical form, or its subject is not its suspect; "
             "it was not made by Sigil, do not rely on it."
         )
-    own = statements.parse(report.key.statement)
+    own = published.parse(report.key.statement)
     if own.evidence_key not in signers:
         raise EvidenceError(
             f"The evidence is signed by {signers[0]} and not by {own.evidence_key}, the evidence key that "
             "its statement names; ask the owner of the key for a record."
         )
-    if statement is not None and statements.parse(statement) != own:
+    if statement is not None and published.parse(statement) != own:
         raise EvidenceError(
             "The evidence is about another key: its statement is not the published one; ask for "
             "evidence that was made with the published key."
@@ -327,7 +326,7 @@ def _examine_trace(
 
 
 def _signed(record: Report | Trace, signers: Sequence[str]) -> str:
-    others = [one for one in signers if one != statements.parse(record.key.statement).evidence_key]
+    others = [one for one in signers if one != published.parse(record.key.statement).evidence_key]
     also = f", and so did {' and '.join(others)}" if others else ""
     return f"the file is unaltered since the evidence key that its statement names signed it{also}"
 
@@ -408,17 +407,17 @@ def _check_format(path: Path) -> None:
         raise EvidenceError(f"The given suspect cannot have been examined as a model. {error}") from None
 
 
-def _compare_references(report: Report, published: statements.References) -> None:
-    if published.commitment != report.commitment:
+def _compare_references(report: Report, references: published.References) -> None:
+    if references.commitment != report.commitment:
         raise EvidenceError(
             "The published references belong to another key than the evidence; give the line that was "
             "published for this key."
         )
-    used, fields = report.alignment, statements.parse(report.key.statement).fields
+    used, fields = report.alignment, published.parse(report.key.statement).fields
     if used is None or not used.used:
         return
     drawn = not report.experiment and fields.initialiser is not None and used.compared == "initial weights"
-    if not drawn and used.reference not in published:
+    if not drawn and used.reference not in references:
         raise EvidenceError(
             "Channels were put in order by a reference that was not published: its fingerprint is "
             f"{used.reference}; a reference chosen afterwards proves nothing."

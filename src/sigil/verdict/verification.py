@@ -23,7 +23,6 @@ import torch
 from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
-from sigil import arguments
 from sigil.alignment import (
     Alignment,
     Reference,
@@ -150,7 +149,7 @@ def verify(
     """
     key = as_key(key)
     check_suspect(suspect)
-    input_shape = None if input_shape is None else arguments.sizes("input shape", input_shape)
+    input_shape = None if input_shape is None else tuple(map(operator.index, input_shape))
     if isinstance(suspect, str | os.PathLike):
         from sigil.suspect import open_suspect
 

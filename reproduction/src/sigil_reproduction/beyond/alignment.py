@@ -280,9 +280,7 @@ def same_channels(before: nn.Module, after: nn.Module, shape: tuple[int, ...]) -
 def test_images(dataset: Dataset, count: int) -> Tensor:
     """`count` test images, evenly chosen, normalised as in training."""
     chosen = _evenly(dataset.test, count)
-    ((images, _),) = data.evaluate_batches(
-        chosen.images, chosen.labels, batch_size=len(chosen), mean=dataset.mean, std=dataset.std
-    )
+    ((images, _),) = data.evaluate_batches(chosen, dataset, batch_size=len(chosen))
     return images
 
 
