@@ -17,7 +17,7 @@ from torch import nn
 import sigil
 from harness.luck import Margin
 from sigil.cli.main import main
-from sigil.cli.suspect_options import read_activation_shape, read_input_shape
+from sigil.cli.options import read_activation_shape, read_input_shape
 from sigil.data.inputs import Inputs
 from sigil.errors import ConfigError, DataError, KeyFileError, ShapeError
 from sigil.federation.settings import read

@@ -209,8 +209,10 @@ def responses(part: ModelProto, open_session: Open, shape: Sequence[int], deadli
             if len(found) == MOST_FILTERS or numbers > MOST_NUMBERS:
                 break
             found.append(filters)
-    except SuspectError:
-        pass  # what was found until then counts
+    except MemoryError:
+        raise
+    except Exception:
+        pass  # a graph may be odd in any way, or time is over: what was found until then counts
     return found
 
 
@@ -225,6 +227,7 @@ class _Parts(_Cutter):
         self.random = np.random.default_rng(0)
         # What each base is at some input, and which bases each tensor of a linear part depends on.
         self.values = {entry.name: self.random.standard_normal(shape)}
+        self.batch, _, *self.image = (*shape, 1, 1)[:4]
         self.bases: dict[str, tuple[str, ...]] = {entry.name: (entry.name,)}
         self.seen: set[tuple[str, str]] = set()
 
@@ -283,16 +286,46 @@ class _Parts(_Cutter):
             if not set(depends) <= set(bases) or any(source not in self.bases for source in sources):
                 sorted_now.append((name, None))
                 continue
-            if four[0].dtype.kind != "f" or _is_linear(*four):
-                # What is no floating-point number, as the condition of a choice, is never a base.
+            # What is no floating-point number, as the condition of a choice or a list, is never a base.
+            floats = isinstance(four[0], np.ndarray) and four[0].dtype.kind == "f"
+            linear = not floats or _is_linear(*four)
+            if not floats and all(np.array_equal(four[0], one) for one in four):
+                depends = ()  # as the shape of a tensor
+            sorted_now.append((name, () if linear else tuple(sources)))
+            if linear and not (floats and self._shows_maps(four[0], depends)):
                 self.bases[name] = depends
-                sorted_now.append((name, ()))
                 continue
             self.values[name] = np.asarray(four[0], np.float64)
             self.bases[name] = (name,)
             self.dtypes[name] = onnx.helper.np_dtype_to_tensor_dtype(four[0].dtype)
-            sorted_now.append((name, tuple(sources)))
         return sorted_now
+
+    def _shows_maps(self, answer: Any, depends: Sequence[str]) -> bool:
+        """Whether this is a base that has no maps, in a shape that has some."""
+        base = self.values[depends[0]] if len(depends) == 1 else answer
+        return base.size == answer.size and self._maps(base) is None and self._maps(answer) is not None
+
+    def _maps(self, values: Any) -> Any:
+        """A tensor as (n, channels, height, width), wherever its channels are; None if it has no maps.
+
+        Its maps have the proportions of the images, or are such maps in one row.
+        """
+        height, width = self.image
+        if values.ndim < 3 or len(values) != self.batch:
+            return None
+        if values.ndim == 3:
+            parts = [2**step for step in range(6) if height % 2**step == width % 2**step == 0]
+            sizes = {height * width // part**2: (height // part, width // part) for part in parts}
+            for axis in (2, 1):
+                if values.shape[axis] in sizes:
+                    ends = sizes[values.shape[axis]]
+                    shape = (*values.shape[:axis], *ends, *values.shape[axis + 1 :])
+                    return self._maps(values.reshape(shape))
+        if values.ndim != 4:
+            return None
+        rows, columns, others = values.shape[1:]
+        last = rows * width == columns * height and columns * width != others * height
+        return np.moveaxis(values, 3, 1) if last else values
 
     def _change(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """A random change of a base, as large as its channels vary, positive if the base is."""
@@ -313,19 +346,22 @@ class _Parts(_Cutter):
                 raise
             raise SuspectError("A part of the graph does not run.") from error
 
-    def _responses(self, end: str) -> Iterable[Floats]:
-        """The filters by which a tensor depends on each of its bases."""
+    def _responses(self, end: str, chain: int = 0) -> Iterable[Floats]:
+        """The filters by which a tensor depends on each of its bases; or if it has no maps, what it reads."""
         bases = self.bases.get(end, ())
-        if end in self.values or not bases:
+        if end in self.values or not bases or chain > LONGEST_CHAIN:
             return
         session, bases = self.session([end], self.dtypes)
         zeros = {base: np.zeros_like(self.values[base]) for base in bases}
-        rest = self._run(session, zeros)[0]
-        if rest.ndim != 4 or rest.dtype.kind != "f":
+        answer = self._run(session, zeros)[0]
+        rest = self._maps(answer) if isinstance(answer, np.ndarray) and answer.dtype.kind == "f" else None
+        if rest is None:
+            read = next(source for source in self.producers[end].input if self.bases.get(source))
+            yield from self._responses(read, chain + 1)
             return
         kernels = {}
         for base in bases:
-            if self.values[base].ndim == 4 and (end, base) not in self.seen:
+            if self._maps(self.values[base]) is not None and (end, base) not in self.seen:
                 self.seen.add((end, base))
                 kernels[base] = self._kernels(session, zeros, base, rest)
         depending = {base: np.abs(one).max((1, 2, 3)) > 0 for base, one in kernels.items()}
@@ -342,7 +378,8 @@ class _Parts(_Cutter):
         self, session: Session, zeros: dict[str, npt.NDArray[np.float64]], base: str, rest: Any
     ) -> npt.NDArray[np.float64]:
         """The response of a tensor to one impulse per channel of a base, (outputs, inputs, 7, 7)."""
-        batch, channels, *lengths = zeros[base].shape
+        values = self._maps(self.values[base])
+        batch, channels, *lengths = values.shape
         outputs, ends = rest.shape[1], rest.shape[2:]
         strides = [max(1, round(length / end)) for length, end in zip(lengths, ends, strict=True)]
         # A map that is hardly larger than a kernel shows different taps at different places.
@@ -351,15 +388,16 @@ class _Parts(_Cutter):
             for length, end, stride in zip(lengths, ends, strides, strict=True)
         ]
         shown = [(channel, y, x) for channel in range(channels) for y in places[0] for x in places[1]]
-        sizes = _sizes(self.values[base])
+        sizes = _sizes(values)
         found = np.zeros((outputs, channels, 2 * REACH + 1, 2 * REACH + 1))
         for start in range(0, len(shown), batch):
             now = shown[start : start + batch]
             point = dict(zeros)
-            point[base] = np.zeros_like(zeros[base])
+            point[base] = np.zeros(zeros[base].shape)
+            maps = self._maps(point[base])  # a view
             for place, (channel, y, x) in enumerate(now):
-                point[base][place, channel, y, x] = sizes[channel]
-            answer = self._run(session, point)[0].astype(np.float64) - rest
+                maps[place, channel, y, x] = sizes[channel]
+            answer = self._maps(self._run(session, point)[0]).astype(np.float64) - rest
             for place, (channel, y, x) in enumerate(now):
                 for row in _reached(y, strides[0], ends[0]):
                     for column in _reached(x, strides[1], ends[1]):
