@@ -392,8 +392,6 @@ ConfigError     check_logit_gradient(torch.rand(4,10,device="meta"), torch.rand(
 ShapeError      check_logit_gradient(torch.rand(4,10), torch.rand(4,10).to(torch.float8_e4m3fn))
 ConfigError     check_logit_gradient(torch.rand(4,10), torch.rand(4,10), "cross-entropy")
 ConfigError     check_logit_gradient(torch.rand(4,10), torch.rand(4,10), None)
-ConfigError     check_logit_gradient(torch.rand(4,10), torch.rand(4,10), wire="float16")
-ConfigError     check_logit_gradient(torch.rand(4,10), torch.rand(4,10), wire=torch.int8)
 ConfigError     Loss(7)
 ConfigError     Loss("mse")
 ConfigError     Loss(["any"])

@@ -98,7 +98,7 @@ def make(folder: Path, *, clients: int, hosts: Sequence[str] = ()) -> dict[int, 
         bundle = bundle_folder(folder, index)
         if not (bundle / "client.pem").exists():
             _make_folder(bundle)
-            _write(bundle / "ca.pem", (folder / "ca.pem").read_bytes(), secret=False)
+            write(bundle / "ca.pem", (folder / "ca.pem").read_bytes(), secret=False)
             _issue(folder, bundle / "client", name=f"sigil client {index}", hosts=None)
     return {
         index: ClientCredentials.load(bundle_folder(folder, index)).fingerprint for index in range(clients)
@@ -193,9 +193,9 @@ def _host(host: str) -> x509.GeneralName:
 
 def _write_pair(stem: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    _write(stem.with_suffix(".key"), secret, secret=True)
+    write(stem.with_suffix(".key"), secret, secret=True)
     # The certificate comes last: where it is, its key is.
-    _write(stem.with_suffix(".pem"), certificate.public_bytes(Encoding.PEM), secret=False)
+    write(stem.with_suffix(".pem"), certificate.public_bytes(Encoding.PEM), secret=False)
 
 
 def _make_folder(folder: Path) -> None:
@@ -207,14 +207,14 @@ def _make_folder(folder: Path) -> None:
         ) from None
 
 
-def _write(path: Path, content: bytes, *, secret: bool) -> None:
-    """A file that is there whole or not at all."""
+def write(path: Path, content: bytes | str, *, secret: bool) -> None:
+    """Write a file, in the place of one that is there; what is secret is for this user alone."""
     files.write(path, content, replace=True, mode=0o600 if secret else 0o644, raises=NetworkError)
 
 
 def _load(folder: Path, name: str) -> tuple[bytes, bytes, bytes]:
-    files = ("ca.pem", f"{name}.pem", f"{name}.key")
-    authority, certificate, key = (read_plain(folder / file) for file in files)
+    names = ("ca.pem", f"{name}.pem", f"{name}.key")
+    authority, certificate, key = (read_plain(folder / file) for file in names)
     try:
         ends = min(
             x509.load_pem_x509_certificate(content).not_valid_after_utc
