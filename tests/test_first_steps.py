@@ -162,7 +162,7 @@ def test_a_script_that_is_run_again_finds_its_key(tmp_path: Path) -> None:
             sigil.Key.load_or_generate(path, **({"owner": "ACME", "shape": (64, 2, 2)} | stated | change))
         assert str(refused.value).startswith(f"{path} holds another key than was asked for, with ")
         assert sentence in str(refused.value)
-    with pytest.raises(ConfigError, match="1 to 65536"):
+    with pytest.raises(ConfigError, match="1 to 65,536"):
         sigil.Key.load_or_generate(path, "ACME", (64, 2, 2), bits=-1)
     assert path.read_bytes() == before
 

@@ -336,14 +336,14 @@ def _say_overlap(call: AttackCommand, direction: Any) -> None:
 
 def line(when: str, measured: Measurement) -> str:
     """One line of numbers: accuracy, WSR, p-value, verdict."""
-    from sigil.verdict.wording import p_value, percent, word
+    from sigil.verdict.wording import outcome, p_value, percent
 
     parts = [f"{when:<6}"]
     if measured.accuracy is not None:
         parts.append(f"accuracy {percent(measured.accuracy):<6}")
     if measured.report is not None:
         report = measured.report
-        parts += [f"WSR {percent(report.wsr):<6}", p_value(report), word(report)]
+        parts += [f"WSR {percent(report.wsr):<6}", p_value(report), outcome(report)]
     return "  ".join(parts)
 
 

@@ -117,7 +117,7 @@ def check(
     data_names.check_inputs(inputs)
 
     from sigil.evidence import examine
-    from sigil.evidence.statement import parse, parse_references
+    from sigil.evidence.published import parse, parse_references
     from sigil.keys.seal import read_roots
     from sigil.verdict.envelope import read_file, read_public_key
 
@@ -168,7 +168,7 @@ def check(
 
 def _line(text: str) -> str:
     """A statement as it was given, or the one in a file."""
-    from sigil.evidence.statement import MAX_STATEMENT
+    from sigil.evidence.published import MAX_STATEMENT
     from sigil.verdict.envelope import read_file
 
     if text.lstrip().startswith(("{", "sigil-")):

@@ -367,7 +367,7 @@ def reference(
     outputs.check_there({"FILE": file, "RUN": run})
 
     from sigil.alignment import Reference, fingerprint, open_reference
-    from sigil.evidence.statement import References
+    from sigil.evidence.published import References
 
     key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
     shown = open_reference(run, kind="correlations")

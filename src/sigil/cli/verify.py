@@ -245,7 +245,7 @@ def _show(report: Report, written: dict[str, str]) -> None:
 
     from sigil.verdict import wording
 
-    headline = wording.headline(report, printable(report.owner))
+    headline = wording.titles(report).headline.replace("{owner}", printable(report.owner))
     rows = _rows(report) + [(name, printable(path)) for name, path in written.items()]
     console = Console(highlight=False)
     if console.is_terminal:

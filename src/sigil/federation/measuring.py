@@ -37,10 +37,8 @@ def accuracy(
     server_half.eval()
     right = torch.zeros((), dtype=torch.long, device=precision.device)
     for images, labels in evaluate_batches(
-        dataset.test.images,
-        dataset.test.labels,
-        mean=dataset.mean,
-        std=dataset.std,
+        dataset.test,
+        dataset,
         batch_size=500,
         device=precision.device,
         memory_format=precision.layout,
