@@ -33,6 +33,8 @@ RECORDED = "recorded scales"
 COLOURS = dict(zip(("as it is", *WAYS, RECORDED), ("#000000", *figures.SERIES), strict=False))
 # Below this a test of uniformity counts as failed; ten are made, so the one in a hundred is shared by them.
 UNLIKELY = 0.001
+# Since this day each channel of a reordered copy is divided by its own spread, and more copies are compared.
+READER = "2026-11-18"
 FIVE_SIGMA = math.log10(ALPHA)  # before any correction: these keys have the paper's 50 bits
 
 Numbers = dict[str, Any]
@@ -40,9 +42,11 @@ Numbers = dict[str, Any]
 
 def show(measured: Measured, folder: Path) -> Page:
     """Tables of what alignment recovers, and figures of the probes and of the null hypothesis."""
+    tested = any(measured.first(cell.name) for cell in _having(measured, "keys"))
     return [
         "In each entry: channels recovered of those that are left, WSR, and p. An alignment that is not "
         "believed is not used; the entry then is that of the model as it is.",
+        *_earlier(measured),
         "## Disguise, alone and after other attacks",
         _table("attack", measured),
         "## Four architectures",
@@ -51,8 +55,19 @@ def show(measured: Measured, folder: Path) -> Page:
         *_probes(measured, folder / "probes.png"),
         "## What an adversary does next",
         _table("disguise", measured),
-        "## The null hypothesis",
-        *_null(measured, folder / "null.png"),
+        *(["## The null hypothesis", *_null(measured, folder / "null.png")] if tested else []),
+    ]
+
+
+def _earlier(measured: Measured) -> list[str]:
+    """Which numbers are not those of the present reader, if there are any."""
+    days = sorted(result.day for result in measured.results.values() if result.day < READER)
+    if not days:
+        return []
+    return [
+        f"**{len(days)} of {len(measured.results)} cells are of an earlier reader** (measured until {days[-1]}). "
+        f"Since {READER} each channel of a reordered copy is divided by its own spread, and copies with more "
+        "channels are compared with the initial weights: what is said of aligned copies may differ."
     ]
 
 
