@@ -188,6 +188,7 @@ def test_the_layout_of_tensors_hides_no_filters(layout: str, tmp_path: Path) -> 
     assert report.owned
     assert report.best.log10_p_before < -14
     assert origin(report) < -900
+    assert report.suspect.unread == 0
 
 
 @pytest.mark.parametrize(

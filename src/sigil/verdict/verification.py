@@ -72,8 +72,9 @@ class FromFile(Protocol):
     asked: Mapping[str, str | int]
     entry: str
     entries: tuple[str, ...]
-    unread: int
 
+    @property
+    def unread(self) -> int: ...
     def __call__(self, batch: Tensor) -> Tensor: ...
     def each(self) -> Iterator[FromFile]: ...
 

@@ -65,9 +65,10 @@ def _earlier(measured: Measured) -> list[str]:
     if not days:
         return []
     return [
-        f"**{len(days)} of {len(measured.results)} cells are of an earlier reader** (measured until {days[-1]}). "
-        f"Since {READER} each channel of a reordered copy is divided by its own spread, and copies with more "
-        "channels are compared with the initial weights: what is said of aligned copies may differ."
+        f"**{len(days)} of {len(measured.results)} cells are of an earlier reader** (measured until "
+        f"{days[-1]}). Since {READER} each channel of a reordered copy is divided by its own spread, and "
+        "copies with more channels are compared with the initial weights: what is said of aligned copies "
+        "may differ."
     ]
 
 
