@@ -72,6 +72,7 @@ class Own(nn.Module):
 def clean_model(dataset: Dataset, *, name: str, cut: str, seed: int, epochs: int) -> nn.Module:
     """The client half of a model that was trained without any key."""
     whole: nn.Module
+    half: nn.Module
     if name == OWN:
         torch.manual_seed(seed)
         half = Own(dataset.shape[0], residual=bool(seed % 2))

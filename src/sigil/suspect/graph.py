@@ -84,8 +84,8 @@ _FLOATS: dict[int, type[np.floating[Any]]] = {
 class Graph:
     """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations.
 
-    ``filters`` finds its filters, in the order of computing, in about so many seconds, and says how many
-    tensors were not looked at.
+    ``filters`` finds its filters, in the order of computing, in about the given number of seconds, and says
+    how many tensors were not looked at.
     """
 
     run: Callable[[Numbers], npt.NDArray[np.float32]]

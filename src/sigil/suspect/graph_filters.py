@@ -16,7 +16,7 @@ It is bounded: in the number of filters, of their numbers, and in time. What is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -57,9 +57,8 @@ def convolution_filters(part: ModelProto, open_session: Open) -> list[Floats]:
     """
     nodes = [node for node in part.graph.node if node.op_type == "Conv" and len(node.input) > 1]
     known = {weights.name: weights for weights in part.graph.initializer}
-    wanted = dict.fromkeys(node.input[1] for node in nodes if node.input[1] not in known)
-    values = _computed(part, list(wanted), open_session)
     behind = _Behind(part, open_session)
+    values = behind.computed(node.input[1] for node in nodes if node.input[1] not in known)
     found: list[Floats] = []
     numbers = 0
     for node in nodes[:MOST_FILTERS]:
@@ -77,21 +76,76 @@ def convolution_filters(part: ModelProto, open_session: Open) -> list[Floats]:
     return found
 
 
-class _Behind:
-    """What is done to the channels of a tensor before anything reads them together."""
+class _Cutter:
+    """Opens parts of a graph as graphs of their own."""
 
     def __init__(self, part: ModelProto, open_session: Open) -> None:
         self.part, self.open = part, open_session
         self.weights = {weights.name: weights for weights in part.graph.initializer}
-        self.producers: dict[str, NodeProto] = {}
+        self.producers = {name: node for node in part.graph.node for name in node.output if name}
+
+    def session(
+        self, outputs: Sequence[str], inputs: Mapping[str, int], *, most: int | None = None
+    ) -> tuple[Session, tuple[str, ...]]:
+        """A graph that computes these tensors, and which of the ``inputs`` (names and formats) it takes.
+
+        It may have at most ``most`` nodes.
+        """
+        nodes: dict[int, NodeProto] = {}
+        used: dict[str, None] = {}
+        weights: dict[str, TensorProto] = {}
+        waiting, visited = list(outputs), set()
+        while waiting:
+            name = waiting.pop()
+            if name in visited:
+                continue
+            visited.add(name)
+            if name in inputs:
+                used[name] = None
+            elif name in self.weights:
+                weights[name] = self.weights[name]
+            elif (node := self.producers.get(name)) is not None:
+                nodes[id(node)] = node
+                if most is not None and len(nodes) > most:
+                    raise SuspectError("More is computed than is looked at.")
+                waiting += [source for source in node.input if source]
+        graph = onnx.helper.make_graph(
+            [node for node in self.part.graph.node if id(node) in nodes],
+            "part",
+            [onnx.helper.make_tensor_value_info(name, inputs[name], None) for name in used],
+            [ValueInfoProto(name=name) for name in outputs],
+            list(weights.values()),
+        )
+        model = onnx.helper.make_model(
+            graph, opset_imports=self.part.opset_import, ir_version=self.part.ir_version
+        )
+        return self.open(model.SerializeToString()), tuple(used)
+
+
+class _Behind(_Cutter):
+    """What is computed from constants, and what is done to channels before anything reads them together."""
+
+    def __init__(self, part: ModelProto, open_session: Open) -> None:
+        super().__init__(part, open_session)
         self.readers: dict[str, list[NodeProto]] = {}
         self.fixed = set(self.weights)
         for node in part.graph.node:  # in the order of computing
-            self.producers |= dict.fromkeys(node.output, node)
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
             if all(not name or name in self.fixed for name in node.input):
                 self.fixed.update(node.output)
+
+    def computed(self, names: Iterable[str]) -> dict[str, Any]:
+        """The values of these tensors, as far as they are computed from constants alone."""
+        wanted = [name for name in dict.fromkeys(names) if name in self.fixed]
+        if not wanted:
+            return {}
+        try:
+            return dict(zip(wanted, self.session(wanted, {})[0].run(None, {}), strict=True))
+        except MemoryError:
+            raise
+        except Exception:  # a weight that cannot be computed is none
+            return {}
 
     def signs(self, name: str, weight: Floats) -> npt.NDArray[Any]:
         """The signs by which the outputs of a convolution are multiplied."""
@@ -112,7 +166,8 @@ class _Behind:
         change = np.random.default_rng(0).standard_normal((1, len(weight), 4, 4)).astype(weight.dtype)
         while chain:
             try:
-                session = self._session(name, chain, weight)
+                dtype = onnx.helper.np_dtype_to_tensor_dtype(weight.dtype)
+                session, _ = self.session(chain, {name: dtype}, most=LONGEST_CHAIN**2)
                 rest, answers = session.run(None, {name: 0 * change}), session.run(None, {name: change})
             except MemoryError:
                 raise
@@ -127,24 +182,6 @@ class _Behind:
             break
         return found
 
-    def _session(self, name: str, chain: Sequence[str], weight: Floats) -> Session:
-        nodes: dict[int, NodeProto] = {}
-        weights: dict[str, TensorProto] = {}
-        stack = list(chain)
-        while stack:
-            if (one := stack.pop()) in self.weights:
-                weights[one] = self.weights[one]
-            elif one and one != name and id(self.producers[one]) not in nodes:
-                nodes[id(self.producers[one])] = self.producers[one]
-                if len(nodes) > LONGEST_CHAIN**2:
-                    raise SuspectError("More is computed behind a convolution than is looked at.")
-                stack += self.producers[one].input
-        entry = onnx.helper.make_tensor_value_info(
-            name, onnx.helper.np_dtype_to_tensor_dtype(weight.dtype), None
-        )
-        order = [node for node in self.part.graph.node if id(node) in nodes]
-        return _opened(self.part, order, [entry], chain, list(weights.values()), self.open)
-
 
 def _factors(change: Any, answer: Any, rest: Any) -> npt.NDArray[Any] | None:
     """By how much each channel was multiplied; None if that is not all that was done."""
@@ -157,22 +194,6 @@ def _factors(change: Any, answer: Any, rest: Any) -> npt.NDArray[Any] | None:
         allowed = LINEAR * np.abs(factors) + ROUNDING * np.abs(rest).max((0, 2, 3))
     known = np.isfinite(factors) & np.isfinite(off)
     return np.where(known, factors, 1.0) if (off <= allowed)[known].all() and known.any() else None
-
-
-def _opened(
-    part: ModelProto,
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[ValueInfoProto],
-    outputs: Sequence[str],
-    weights: Sequence[TensorProto],
-    open_session: Open,
-) -> Session:
-    """Some nodes of a graph as a graph of their own."""
-    graph = onnx.helper.make_graph(
-        nodes, "part", inputs, [ValueInfoProto(name=name) for name in outputs], weights
-    )
-    model = onnx.helper.make_model(graph, opset_imports=part.opset_import, ir_version=part.ir_version)
-    return open_session(model.SerializeToString())
 
 
 def responses(
@@ -199,15 +220,14 @@ def responses(
     return found, len(parts.waiting)
 
 
-class _Parts:
+class _Parts(_Cutter):
     """The tensors of a graph: which are bases, which belong to linear parts, and what they depend on."""
 
     def __init__(self, part: ModelProto, open_session: Open, shape: Sequence[int], deadline: float) -> None:
-        self.part, self.open, self.deadline = part, open_session, deadline
+        super().__init__(part, open_session)
+        self.deadline = deadline
         entry = part.graph.input[0]
         self.dtypes = {entry.name: entry.type.tensor_type.elem_type}
-        self.producers = {name: node for node in part.graph.node for name in node.output if name}
-        self.weights = {weights.name: weights for weights in part.graph.initializer}
         self.random = np.random.default_rng(0)
         # What each base is at some input, and which bases each tensor of a linear part depends on.
         self.values = {entry.name: self.random.standard_normal(shape)}
@@ -250,7 +270,7 @@ class _Parts:
         With each goes None if it must wait, and else the tensors in which it is not linear: none if it
         belongs to a linear part, and if it is a base, what its node reads.
         """
-        session, bases = self._session(names)
+        session, bases = self.session(names, self.dtypes)
         start = {base: self.values[base] for base in bases}
         changes = [{base: self._change(start[base]) for base in bases} for _ in range(2)]
         points = [
@@ -316,35 +336,6 @@ class _Parts:
         change = self.random.standard_normal(values.shape) * _along_channels(_sizes(values), values.ndim)
         return np.abs(change) if np.min(values, where=np.isfinite(values), initial=0.0) >= 0 else change
 
-    def _session(self, names: Sequence[str]) -> tuple[Session, tuple[str, ...]]:
-        """A graph that computes these tensors from the bases that they need, and which these are."""
-        nodes: dict[int, NodeProto] = {}
-        bases: dict[str, None] = {}
-        weights: dict[str, TensorProto] = {}
-        stack, visited = list(names), set()
-        first = set(names) - self.values.keys()
-        while stack:
-            name = stack.pop()
-            if name in visited:
-                continue
-            visited.add(name)
-            if name in self.values and name not in first:
-                bases[name] = None
-            elif name in self.weights:
-                weights[name] = self.weights[name]
-            elif (node := self.producers.get(name)) is not None:
-                nodes[id(node)] = node
-                stack += [source for source in node.input if source]
-        session = _opened(
-            self.part,
-            [node for node in self.part.graph.node if id(node) in nodes],
-            [onnx.helper.make_tensor_value_info(base, self.dtypes[base], None) for base in bases],
-            names,
-            list(weights.values()),
-            self.open,
-        )
-        return session, tuple(bases)
-
     def _run(self, session: Session, point: dict[str, npt.NDArray[np.float64]]) -> list[Any]:
         if time.monotonic() > self.deadline:
             raise SuspectError("The time for finding filters is over.")
@@ -364,7 +355,7 @@ class _Parts:
         bases = self.bases.get(end, ())
         if end in self.values or not bases or chain > LONGEST_CHAIN:
             return
-        session, bases = self._session([end])
+        session, bases = self.session([end], self.dtypes)
         zeros = {base: np.zeros_like(self.values[base]) for base in bases}
         answer = self._run(session, zeros)[0]
         rest = self._maps(answer) if isinstance(answer, np.ndarray) and answer.dtype.kind == "f" else None
@@ -435,7 +426,7 @@ def _sizes(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _along_channels(numbers: npt.NDArray[Any], dimensions: int) -> npt.NDArray[Any]:
-    """One number per channel, to be used with a tensor of so many dimensions."""
+    """One number per channel, to be used with a tensor of this number of dimensions."""
     return numbers.reshape(-1, *[1] * (dimensions - 2)) if dimensions > 1 else numbers
 
 
@@ -487,46 +478,4 @@ def _balanced(sizes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     for turn in range(2 * BALANCING):
         largest = found.max(turn % 2, keepdims=True, initial=0.0)
         found = np.divide(found, largest, out=np.zeros_like(found), where=largest > 0)
-    return found
-
-
-def _computed(part: ModelProto, names: Sequence[str], open_session: Open) -> dict[str, Any]:
-    """The values of these tensors, as far as they are computed from constants alone."""
-    producers = {name: node for node in part.graph.node for name in node.output}
-    constants = {weights.name for weights in part.graph.initializer}
-    needed: dict[int, NodeProto] = {}
-    wanted = []
-    for name in names:
-        nodes = _ancestors(name, producers, constants)
-        if nodes is not None:
-            needed |= nodes
-            wanted.append(name)
-    if not wanted:
-        return {}
-    order = [node for node in part.graph.node if id(node) in needed]
-    try:
-        session = _opened(part, order, [], wanted, list(part.graph.initializer), open_session)
-        return dict(zip(wanted, session.run(None, {}), strict=True))
-    except MemoryError:
-        raise
-    except Exception:  # a weight that cannot be computed is none
-        return {}
-
-
-def _ancestors(
-    name: str, producers: dict[str, NodeProto], constants: set[str]
-) -> dict[int, NodeProto] | None:
-    """The nodes that a tensor is computed by; None if it depends on the input of the graph."""
-    found: dict[int, NodeProto] = {}
-    waiting = [name]
-    while waiting:
-        one = waiting.pop()
-        if one in constants or not one:
-            continue
-        node = producers.get(one)
-        if node is None:
-            return None
-        if id(node) not in found:
-            found[id(node)] = node
-            waiting += node.input
     return found
