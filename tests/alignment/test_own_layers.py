@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sigil import models
 from sigil.alignment.initial_weights import topology_of
-from sigil.alignment.own_layers import _watched, search_own
+from sigil.alignment.own_layers import search_own, watched
 from sigil.errors import AlignmentError
 from sigil.models.topology import IMAGE, HalfTopology
 
@@ -47,7 +47,7 @@ def without_names(topology: HalfTopology) -> tuple[object, ...]:
 def test_what_is_seen_of_a_known_architecture_is_its_topology(name: str, cut: str) -> None:
     half = models.split(models.build(name, width=8, seed=0), cut)[0].train()
     before = {name: tensor.clone() for name, tensor in half.state_dict().items()}
-    assert without_names(_watched(half, INPUT)) == without_names(topology_of(half))
+    assert without_names(watched(half, INPUT)) == without_names(topology_of(half))
     assert half.training, "it is left as it was"
     assert all(torch.equal(before[name], tensor) for name, tensor in half.state_dict().items())
 
@@ -86,9 +86,9 @@ def test_what_is_not_understood_takes_no_part(way: str, seen: list[str] | None) 
     module.way = way
     if seen is None:
         with pytest.raises(AlignmentError, match="cannot be seen"):
-            _watched(module, INPUT)
+            watched(module, INPUT)
     else:
-        assert [link.layer for link in _watched(module, INPUT).links] == seen
+        assert [link.layer for link in watched(module, INPUT).links] == seen
 
 
 def test_an_answer_without_channels_has_no_order() -> None:

@@ -226,7 +226,7 @@ DISGUISES: dict[str, Disguise] = {
 Rewrite = Callable[[ModelProto], ModelProto]
 
 
-def exported(half: Model, path: Path) -> ModelProto:
+def exported(half: nn.Module, path: Path) -> ModelProto:
     """A client half as a graph of ONNX."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

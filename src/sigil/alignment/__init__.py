@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from sigil.alignment.aligning import Alignment, Probes, align
 from sigil.alignment.initial_weights import search_known
-from sigil.alignment.own_layers import search_own
+from sigil.alignment.own_layers import has_layers, layers_of, search_own
 from sigil.alignment.references import (
     Reference,
     ReferenceKind,
@@ -38,7 +38,9 @@ __all__ = [
     "began_with_key",
     "check_channels",
     "fingerprint",
+    "has_layers",
     "initial_half",
+    "layers_of",
     "open_reference",
     "save_sums",
     "search_known",

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sigil import models
 from sigil.alignment.correlations import (
@@ -20,7 +21,7 @@ from sigil.alignment.correlations import (
     match_by_correlations,
 )
 from sigil.alignment.initial_weights import search_known
-from sigil.alignment.own_layers import search_own
+from sigil.alignment.own_layers import has_layers, search_own
 from sigil.alignment.references import Reference, check_channels, fingerprint
 from sigil.alignment.unknown_layers import search_unknown
 from sigil.errors import AlignmentError, ShapeError
@@ -112,7 +113,7 @@ class Alignment(Match):
         hook, factor = None, torch.ones(())
         if self.gauge is not None and module is not None:
             layer, norm = (module.get_submodule(name) for name in self.gauge)
-            assert isinstance(norm, nn.BatchNorm2d)
+            assert isinstance(norm, _BatchNorm)
             assert norm.running_var is not None
             factor = norm.weight.abs().double().cpu() / (norm.running_var.double().cpu() + norm.eps).sqrt()
             hook = layer.register_forward_hook(lambda *seen: spread.add(seen[2].detach().cpu()))
@@ -176,22 +177,19 @@ def align(
             batches, source = _image_batches(probes, shape, batch_size), "correlations under images"
         correlation = _correlations(suspect, batches, expected=reference.shape)
         found = _by_correlation(correlation, reference.correlation)
-    if isinstance(reference, Reference | Model) and not isinstance(module_of(suspect), Model):
-        found = replace(found, gauge=None)  # named by layers that the suspect may not have
     return Alignment(**vars(found), source=source, fingerprint=fingerprint(reference))
 
 
 def _by_initial_weights(suspect: Suspect, reference: nn.Module, shape: tuple[int, ...]) -> Match:
     """Layer by layer where the suspect is of Sigil's models or the reference's, else by its filters alone."""
     module = module_of(suspect)
-    if not isinstance(reference, Model):
-        if module is None:
-            raise AlignmentError("Initial weights of a module can only be compared with those of a module.")
-        return search_own(module, reference, shape).result()
     if isinstance(module, Model):
         check_channels(models.activation_shape(module, shape))
-    if isinstance(module, Model) and not _is_widened(module, reference):
-        return search_known(module, reference).result()
+    if isinstance(reference, Model):
+        if isinstance(module, Model) and not _is_widened(module, reference):
+            return search_known(module, reference).result()
+    elif module is not None and has_layers(module, reference):
+        return search_own(module, reference, shape).result()
     filters = filters_of(suspect, shape)
     if not filters:
         raise AlignmentError(
@@ -199,7 +197,9 @@ def _by_initial_weights(suspect: Suspect, reference: nn.Module, shape: tuple[int
             f"architectures {', '.join(models.names())} and shows no convolutions: give the recorded "
             "reference instead."
         )
-    return search_unknown(filters, reference).result()
+    found = search_unknown(filters, reference, shape).result()
+    named = isinstance(reference, Model) and isinstance(module, Model)
+    return found if named else replace(found, gauge=None)  # named by layers that the suspect may not have
 
 
 def _is_widened(half: Model, reference: Model) -> bool:

@@ -31,7 +31,8 @@ BLOCK: Final = 1 << 21
 class Filters:
     """The weights (outputs, inputs, height, width) of a layer, rows and columns in some order, times factors.
 
-    Row i is that of output ``row_order[i]`` times ``row_factors[i]``, and columns are alike.
+    Row i is that of output ``row_order[i]`` times ``row_factors[i]``, and columns are alike. ``original`` is
+    the shape of the layer's own tensor.
     """
 
     weight: Tensor
@@ -39,18 +40,17 @@ class Filters:
     column_order: Order
     row_factors: Floats
     column_factors: Floats
-    has_positions: bool = True
+    original: tuple[int, ...]
 
     @classmethod
-    def of(cls, weight: Tensor) -> Filters:
-        """The filters of a layer as they are."""
+    def of(cls, weight: Tensor, channels: int | None = None) -> Filters:
+        """The filters of a layer as they are; a linear one may read several numbers of each channel."""
         values = weight.detach().cpu()
-        if has_positions := values.ndim == 4:
-            taken = values
-        else:
-            taken = values.reshape(*values.shape[:2], 1, -1) if values.ndim > 2 else values[..., None, None]
+        inputs = values.shape[1] if channels is None or values.ndim > 2 else channels
+        taken = values if values.ndim == 4 else values.reshape(len(values), inputs, 1, -1)
         rows, columns = taken.shape[:2]
-        return cls(taken, np.arange(rows), np.arange(columns), np.ones(rows), np.ones(columns), has_positions)
+        shape = tuple(values.shape)
+        return cls(taken, np.arange(rows), np.arange(columns), np.ones(rows), np.ones(columns), shape)
 
     def __len__(self) -> int:
         return len(self.row_order)
@@ -81,7 +81,7 @@ class Filters:
         weight = torch.zeros(self.shape, dtype=torch.float64)
         for part in self._parts():
             weight.index_add_(1, torch.from_numpy(first[part]), torch.from_numpy(self.block(part)))
-        return replace(Filters.of(weight), has_positions=self.has_positions).columns(first)
+        return replace(Filters.of(weight), original=self.original).columns(first)
 
     def swapped(self) -> Filters:
         """With inputs as rows and outputs as columns."""
@@ -91,7 +91,7 @@ class Filters:
             self.row_order,
             self.column_factors,
             self.row_factors,
-            self.has_positions,
+            self.original,
         )
 
     @cached_property

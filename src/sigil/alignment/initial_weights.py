@@ -52,11 +52,9 @@ def search_known(half: Model, initial: Model) -> Search:
     Entries of ``initial`` that are zero decide nothing, so that they can be held out.
     """
     initial = _fitting(half, initial)
-    topology = topology_of(half)
-    ours, theirs = (
-        {link.layer: signed_filters(model, link) for link in topology.links} for model in (initial, half)
-    )
-    return Search(topology, ours, theirs, channels=initial.spec.channels).run()
+    topology, channels = topology_of(half), initial.spec.channels
+    ours, theirs = (filters_in(model, topology, channels) for model in (initial, half))
+    return Search(topology, ours, theirs, channels=channels).run()
 
 
 def topology_of(half: Model) -> HalfTopology:
@@ -229,14 +227,14 @@ class Search:
     def restored(self) -> Restored:
         """Their filters in our order and scale, each with the sign with which it leans to ours.
 
-        By the names of their weights; layers without positions are left out.
+        By the names of their weights.
         """
         return Restored(self)
 
     def is_known(self, link: Link) -> bool:
         """Whether the filters of a link, and what they read and write, were found."""
         known = link.writes in self.orders and all(name in self.orders for name in link.reads)
-        return link.layer in self.theirs and self.ours[link.layer].has_positions and known
+        return link.layer in self.theirs and known
 
     def result(self) -> Match:
         """The order at the cut, and how sure it is.
@@ -321,7 +319,8 @@ class Restored(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         filters, signs = self._search.in_order(self._links[name])
-        return filters.rows(np.arange(len(filters)), signs).tensor()
+        shape = self._search.ours[self._links[name].layer].original
+        return filters.rows(np.arange(len(filters)), signs).tensor().reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._links)
@@ -336,13 +335,20 @@ def _columns(filters: Filters, link: Link, space: str, sizes: Mapping[str, int])
     return filters.columns(np.arange(start, start + sizes[space])).swapped()
 
 
-def signed_filters(model: nn.Module, link: Link) -> Filters:
-    """A layer's filters, with the signs of the batch norms around it."""
-    found = Filters.of(weight_of(model, link.layer))
-    if link.after is not None:
-        found = found.rows(np.arange(found.shape[0]), _signs(model, link.after))
-    if link.before is not None:
-        found = found.columns(np.arange(found.shape[1]), _signs(model, link.before))
+def filters_in(
+    model: nn.Module, topology: HalfTopology, channels: int, *, signed: bool = True
+) -> dict[str, Filters]:
+    """The filters of all layers, with the signs of the batch norms around them if they are ``signed``."""
+    weights = {link.layer: weight_of(model, link.layer) for link in topology.links}
+    sizes = {link.writes: len(weights[link.layer]) for link in topology.links} | {IMAGE: channels}
+    found = {}
+    for link in topology.links:
+        filters = Filters.of(weights[link.layer], sum(sizes[name] for name in link.reads))
+        if signed and link.after is not None:
+            filters = filters.rows(np.arange(filters.shape[0]), _signs(model, link.after))
+        if signed and link.before is not None:
+            filters = filters.columns(np.arange(filters.shape[1]), _signs(model, link.before))
+        found[link.layer] = filters
     return found
 
 

@@ -1,10 +1,10 @@
 """Which layers of a module of one's own share channels: seen while it computes one answer.
 
 A key that states no model draws initial weights for the names of layers, and nothing tells how these belong
-together. So the module is watched on one random input: a convolution reads the channels of its input and
-writes new ones, a sum has the channels of all that it adds, a concatenation one after the other, and
-everything else that keeps the number of channels passes them on. What is not understood, as a layer behind a
-flattening, takes no part.
+together. So the module is watched on one random input: a convolution or linear layer reads the channels of
+its input and writes new ones, a sum has the channels of all that it adds, a concatenation one after the
+other, and everything else that keeps the number of channels passes them on. So does a flattening, behind
+which a linear layer reads several numbers of each. What is not understood takes no part.
 
 The order of channels then follows as for a known model (:mod:`sigil.alignment.initial_weights`), from the
 suspect and its initial weights alone.
@@ -12,15 +12,18 @@ suspect and its initial weights alone.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sigil.alignment.initial_weights import Search, signed_filters
+from sigil.alignment.initial_weights import Search, filters_in
 from sigil.errors import AlignmentError
 from sigil.models.topology import IMAGE, HalfTopology, Link
 from sigil.probing import activations, noise, undisturbed
@@ -37,17 +40,34 @@ def search_own(suspect: nn.Module, initial: nn.Module, shape: Sequence[int]) -> 
 
     ``shape`` is that of one input. Entries of ``initial`` that are zero decide nothing.
     """
-    topology = _watched(suspect, shape)
-    ours, theirs = (
-        {link.layer: signed_filters(module, link) for link in topology.links} for module in (initial, suspect)
-    )
+    topology = watched(suspect, shape)
+    ours, theirs = (filters_in(module, topology, shape[0]) for module in (initial, suspect))
     return Search(topology, ours, theirs, channels=shape[0]).run()
 
 
-def _watched(module: nn.Module, shape: Sequence[int]) -> HalfTopology:
+def has_layers(module: nn.Module, initial: nn.Module) -> bool:
+    """Whether a module has the layers of another, under the same names."""
+    theirs, ours = ({name: one.shape for name, one in each.named_parameters()} for each in (module, initial))
+    return theirs == ours
+
+
+def layers_of(module: nn.Module, shape: Sequence[int]) -> str:
+    """What a key states as its ``model`` so that a copy without the names of its layers can be compared.
+
+    It is a digest of the names and shapes of all layers and of how they share channels, up to the answer of
+    the module. A key draws weights for names: who could choose these afterwards, layer by layer, would find
+    some that suit any model.
+    """
+    found = watched(module, shape)
+    shapes = [(name, list(one.shape)) for name, one in module.named_parameters()]
+    said = [shapes, [list(vars(link).values()) for link in found.links], found.at_cut, sorted(found.linear)]
+    return "layers-" + hashlib.sha256(json.dumps([*said, found.rectified]).encode()).hexdigest()
+
+
+def watched(module: nn.Module, shape: Sequence[int]) -> HalfTopology:
     """Which layers of a module share channels; raises AlignmentError if nothing leads to its answer."""
     batch = noise(shape, 1, generator=torch.Generator().manual_seed(0))
-    watch = _Watch(module)
+    watch = _Watch(module, shape[0])
     hooks = [module.register_forward_pre_hook(watch.begin), module.register_forward_hook(watch.end)]
     try:
         with undisturbed(module, seed=0), watch:
@@ -58,19 +78,20 @@ def _watched(module: nn.Module, shape: Sequence[int]) -> HalfTopology:
     found = watch.topology()
     if found is None:
         raise AlignmentError(
-            "It cannot be seen which convolutions of the module write the channels of its answer: give the "
+            "It cannot be seen which layers of the module write the channels of its answer: give the "
             "recorded reference instead."
         )
     return found
 
 
 class _Watch(TorchDispatchMode):
-    """Notes which spaces of channels each tensor of a computation has, and the convolutions between them."""
+    """Notes which spaces of channels each tensor of a computation has, and the layers between them."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, channels: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         known = dict(module.named_modules())
-        self._convolutions = {_place(one.weight): name for name, one in known.items() if _is_convolution(one)}
+        self._sizes = {IMAGE: channels}
+        self._layers = {_place(one.weight): name for name, one in known.items() if _is_layer(one)}
         self._norms = {_place(one.weight): name for name, one in known.items() if _is_norm(one)}
         self._links: dict[str, Link] = {}
         self._same: dict[str, str] = {}
@@ -104,10 +125,13 @@ class _Watch(TorchDispatchMode):
             return
         _, spaces, writer, norm = known[0]
         if operator == "convolution":
-            self._convolve(made, args[1], spaces, norm, groups=args[8])
+            self._link(made, args[1], spaces, norm, groups=args[8])
+        elif operator in ("addmm", "mm"):
+            self._link(made, args[-1].t(), spaces, norm)
         elif operator == "cat":
             dimension = args[1] if len(args) > 1 else 0
-            if dimension in (1, 1 - made.ndim) and len(known) == len(given):
+            whole = len(known) == len(given) and all(self._is_whole(one, each) for one, each, *_ in known)
+            if dimension in (1, 1 - made.ndim) and whole:
                 self._note(made, tuple(space for _, each, _, _ in known for space in each))
         elif made.ndim > 1 and all(one.shape[1] == made.shape[1] for one, *_ in known):
             if "batch_norm" in operator:
@@ -121,13 +145,20 @@ class _Watch(TorchDispatchMode):
             if norm is None and not any(word in operator for word in _LINEAR):
                 self._rectified.update(spaces)
             self._note(made, spaces, norm=norm)
+        elif made.ndim == 2 and made.shape == known[0][0].flatten(1).shape:
+            self._note(made, spaces, norm=norm)
 
-    def _convolve(
-        self, made: Tensor, weight: Tensor, spaces: tuple[str, ...], norm: str | None, groups: int
+    def _is_whole(self, tensor: Tensor, spaces: tuple[str, ...]) -> bool:
+        """Whether a tensor has its channels as they are, and not flattened."""
+        return tensor.shape[1] == sum(self._sizes[space] for space in spaces)
+
+    def _link(
+        self, made: Tensor, weight: Tensor, spaces: tuple[str, ...], norm: str | None, groups: int = 1
     ) -> None:
-        layer = self._convolutions.get(_place(weight))
+        layer = self._layers.get(_place(weight))
         if layer is None or layer in self._links:
             return
+        self._sizes[layer] = len(weight)
         if groups == 1:
             self._links[layer] = Link(layer, spaces, layer, before=norm)
             self._note(made, (layer,), layer)
@@ -157,7 +188,9 @@ class _Watch(TorchDispatchMode):
         """The layers that share channels; None if nothing is known of the answer's."""
         if self._answer is None or id(self._answer) not in self._seen:
             return None
-        _, at_cut, _, norm = self._seen[id(self._answer)]
+        answer, at_cut, _, norm = self._seen[id(self._answer)]
+        if not self._is_whole(answer, at_cut):
+            return None
         links = tuple(
             replace(link, reads=tuple(map(self._root, link.reads)), writes=self._root(link.writes))
             for link in self._links.values()
@@ -174,9 +207,10 @@ def _place(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape)
 
 
-def _is_convolution(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Conv2d) and isinstance(layer._parameters.get("weight"), Tensor)
+def _is_layer(layer: nn.Module) -> bool:
+    kinds = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+    return isinstance(layer, kinds) and isinstance(layer._parameters.get("weight"), Tensor)
 
 
 def _is_norm(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.running_var is not None
+    return isinstance(layer, _BatchNorm) and layer.affine and layer.running_var is not None

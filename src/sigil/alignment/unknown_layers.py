@@ -20,13 +20,14 @@ from typing import Final
 import numpy as np
 import scipy  # loads scipy.optimize, which takes a second, only where it is used
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sigil.alignment.correlations import Floats
 from sigil.alignment.filters import Filters, cosines, fitted
-from sigil.alignment.initial_weights import Search, topology_of
+from sigil.alignment.initial_weights import Search, filters_in, topology_of
+from sigil.alignment.own_layers import watched
 from sigil.models import Model
-from sigil.models.topology import HalfTopology, Link, weight_of
+from sigil.models.topology import HalfTopology, Link
 
 MOST_FILTERS: Final = 512
 """Layers of a suspect that are looked at: the four architectures have at most 120."""
@@ -36,14 +37,21 @@ KEPT: Final = 0.2
 """How much of a larger kernel must lie in its middle."""
 
 
-def search_unknown(filters: Sequence[Tensor], initial: Model) -> Search:
+def search_unknown(
+    filters: Sequence[Tensor], initial: nn.Module, shape: Sequence[int] | None = None
+) -> Search:
     """Compare a suspect of which only its filters are known with a client half at the start of the training.
 
     ``filters`` are the weights (outputs, inputs, height, width) of its convolutions up to the cut, in the
-    order of computing. Entries of ``initial`` that are zero decide nothing.
+    order of computing. Entries of ``initial`` that are zero decide nothing. ``shape`` is that of one input,
+    which a module that is none of Sigil's models is watched with.
     """
-    topology = topology_of(initial)
-    ours = {link.layer: Filters.of(weight_of(initial, link.layer)) for link in topology.links}
+    if isinstance(initial, Model):
+        topology, channels = topology_of(initial), initial.spec.channels
+    else:
+        assert shape is not None
+        topology, channels = watched(initial, shape), shape[0]
+    ours = filters_in(initial, topology, channels, signed=False)
     widest = MOST_TIMES_WIDER * max(map(len, ours.values()))
     theirs = [
         Filters.of(one)
@@ -52,10 +60,10 @@ def search_unknown(filters: Sequence[Tensor], initial: Model) -> Search:
     ]
     guesses = (
         _by_kernel(topology, ours, theirs),
-        _by_likeness(topology, ours, theirs, initial.spec.channels),
+        _by_likeness(topology, ours, theirs, channels),
     )
     searches = [
-        Search(topology, ours, guess, channels=initial.spec.channels, lean=True).run()
+        Search(topology, ours, guess, channels=channels, lean=True).run()
         for guess in guesses
         if guess is not None
     ]

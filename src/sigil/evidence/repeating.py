@@ -68,7 +68,7 @@ def repeat(
     *,
     inputs: Inputs | Array | Tensor | str | os.PathLike[str] | None = None,
     inputs_from: Literal["judge", "defendant"] | None = None,
-    reference: str | os.PathLike[str] | None = None,
+    reference: nn.Module | str | os.PathLike[str] | None = None,
     roots: Sequence[Certificate] | None = None,
     register: int | None = None,
 ) -> Repeated:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sigil import models, origin
-from sigil.alignment import search_known, search_own, search_unknown
+from sigil.alignment import has_layers, search_known, search_own, search_unknown
 from sigil.errors import AlignmentError, ConfigError, ModelError, ShapeError, SuspectError
 from sigil.keys.key import Key
 from sigil.models import Model
@@ -22,13 +22,19 @@ from sigil.probing import Suspect, filters_of, module_of
 _ENOUGH: Final = -100.0
 
 
-def origin_of(suspect: Suspect, key: Key, input_shape: Sequence[int] | None = None) -> Origin | None:
+def origin_of(
+    suspect: Suspect,
+    key: Key,
+    input_shape: Sequence[int] | None = None,
+    layers: nn.Module | None = None,
+) -> Origin | None:
     """Whether a client half descends from the key's initial weights; None if that cannot be compared.
 
     The better one of two tests: of all signs in the order as it is, by the names of the layers, and of the
     held-out signs after channels were put back in order, which takes a model whose layers Sigil knows
     (:mod:`sigil.origin`). Of any other model the filters are compared, if the key states which model it drew
-    the weights for, and else the layers of a module by their names; that takes the shape of an input.
+    the weights for or ``layers`` are the module that it did, and else the layers of a module by their names;
+    that takes the shape of an input.
     """
     if key.fields.initialiser is None:
         return None
@@ -41,7 +47,7 @@ def origin_of(suspect: Suspect, key: Key, input_shape: Sequence[int] | None = No
         restored = restored_origin(half, key)
     else:
         shape = input_shape if input_shape is not None else key.fields.input_shape
-        restored = None if shape is None else filters_origin(suspect, key, shape)
+        restored = None if shape is None else filters_origin(suspect, key, shape, layers)
     found = [one for one in (named, restored) if one is not None]
     return min(found, key=lambda one: one.log10_p) if found else None
 
@@ -95,16 +101,21 @@ def _by_names(module: nn.Module, key: Key) -> Origin | None:
     return origin.compare(half.state_dict(), drawn, key.initial) if drawn else None
 
 
-def filters_origin(suspect: Suspect, key: Key, shape: Sequence[int]) -> Origin | None:
-    """The test of the held-out signs of a suspect of which only the filters are known."""
-    start, module = start_of(key), module_of(suspect)
+def filters_origin(
+    suspect: Suspect, key: Key, shape: Sequence[int], layers: nn.Module | None = None
+) -> Origin | None:
+    """The test of the held-out signs of a suspect of which only the filters are known, or an own module."""
+    module = module_of(suspect)
+    start: nn.Module | None = start_of(key)
+    if start is None and layers is not None:
+        start = own_start(layers, key)
     try:
-        if start is not None:
+        if start is not None and (layers is None or module is None or not has_layers(module, layers)):
             filters = filters_of(suspect, shape)
             if not filters:
                 return None
             _hold_out(start, key)
-            return _held_out_signs(search_unknown(filters, start).restored(), start, key)
+            return _held_out_signs(search_unknown(filters, start, shape).restored(), start, key)
         own = None if module is None else own_start(module, key)
         if module is None or own is None:
             return None

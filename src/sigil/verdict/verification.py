@@ -30,6 +30,7 @@ from sigil.alignment import (
     began_with_key,
     check_channels,
     fingerprint,
+    layers_of,
     open_reference,
 )
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
@@ -101,7 +102,7 @@ def verify(
     register: int | None = None,
     roots: Sequence[Certificate] | str | os.PathLike[str] | None = None,
     batch_size: int = 64,
-    reference: Reference | Model | str | os.PathLike[str] | None = None,
+    reference: Reference | nn.Module | str | os.PathLike[str] | None = None,
 ) -> Report:
     """Say whether ``suspect`` carries the mark of ``key``, and how sure that is.
 
@@ -129,7 +130,9 @@ def verify(
 
     ``reference`` puts the channels of a reordered and rescaled copy back in order by what the server
     recorded or by a model at the start of the training (or a file of either, or a run's directory); a key
-    that drew the initial weights itself needs none. ``probes``, ``seed`` and ``alpha`` other than the key's
+    that drew the initial weights itself needs none, but for a module of one's own handed on without the names
+    of its layers: then it is this module, of which the key states the layers
+    (:func:`sigil.alignment.layers_of`). ``probes``, ``seed`` and ``alpha`` other than the key's
     are for research.
     """
     key = as_key(key)
@@ -200,7 +203,7 @@ def _verify_one(
     register: int | None,
     roots: Sequence[Certificate] | str | os.PathLike[str] | None,
     batch_size: int,
-    reference: Reference | Model | str | os.PathLike[str] | None,
+    reference: Reference | nn.Module | str | os.PathLike[str] | None,
 ) -> Report:
     """The same of one model, whose arguments were checked."""
     if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
@@ -210,6 +213,11 @@ def _verify_one(
     batch_size = batch_size_for(shape, batch_size)
     reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
     examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)
+    if isinstance(reference, nn.Module) and not isinstance(reference, Model):
+        # Only its names count: the key draws the weights.
+        examiner.layers, reference = reference, None
+        if key.fields.model != layers_of(examiner.layers, shape):
+            reasons += ("the key does not state the layers that the claimant brought",)
     if inputs is not None:
         used, given = examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
         reasons += choices.chosen_normalisation(used, given, key, fixed=examiner.source == "statement")
@@ -336,6 +344,7 @@ class _Examiner:
         self.probes, self.seed, self.batch_size = probes, seed, batch_size
         self.inputs: Inputs | None = None
         self.source: Source = "claimant"
+        self.layers: nn.Module | None = None
 
     def take(
         self,
@@ -408,7 +417,7 @@ class _Examiner:
 
     def origin(self) -> Reading | None:
         """Which weights have the sign of their initial value, if the key draws initial weights."""
-        found = origin_of(self.suspect, self.key, self.shape)
+        found = origin_of(self.suspect, self.key, self.shape, self.layers)
         if found is None:
             return None
         return Reading(
@@ -432,14 +441,15 @@ class _Examiner:
     def align_by_key(self) -> Alignment | None:
         """The order of the channels by the initial weights that the key drew, which nobody chose."""
         module = module_of(self.suspect)
-        if self.key.fields.initialiser is None or len(self.key.shape) < 2:
+        if self.key.fields.initialiser is None:
             return None
         start: nn.Module | None = start_of(self.key)
         same = (
             isinstance(start, Model) and isinstance(module, Model) and module.spec.width == start.spec.width
         )
-        if module is not None and (start is None or same):
-            start = own_start(module, self.key)
+        drawn_for = self.layers if self.layers is not None else module if start is None or same else None
+        if drawn_for is not None:
+            start = own_start(drawn_for, self.key)
         if start is None:
             return None
         try:
@@ -447,7 +457,7 @@ class _Examiner:
         except (AlignmentError, SuspectError, ShapeError):
             return None  # another architecture, or one that does not show its filters
 
-    def align(self, reference: Reference | Model | str | os.PathLike[str]) -> tuple[Alignment, bool]:
+    def align(self, reference: Reference | nn.Module | str | os.PathLike[str]) -> tuple[Alignment, bool]:
         """The order of the channels by a reference, and whether it could have been made to fit.
 
         Correlations were recorded in training, which counts as one more try; weights from a file could be
