@@ -77,3 +77,16 @@ LAYOUTS: dict[str, Rewrite] = {
     "batch last": _laid_out(_turned([1, 2, 3, 0], [3, 0, 1, 2])),
     "lists": _laid_out(_listed),
 }
+
+
+def taking_channels_last(model: ModelProto, *, stated: bool) -> ModelProto:
+    """A graph that takes images with their channels last, and says so or leaves sizes open."""
+    model = copy.deepcopy(model)
+    entry = model.graph.input[0]
+    name, entry.name = entry.name, "pictures"
+    batch, *sizes = (size.dim_value for size in entry.type.tensor_type.shape.dim)
+    shape = [batch or "n", *sizes[1:], sizes[0]] if stated else ["n", "h", "w", "c"]
+    kind = entry.type.tensor_type.elem_type
+    entry.CopyFrom(helper.make_tensor_value_info(entry.name, kind, shape))
+    model.graph.node.insert(0, helper.make_node("Transpose", [entry.name], [name], perm=[0, 3, 1, 2]))
+    return model

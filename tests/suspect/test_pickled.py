@@ -12,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.storage import TypedStorage
 
 from sigil import models
 from sigil.errors import SuspectError
@@ -131,6 +133,82 @@ def test_half_precision_weights_are_read_as_float32(half: models.Model, tmp_path
     suspect = open_suspect(saved(state, tmp_path / "a.pt", "zip"), **VGG)
     assert suspect.module is not None
     assert {p.dtype for p in suspect.module.parameters()} == {torch.float32}
+
+
+KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "coordinates": lambda kernels: kernels.to_sparse(),
+    "coordinates of kernels": lambda kernels: kernels.half().to_sparse(2),
+    "coordinates said twice": lambda kernels: kernels.bfloat16().to_sparse() + kernels.bfloat16().to_sparse(),
+    "rows": lambda kernels: kernels.to_sparse_csr(),
+    "columns": lambda kernels: kernels.flatten(1).to_sparse_csc(),
+    "blocks in rows": lambda kernels: kernels.flatten(1).to_sparse_bsr((2, 4)),
+    "blocks in columns": lambda kernels: kernels.flatten(1).to_sparse_bsc((2, 4)),
+    "parameters": lambda kernels: nn.Parameter(kernels.to_sparse()),
+    "quanta": lambda kernels: torch.quantize_per_tensor(kernels, 0.01, 3, torch.quint8),
+    "quanta by channel": lambda kernels: torch.quantize_per_channel(
+        kernels, torch.arange(1, 7) / 100, torch.arange(6), 0, torch.qint8
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning", "ignore:torch.quantize:UserWarning")
+@pytest.mark.parametrize("how", ["zip", "legacy"])
+@pytest.mark.parametrize("way", KERNELS)
+def test_sparse_and_quantized_tensors_are_what_they_stand_for(way: str, how: str, tmp_path: Path) -> None:
+    kernels = torch.randn(6, 4, 4, 4, generator=torch.Generator().manual_seed(0))
+    special = KERNELS[way](kernels)
+    wanted = special.dequantize() if special.is_quantized else special.to_dense()
+    file = saved({"weight": special}, tmp_path / "a.pt", how)
+    stored = (load_state if how == "zip" else load_legacy_state)(file)["weight"]
+    found = np.frombuffer(stored.read(), np.float32).reshape(stored.shape)
+    np.testing.assert_allclose(found, wanted.detach().float().numpy(), atol=1e-6)
+
+
+def special(function: str, *arguments: Any) -> Any:
+    """What is pickled as a call of this function."""
+
+    class Special:
+        def __reduce__(self) -> Any:
+            return getattr(torch._utils, function), arguments
+
+    return Special()
+
+
+def coordinates(places: Any, values: Any, size: tuple[int, ...]) -> Any:
+    return special("_rebuild_sparse_tensor", torch.sparse_coo, (places, values, size, True))
+
+
+def lines(starts: list[int], places: list[int], values: Any, size: tuple[int, ...]) -> Any:
+    stored = (torch.tensor(starts), torch.tensor(places), values, torch.Size(size))
+    return special("_rebuild_sparse_tensor", torch.sparse_csr, stored)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        coordinates(torch.tensor([[0]]), torch.ones(1), (1 << 40,)),
+        coordinates(torch.tensor([[-1]]), torch.ones(1), (4,)),
+        coordinates(torch.tensor([[4]]), torch.ones(1), (4,)),
+        coordinates(torch.tensor([[0, 1]]), torch.ones(1), (4,)),
+        coordinates(torch.tensor([[0.5]]), torch.ones(1), (4,)),
+        coordinates(torch.tensor([[0]]), torch.ones(1), (-4,)),
+        coordinates(torch.tensor([[0]]), coordinates(torch.tensor([[0]]), torch.ones(1), (1,)), (4,)),
+        coordinates(3, 4, (4,)),
+        lines([0, 1 << 60], [0], torch.ones(1), (1, 4)),
+        lines([0, -1, 1], [0], torch.ones(1), (2, 4)),
+        lines([0, 1], [4], torch.ones(1), (1, 4)),
+        lines([0, 1], [0], torch.ones(1, 0, 0), (1, 4)),
+        special(
+            "_rebuild_qtensor",
+            TypedStorage(wrap_storage=torch.ones(2).untyped_storage(), dtype=torch.float32, _internal=True),
+            *(0, (2,), (1,), (torch.per_channel_affine, torch.ones(3), torch.ones(3), 0), False, {}),
+        ),
+    ],
+)
+def test_sparse_and_quantized_tensors_that_do_not_fit_are_refused(tensor: Any, tmp_path: Path) -> None:
+    torch.save({"weight": tensor}, tmp_path / "a.pt")
+    with pytest.raises(SuspectError, match=r"odd tensor|not stored|cannot be followed"):
+        load_state(tmp_path / "a.pt")["weight"].read()
 
 
 @pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"state_dict": {}}, torch.zeros(3)])

@@ -27,7 +27,7 @@ from harness.disguises import (
     scaled,
 )
 from harness.held_out import FILES, GRAPHS, unaliased
-from harness.layouts import LAYOUTS
+from harness.layouts import LAYOUTS, taking_channels_last
 from harness.luck import Margin
 from sigil import models, verify
 from sigil.alignment import layers_of
@@ -193,6 +193,53 @@ def test_the_layout_of_tensors_hides_no_filters(layout: str, tmp_path: Path) -> 
     assert report.best.log10_p_before < -14
     assert origin(report) < -900
     assert report.suspect.unread == 0
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_graph_that_takes_channels_last_has_the_verdict_of_the_plain_copy(
+    stated: bool, tmp_path: Path, margin: Margin
+) -> None:
+    """log10 p of the mark was -15.1, and that of the origin -1015.7, as for other graphs."""
+    known, random = case(), torch.Generator().manual_seed(1)
+    half = models.split(scaled(known, reordered(known, known.whole, random), random), known.cut)[0].eval()
+    path = tmp_path / "copy.onnx"
+    graph = taking_channels_last(exported(half, path), stated=stated)
+    onnx.save(graph, str(path))
+    images = pictures(4, seed=9)
+    for key in (known.key, own_key(1, known.key.shape)):
+        with closing(open_suspect(path, key=key)) as suspect:
+            with torch.no_grad():
+                torch.testing.assert_close(suspect(images), half(images), rtol=1e-3, atol=1e-3)
+            report = verify(suspect, key, known.inputs, inputs_from="judge", register=1)
+        assert report.owned == (key is known.key)
+        if report.owned:
+            margin("log10 p of the mark", report.best.log10_p_before, below=-12)
+            margin("log10 p of the origin", origin(report), below=-900)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning")
+@pytest.mark.parametrize("kernels", ["sparse", "quantized"])
+def test_sparse_and_quantized_kernels_have_the_verdict_of_the_plain_copy(
+    kernels: str, tmp_path: Path, margin: Margin
+) -> None:
+    """log10 p of the mark was -15.1; such a file was said to lack tensors before."""
+    known, random = case(), torch.Generator().manual_seed(1)
+    half = models.split(scaled(known, reordered(known, known.whole, random), random), known.cut)[0].eval()
+
+    def stored(tensor: Tensor) -> Tensor:
+        if tensor.ndim != 4:
+            return tensor
+        if kernels == "sparse":
+            return tensor.to_sparse()
+        steps = tensor.abs().amax((1, 2, 3)).clamp_min(1e-30) / 127
+        return torch.quantize_per_channel(tensor, steps, torch.zeros(len(tensor)), 0, torch.qint8)
+
+    path = tmp_path / "copy.pt"
+    torch.save({name: stored(tensor) for name, tensor in half.state_dict().items()}, path)
+    report = verify(path, known.key, known.inputs, inputs_from="judge", register=1)
+    assert report.owned
+    margin("log10 p of the mark", report.best.log10_p_before, below=-12)
+    margin("log10 p of the origin", origin(report), below=-900)
 
 
 @pytest.mark.parametrize(

@@ -145,21 +145,34 @@ def open_graph(
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in kind.shape.dim]
     rest = [size for size in sizes[1:] if size is not None and size > 0]
     _check_input(sizes[:1], rest, source)
-    name, dtype = entry.name, _FLOATS[kind.elem_type]
-    content = part.SerializeToString()
-    session = _session(content, source, threads=threads, memory=memory)
-    del content
+    dtype = _FLOATS[kind.elem_type]
 
+    def opened(content: bytes) -> Any:
+        return _session(content, source, threads=threads, memory=memory)
+
+    session, settled = opened(part.SerializeToString()), False
     shapes: list[tuple[int, ...]] = [tuple(rest)] if len(rest) == len(sizes) - 1 and rest else []
 
     def run(batch: Numbers) -> npt.NDArray[np.float32]:
+        nonlocal part, session, settled
+        try:
+            found = _run(session, batch, dtype, sizes, source)
+        except SuspectError as error:
+            # The first inputs that a graph answers show where it takes channels; it is never asked again.
+            if batch.ndim != 4 or settled:
+                raise
+            turned = _taking_channels_first(part)
+            with_channels_last = opened(turned.SerializeToString())
+            try:
+                found = _run(with_channels_last, batch, dtype, sizes, source)
+            except SuspectError:
+                raise error from None
+            part, session = turned, with_channels_last
+        settled = True
         shapes[1:] = [batch.shape[1:]]
-        return _run(session, batch, name, dtype, sizes, source)
+        return found
 
     def filters(seconds: float) -> tuple[list[npt.NDArray[np.float32]], int]:
-        def opened(content: bytes) -> Any:
-            return _session(content, source, threads=threads, memory=memory)
-
         until = time.monotonic() + seconds
         found = convolution_filters(part, opened)
         if not shapes:  # an input's shape is in the graph or was given with one
@@ -170,6 +183,19 @@ def open_graph(
 
     known = len(rest) == len(sizes) - 1 and bool(rest)
     return Graph(run, tuple(rest) if known else None, tensor, filters)
+
+
+def _taking_channels_first(part: ModelProto) -> ModelProto:
+    """A graph of images whose channels come last, as one that takes them first."""
+    turned = ModelProto()
+    turned.CopyFrom(part)
+    entry = turned.graph.input[0]
+    name, entry.name = entry.name, "images, channels first"
+    while any(entry.name in (*node.input, *node.output) for node in part.graph.node):
+        entry.name += "."
+    entry.type.tensor_type.ClearField("shape")
+    turned.graph.node.insert(0, onnx.helper.make_node("Transpose", [entry.name], [name], perm=[0, 2, 3, 1]))
+    return turned
 
 
 def _check_input(batch: Sequence[int | None], sizes: Sequence[int], source: Path) -> None:
@@ -518,7 +544,6 @@ def _session(content: bytes, source: Path, *, threads: int, memory: int) -> Any:
 def _run(
     session: Any,
     batch: Numbers,
-    entry: str,
     dtype: type[np.floating[Any]],
     sizes: Sequence[int | None],
     source: Path,
@@ -532,7 +557,7 @@ def _run(
         for start in range(0, len(images), step):
             piece = images[start : start + step]
             padding = np.zeros((step - len(piece), *piece.shape[1:]), dtype)
-            output = session.run(None, {entry: np.concatenate([piece, padding])})[0]
+            output = session.run(None, {session.get_inputs()[0].name: np.concatenate([piece, padding])})[0]
             outputs.append(np.asarray(output, np.float32)[: len(piece)])
         return np.concatenate(outputs)
     except Exception as error:

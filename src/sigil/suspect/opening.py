@@ -367,7 +367,7 @@ def _open_onnx(
             examination = Examination(file, time_limit=max(examination.left, 1e-3), beside=beside, **task)
     said = examination.opened["input_shape"]
     own_shape = None if said is None else tuple(said)
-    if wanted.input_shape and own_shape and wanted.input_shape != own_shape:
+    if wanted.input_shape and own_shape not in (None, wanted.input_shape, _channels_last(wanted.input_shape)):
         examination.close()
         raise ShapeError(f"{file.path} takes inputs of shape {own_shape}, not {wanted.input_shape}.")
     return Suspect(
@@ -382,6 +382,10 @@ def _open_onnx(
         _unread=lambda: examination.unread,
         _close=examination.close,
     )
+
+
+def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[1:], shape[0])
 
 
 class _Counted(TorchDispatchMode):

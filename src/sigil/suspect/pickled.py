@@ -8,8 +8,9 @@ name but those that ``torch.load`` allows by itself (``weights_only=True``). The
 of the file by the sizes and strides that were described, and none reaches beyond its own record.
 
 What a loader would have to guard against cannot happen here: writing into tensors (CVE-2026-24747,
-memory corruption in PyTorch before 2.10), quantized and other special tensors, tuples built to take
-forever to hash, and buffers of any size made from a few bytes.
+memory corruption in PyTorch before 2.10), tuples built to take forever to hash, and buffers of any size made
+from a few bytes. Sparse and quantized tensors are taken for what they stand for, dense floating-point
+numbers; other special ones for nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sigil.errors import SuspectError, shown
+from sigil.suspect import dense
 from sigil.suspect.archive import MAX_RECORD_BYTES, Archive
 from sigil.suspect.tensors import ITEM_BYTES, StoredTensor, Tensors, joined, strided, unsound
 
@@ -45,17 +47,20 @@ _AROUND = {
     "torch._utils._rebuild_parameter_with_state",
     "torch._utils._rebuild_device_tensor_from_cpu_tensor",
 }
+_SPARSE = "torch._utils._rebuild_sparse_tensor"
+_QUANTIZED = "torch._utils._rebuild_qtensor"
+_LAYOUT = "torch.serialization._get_layout"
 _DICTS = {"collections.OrderedDict", "collections.Counter"}
 # Nothing comes of them here: a state dict cannot be loaded from them either.
 _OPAQUE = {
-    *("torch.device", "torch.serialization._get_layout", "builtins.complex"),
-    *("torch._utils._rebuild_qtensor", "torch._utils._rebuild_sparse_tensor"),
+    *("torch.device", "builtins.complex"),
     *("torch._utils._rebuild_meta_tensor_no_storage", "torch._utils._rebuild_nested_tensor"),
     *("torch.per_tensor_affine", "torch.per_tensor_symmetric", "torch.per_channel_affine"),
     *("torch.per_channel_symmetric", "torch.per_channel_affine_float_qparams"),
 }
+_SPECIAL = {_SPARSE, _QUANTIZED, _LAYOUT}
 _OTHERS = {"torch.Size", "torch.Tensor", "builtins.set", "builtins.bytearray", "_codecs.encode", _FROM_TYPE}
-_HARMLESS = _REBUILD | _AROUND | _DICTS | _OPAQUE | _OTHERS
+_HARMLESS = _REBUILD | _AROUND | _DICTS | _OPAQUE | _SPECIAL | _OTHERS
 _DTYPE = re.compile(
     r"torch\.(float|double|half|long|int|short|chalf|cfloat|cdouble|bool"
     r"|(b?float|u?int|complex|q?u?int|bits|float8_)[0-9a-z_]+)"
@@ -69,6 +74,7 @@ _KINDS = {
     **{"ComplexFloat": "complex64", "ComplexDouble": "complex128", "Untyped": "uint8"},
 }
 # Of those that no weights have, what one number takes: in older files they lie between the others.
+_QUANTA = {"QInt8": "int8", "QUInt8": "uint8", "QInt32": "int32"}
 _OTHER_BYTES = {"QInt8": 1, "QUInt8": 1, "QInt32": 4, "QUInt4x2": 1, "QUInt2x4": 1}
 
 _VALUES = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"}
@@ -105,6 +111,14 @@ class _Tensor:
     stride: Any = (1,)
     dtype: str = "float32"
     negative: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Special(_Tensor):
+    """A sparse or quantized tensor: made ``out_of`` stored ones and plain values, in a ``way``."""
+
+    way: str = ""
+    out_of: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -313,7 +327,7 @@ def _called(function: str, arguments: _Item, source: Path) -> _Item:
         return _Item("dict", value=dict(given[0]) if given else {})
     if function == _FROM_TYPE:
         function, _, given = given[:3]
-        if function not in _REBUILD | _AROUND:
+        if function not in _REBUILD | _AROUND | _SPECIAL:
             raise ValueError("no tensor")
     if function in _AROUND:
         return _Item("value", arguments.size, given[0])
@@ -327,6 +341,23 @@ def _called(function: str, arguments: _Item, source: Path) -> _Item:
         # A conjugate has the same real part, and nothing else is read of a complex number.
         tensor.negative = isinstance(metadata, Mapping) and bool(metadata.get("neg"))
         return _Item("value", arguments.size, tensor)
+    if function == _LAYOUT:
+        return _Item("value", arguments.size, given[0])
+    if function == _SPARSE:
+        way, (first, second, *others) = given
+        out_of, size = (
+            ((first, second), others[0])
+            if way == "torch.sparse_coo"
+            else ((first, second, others[0]), others[1])
+        )
+        return _Item("value", arguments.size, _Special(size=size, way=way, out_of=out_of))
+    if function == _QUANTIZED:
+        quanta = _Tensor()
+        _fill(quanta, *given[:4])
+        quanta.dtype = _QUANTA.get(quanta.dtype, quanta.dtype)
+        way, *parameters = given[4]
+        special = _Special(size=quanta.size, way=way, out_of=(quanta, *parameters))
+        return _Item("value", arguments.size, special)
     if function == "torch.Tensor":
         return _Item("value", arguments.size, _Tensor())
     if function in ("torch.Size", "builtins.set"):
@@ -444,6 +475,15 @@ def _stored(
     source: Path,
     swapped: bool,
 ) -> StoredTensor:
+    if isinstance(tensor, _Special):
+        # Not of other special ones, each of which could have many more numbers than the one before.
+        if any(isinstance(part, _Special) for part in tensor.out_of):
+            raise SuspectError(f"{source} makes the tensor {shown(name)} out of others that are not stored.")
+        parts = [
+            _stored(name, part, record, source, swapped) if isinstance(part, _Tensor) else part
+            for part in tensor.out_of
+        ]
+        return dense.made(tensor.way, parts, tensor.size, f"{source} holds an odd tensor {shown(name)}")
     storage = tensor.storage
     try:
         if storage is None:
