@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sigil import arguments
 from sigil.errors import NotReadable, ShapeError, SigilError, SuspectError, reason
@@ -54,7 +55,7 @@ def module_of(suspect: Suspect) -> nn.Module | None:
 
 
 def filters_of(suspect: Suspect, input_shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """The weights of the suspect's two-dimensional convolutions, in the order of computing.
+    """The weights of the suspect's two-dimensional convolutions and linear layers, in the order of computing.
 
     Filters have the sign with which a batch norm behind them passes them on. A module runs on one random
     input to show their order. A suspect that is no module may tell by a method ``filters``; of one that does
@@ -69,8 +70,8 @@ def filters_of(suspect: Suspect, input_shape: Sequence[int]) -> tuple[Tensor, ..
     def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(layer.weight, Tensor)
         weight = layer.weight.detach().to("cpu")
-        if isinstance(layer, nn.Conv2d):
-            found.setdefault(id(layer), weight)
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            found.setdefault(id(layer), weight if weight.ndim == 4 else weight[:, :, None, None])
             written[id(output)] = (id(layer), output)
         elif inputs and id(inputs[0]) in written:
             convolution, _ = written.pop(id(inputs[0]))
@@ -80,7 +81,7 @@ def filters_of(suspect: Suspect, input_shape: Sequence[int]) -> tuple[Tensor, ..
     layers = [
         layer
         for layer in module.modules()
-        if isinstance(layer, nn.Conv2d) or (isinstance(layer, nn.BatchNorm2d) and layer.affine)
+        if isinstance(layer, nn.Conv2d | nn.Linear) or (isinstance(layer, _BatchNorm) and layer.affine)
     ]
     hooks = [layer.register_forward_hook(note) for layer in layers]
     try:

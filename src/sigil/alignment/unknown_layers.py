@@ -53,10 +53,11 @@ def search_unknown(
         topology, channels = watched(initial, shape), shape[0]
     ours = filters_in(initial, topology, channels, signed=False)
     widest = MOST_TIMES_WIDER * max(map(len, ours.values()))
+    most_read = MOST_TIMES_WIDER * max(one.numbers for one in ours.values())
     theirs = [
         Filters.of(one)
         for one in filters[:MOST_FILTERS]
-        if one.ndim == 4 and 0 < len(one) <= widest and 0 < one.shape[1] <= widest
+        if one.ndim == 4 and 0 < len(one) <= widest and 0 < one.shape[1] <= most_read
     ]
     guesses = (
         _by_kernel(topology, ours, theirs),
@@ -210,11 +211,15 @@ def _fits(link: Link, theirs: Filters, widths: Mapping[str, int]) -> bool:
 def _sized(theirs: Filters, kernel: Sequence[int]) -> Filters | None:
     """A layer of theirs with a kernel of our size, about the middle; None if most of it lies elsewhere.
 
-    Zeros around a kernel mean nothing. The mean of four pixels behind it makes four equal kernels of one.
+    Zeros around a kernel mean nothing. The mean of four pixels behind it makes four equal kernels of one. A
+    linear layer behind a flattening reads all numbers of each channel.
     """
     if theirs.shape[2:] == tuple(kernel):
         return theirs
     weight = theirs.weight
+    if kernel[0] == 1 < kernel[1] and theirs.shape[2:] == (1, 1):
+        whole = theirs.shape[1] % kernel[1] == 0
+        return Filters.of(weight.reshape(len(theirs), -1, *kernel)) if whole else None
     cut = [(here - wanted) // 2 for here, wanted in zip(weight.shape[2:], kernel, strict=True)]
     kept = torch.nn.functional.pad(weight, (-cut[1], -cut[1], -cut[0], -cut[0]))
     if kept.shape[2:] != tuple(kernel):

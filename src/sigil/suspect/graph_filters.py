@@ -32,6 +32,8 @@ MOST_NUMBERS: Final = 1 << 26
 """Of all filters together; what comes after is left out."""
 WINDOW: Final = 64
 """Tensors that are looked at together."""
+MOST_PRODUCTS: Final = 1 << 20
+"""Of the numbers that two vectors have: larger ones are maps in one row."""
 REACH: Final = 3
 """Positions to either side that a kernel is looked at: 7 by 7."""
 LINEAR: Final = 1e-2
@@ -361,7 +363,8 @@ class _Parts(_Cutter):
         rest = self._maps(answer) if isinstance(answer, np.ndarray) and answer.dtype.kind == "f" else None
         if rest is None:
             read = next(source for source in self.producers[end].input if self.bases.get(source))
-            yield from self._responses(read, chain + 1)
+            found = list(self._responses(read, chain + 1))
+            yield from found or self._products(end, session, zeros, answer)
             return
         kernels = {}
         for base in bases:
@@ -377,6 +380,30 @@ class _Parts(_Cutter):
             for rows in kept[: 1 if np.array_equal(kept[0], kept[-1]) else 2]:
                 if (filters := _tidied(one[rows])) is not None:
                     yield filters
+
+    def _products(
+        self, end: str, session: Session, zeros: dict[str, npt.NDArray[np.float64]], rest: Any
+    ) -> Iterable[Floats]:
+        """What a vector depends on each number of its bases by, (outputs, inputs, 1, 1), if these are few."""
+        for base in zeros:
+            inputs = zeros[base][0].size
+            vectors = isinstance(rest, np.ndarray) and rest.ndim == 2 and len(rest) == self.batch
+            if not vectors or inputs * rest.shape[1] > MOST_PRODUCTS or (end, base) in self.seen:
+                continue
+            self.seen.add((end, base))
+            found = np.zeros((inputs, rest.shape[1]))
+            size = float(np.median(_sizes(self.values[base])))
+            for start in range(0, inputs, self.batch):
+                point = dict(zeros)
+                point[base] = np.zeros(zeros[base].shape)
+                now = min(self.batch, inputs - start)
+                point[base].reshape(self.batch, -1)[np.arange(now), start + np.arange(now)] = size
+                found[start : start + now] = (self._run(session, point)[0] - rest)[:now] / size
+            found = np.where(
+                np.isfinite(found) & (np.abs(found) > ROUNDING * np.abs(found).max()), found, 0.0
+            )
+            if ((found != 0).sum(0) > 1).any():  # or else numbers are only passed on
+                yield np.ascontiguousarray(found.T[:, :, None, None], np.float32)
 
     def _kernels(
         self, session: Session, zeros: dict[str, npt.NDArray[np.float64]], base: str, rest: Any
