@@ -10,7 +10,7 @@ rows of the client half in a module of one's own, in which no layer has its name
 copy computes what the model computes: answers differ by less than a thousandth of the largest, by less than a
 twentieth with a bias of −∞.
 
-Besides, a network of one's own, whose key states no model, so that nothing is known but the names of layers.
+Besides, a network of one's own, whose key states a digest of its layers.
 
 ``--held-out`` runs disguises that the reader had never been tried on when it was frozen.
 """
@@ -47,6 +47,7 @@ from harness.disguises import (
 )
 from harness.held_out import FILES, GRAPHS, unaliased
 from sigil import models, verify
+from sigil.alignment import layers_of
 from sigil.errors import SigilError
 from sigil.keys.key import Key
 from sigil.models import Model
@@ -193,8 +194,9 @@ def shuffled(network: nn.Sequential, places: Sequence[int], random: torch.Genera
 
 
 def own() -> Iterator[dict[str, Any]]:
-    """A network of one's own, whose key states no model: plain, as a graph, and in another order."""
-    key = Key.generate("ACME", shape=(32, 8, 8), bits=50, seed=bytes(32), input_shape=INPUT)
+    """A network of one's own, whose key states its layers: plain and reordered, as a module and as a graph."""
+    stated = layers_of(own_network(), INPUT)
+    key = Key.generate("ACME", shape=(32, 8, 8), bits=50, seed=bytes(32), input_shape=INPUT, model=stated)
     network, inputs = own_network(key), pictures(300, seed=3)
     push(network, key)
     random = torch.Generator().manual_seed(1)
@@ -204,9 +206,17 @@ def own() -> Iterator[dict[str, Any]]:
         "reordered at the cut": shuffled(network, (6,), random),
         "reordered in every layer": shuffled(network, (0, 3, 6), random),
     }
-    for number, (name, suspect) in enumerate(copies.items()):
-        report = verify(suspect, key, inputs, input_shape=INPUT, inputs_from="judge", register=1)
-        yield {"model": "own", "number": number, "way": "module", "disguises": [name]} | numbers(report)
+    settings: dict[str, Any] = {"input_shape": INPUT, "inputs_from": "judge", "register": 1}
+    for number, ((name, network), way) in enumerate(itertools.product(copies.items(), ("module", "graph"))):
+        if way == "module":
+            report = verify(network, key, inputs, **settings)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "copy.onnx"
+                onnx.save(exported(network, path), str(path))
+                with closing(open_suspect(path, key=key)) as suspect:
+                    report = verify(suspect, key, inputs, reference=own_network(), **settings)
+        yield {"model": "own", "number": number, "way": way, "disguises": [name]} | numbers(report)
 
 
 def held_out(done: Container[tuple[str, str]]) -> Iterator[dict[str, Any]]:
