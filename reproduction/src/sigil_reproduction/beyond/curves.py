@@ -260,7 +260,7 @@ def _prices(measured: Measured, attack: str) -> Iterator[Number | Words]:
 
 
 def _row(measured: Measured, scheme: str, name: str) -> Row:
-    point = next((one for one in _all(measured, scheme) if one.name == name), None)
+    point = next((one for one in every(measured, scheme) if one.name == name), None)
     words = name.removeprefix(f"{scheme} ")
     if point is None:
         return [words, *[NOT_RUN] * (2 + len(READINGS))]
@@ -275,7 +275,8 @@ def _row(measured: Measured, scheme: str, name: str) -> Row:
     return [words, accuracy, Number(point.lost, form="+.1f"), *readings]
 
 
-def _all(measured: Measured, scheme: str) -> list[Point]:
+def every(measured: Measured, scheme: str) -> list[Point]:
+    """All points of a scheme that were measured."""
     return [one for attack in (NOTHING, FINETUNING, *SWEEPS) for one in curve(measured, scheme, attack)]
 
 

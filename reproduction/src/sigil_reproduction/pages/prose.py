@@ -10,6 +10,9 @@ template of its own (``attacks.md`` takes ``results/attacks.md.jinja``). In a te
 - ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
 - ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
+- ``{{ still(cell, "mark", "plain") }}`` whether an attack of `curves` leaves a proof, for every seed,
+- ``{{ cheapest("both") }}`` the fewest points for which a goal of `frontier` was reached with a stamped key, by
+  any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
 - ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
 - ``{{ scale }}`` the scale's name, and ``{{ figure }}`` the figure that says most of those that there are.
@@ -19,6 +22,7 @@ What was not measured is "not run".
 
 from __future__ import annotations
 
+import math
 import statistics
 from functools import cache
 from pathlib import Path
@@ -28,6 +32,7 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from sigil import files
 from sigil.errors import ExperimentError
+from sigil_reproduction.beyond import curves, frontier
 from sigil_reproduction.pages import claims, overview
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import published
@@ -96,6 +101,32 @@ class Numbers:
         costs = [before[seed] - found for seed, found in after.items() if seed in before]
         return format(statistics.fmean(costs), form) if costs else NOT_RUN
 
+    def still(self, cell: str, proof: str, key: str) -> str:
+        """Whether a cell of `curves` still has a proof with a "plain" or a "stamped" key, for every seed."""
+        scheme = cell.partition(" ")[0]
+        points = [one for one in curves.every(self._measured("curves"), scheme) if one.name == cell]
+        if not points:
+            return NOT_RUN
+        exponent, _ = curves.PROOFS[proof]
+        return "proven" if exponent(points[0]) <= claims.KEYS[key].log10_level() else "**no**"
+
+    def cheapest(self, goal: str) -> float | None:
+        """The fewest points of accuracy for which nothing that a goal names is proven with a stamped key."""
+        measured = self._measured("curves")
+        found = [
+            price
+            for attack in (curves.SWEEPS if goal in curves.PROOFS else ())
+            if (price := curves.price(measured, "shares", attack, goal)) is not None
+        ]
+        searched = frontier.best(self._measured("frontier"), goal, "stamped")
+        return min([*found, *([] if searched is None else [searched.lost])], default=None)
+
+    def least(self) -> float:
+        """The fewest points for which any goal was reached."""
+        return min(
+            (price for goal in frontier.GOALS if (price := self.cheapest(goal)) is not None), default=math.inf
+        )
+
     def seeds(self, experiment: str, cell: str) -> int:
         """How many seeds of a cell were measured."""
         return len(self._measured(experiment).every(cell))
@@ -112,7 +143,7 @@ class Numbers:
 def render(template: str, store: Store) -> str:
     """A template's text with the numbers of a scale."""
     numbers = Numbers(store)
-    names = ("n", "pm", "paper", "gained", "counted", "lost", "seeds", "level")
+    names = ("n", "pm", "paper", "gained", "counted", "lost", "seeds", "level", "still", "cheapest", "least")
     drawn = (
         name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
     )
