@@ -9,7 +9,7 @@ of another page, such as the project's README.md, between two marks. In a templa
 - ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
 - ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
-- ``{{ cheapest("both") }}`` the fewest points for which a goal of `frontier` was reached with a stamped key, by
+- ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
   any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
 - ``{{ largest(experiment, cell, number) }}`` the largest over the seeds: of log10 p the one that proves least,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
