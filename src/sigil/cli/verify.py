@@ -184,7 +184,7 @@ def verify(
 
     Reordered channels are put back by the initial weights that the key drew.
     Where it drew none, they can be put back by what the training's
-    server recorded: an experiment, never proof (docs/alignment.md):
+    server recorded: an experiment, never proof (docs/p-value.md):
       sigil verify copy.onnx --at NODE --key owner.key \\
         --reference runs/a/reference.safetensors --inputs photos/
 

@@ -280,7 +280,7 @@ def _all(measured: Measured, scheme: str) -> list[Point]:
 
 
 def draw(measured: Measured, path: Path, schemes: Sequence[str] = tuple(SCHEMES)) -> None:
-    """One row per scheme: WSR on images, and log10 p of each reading before correction, over the accuracy lost."""
+    """One row per scheme: WSR on images and log10 p of each reading over the accuracy lost."""
     panels: dict[str, Callable[[Point], float | None]] = {
         "WSR on images (%)": lambda point: point.numbers.get("wsr_inputs"),
         **{f"log10 p before correction, {name}": partial(Point.log10_p, reading=name) for name in READINGS},

@@ -1,7 +1,7 @@
 """Prose about results whose numbers come from the cells, never from a keyboard.
 
-``results/SCALE/README.md.jinja`` becomes ``README.md`` beside it, and ``results/summary.md.jinja`` becomes part
-of another page, such as the project's README.md, between two marks. In a template
+``results/SCALE/README.md.jinja`` becomes ``README.md`` beside it, and ``results/summary.md.jinja`` becomes
+part of another page, such as the project's README.md, between two marks. In a template
 
 - ``{{ n(experiment, cell, number) }}`` is the mean over the seeds that were measured ("wsr" unless another
   number is named; one inside another is written "detector.share"), ``pm`` the same with ± their deviation,
@@ -11,7 +11,7 @@ of another page, such as the project's README.md, between two marks. In a templa
 - ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
 - ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
   any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
-- ``{{ largest(experiment, cell, number) }}`` the largest over the seeds: of log10 p the one that proves least,
+- ``{{ largest(experiment, cell, number) }}`` the largest over seeds, of log10 p what proves least,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
 - ``{{ proven(experiment, cell, number, "plain") }}`` whether the largest log10 p is that low,
 - ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
