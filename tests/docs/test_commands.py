@@ -98,6 +98,14 @@ TRAINING = shlex.split(
 )
 """Added to every `sigil train` of a page that does not run as it is written."""
 
+ONE_KEY = """
+import random, secrets, sys
+secrets.token_bytes = random.Random(0).randbytes
+from sigil.cli.main import main
+sys.exit(main())
+"""
+"""`sigil`, with the same key each time."""
+
 SERVED = shlex.split("--set data.train_limit=700 --set run.threads=1")
 """Added to `sigil serve` where it is run."""
 
@@ -457,7 +465,7 @@ def start(arguments: list[str]) -> subprocess.Popen[str]:
     while arguments[0] == "join" and not (Path(arguments[1]) / "client.pem").exists():
         assert time.monotonic() < last, f"{arguments[1]} was not made"
         time.sleep(0.2)
-    command = [sys.executable, "-m", "sigil", *arguments]
+    command = [sys.executable, "-c", ONE_KEY, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
