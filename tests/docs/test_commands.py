@@ -110,13 +110,8 @@ SERVED = shlex.split("--set data.train_limit=700 --set run.threads=1")
 """Added to `sigil serve` where it is run."""
 
 AS_WRITTEN = (
-    "README.md",
-    "tutorial.md",
-    "audit.md",
-    "suspects.md",
-    "own-server.md",
-    "choose.md",
-    "extend.md",
+    *("README.md", "tutorial.md", "audit.md", "suspects.md", "evidence.md", "tracing.md", "extend.md"),
+    *("own-server.md", "choose.md"),
 )
 
 SMALLER = (
