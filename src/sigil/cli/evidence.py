@@ -10,6 +10,7 @@ import typer
 
 from sigil.cli import data_names, outputs
 from sigil.cli import key as key_commands
+from sigil.cli import suspect_options as options
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
 
@@ -68,6 +69,14 @@ def check(
         typer.Option(
             metavar="FILE",
             help="The owner's secret key: opens the commitment and, with --suspect, repeats everything.",
+            rich_help_panel=_REPEAT,
+        ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="For a model of the owner's own: the code that makes its client half, which is executed.",
             rich_help_panel=_REPEAT,
         ),
     ] = None,
@@ -147,15 +156,16 @@ def check(
     from sigil.evidence import examine
     from sigil.evidence.statement import parse, parse_references
     from sigil.keys.seal import read_roots
+    from sigil.suspect import open_into
     from sigil.verdict.envelope import read_file, read_public_key
 
     # What the caller gave is judged first: a typing mistake is not a failed check.
     if inputs_from not in (None, "judge", "defendant"):
         raise ConfigError("--inputs-from must be judge or defendant: somebody who does not know the key.")
-    if (inputs or inputs_from or reference_file) and (key is None or suspect is None):
+    if (inputs or inputs_from or reference_file or module) and (key is None or suspect is None):
         raise ConfigError(
-            "--inputs, --inputs-from and --reference-file are for repeating the examination: give --key and "
-            "--suspect as well."
+            "--inputs, --inputs-from, --module and --reference-file are for repeating the examination: "
+            "give --key and --suspect as well."
         )
     line = None if statement is None else _line(statement)
     if line is not None:
@@ -170,6 +180,7 @@ def check(
         else key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file),
     }
     content = read_file(file)
+    built = None if module is None else options.build_module(module)
     try:
         found = examine(
             content,
@@ -177,7 +188,7 @@ def check(
             statement=line,
             register=statements,
             references=reference,
-            suspect=suspect,
+            suspect=suspect if built is None or suspect is None else open_into(suspect, built),
             inputs=inputs,
             inputs_from=inputs_from,  # type: ignore[arg-type]
             reference=reference_file,

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sigil.cli import own_code
 from sigil.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from sigil.data.inputs import Normalisation
 
 _LONGEST = 2**16
@@ -51,6 +54,16 @@ Entry = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Module = Annotated[
+    str | None,
+    typer.Option(
+        "--module",
+        metavar="FILE.py:NAME",
+        help="For a model of your own: your function or class that makes its client half. Your file is "
+        "executed; nothing in SUSPECT is.",
+        rich_help_panel=MODEL,
+    ),
+]
 InputShape = Annotated[
     str | None,
     typer.Option(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.", rich_help_panel=MODEL),
@@ -89,6 +102,18 @@ DataDir = Annotated[
         rich_help_panel=INPUTS,
     ),
 ]
+
+
+def build_module(text: str) -> nn.Module:
+    """The client half of the caller's own code, named as FILE.py:NAME."""
+    from sigil.arguments import check_module
+
+    build = own_code.load(text)
+    own_code.check_call(text, build)
+    with own_code.running(own_code.split(text)[0]):
+        module = build()
+    check_module(text, module)
+    return module
 
 
 def shape_and_normalisation(

@@ -52,6 +52,7 @@ def verify(
     classes: options.Classes = None,
     at: options.At = None,
     entry: options.Entry = None,
+    module: options.Module = None,
     input_shape: options.InputShape = None,
     time_limit: options.TimeLimit = 120.0,
     inputs: options.Inputs = None,
@@ -168,6 +169,9 @@ def verify(
     counts as a try; or you name one:
       sigil verify checkpoint.pt --key owner.key --entry ema
 
+    Of a model of your own, name the code that makes its client half:
+      sigil verify half.safetensors --key owner.key --module my.py:client_half
+
     Keep the result, for people and for a court; check it later, by the line
     that the owner published before training (sigil key commit prints it):
       sigil verify model.pt2 --key owner.key \\
@@ -219,24 +223,27 @@ def verify(
     if tries > MOST_TRIES:
         raise ConfigError(f"--tries may be at most {MOST_TRIES:,}.")
     from sigil.data import open_inputs
-    from sigil.suspect import open_suspect
+    from sigil.suspect import open_into, open_suspect
     from sigil.verdict.report import harmless
     from sigil.verdict.verification import verify as run
 
     owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     signer = _signer(sign_with) if sign_with is not None else None
-    opened = open_suspect(
-        suspect,
-        architecture=architecture,
-        cut=cut,
-        width=width,
-        classes=classes,
-        input_shape=shape,
-        at=at,
-        entry=entry,
-        key=owner_key,  # what it states holds against what an adversary's file says of itself
-        time_limit=time_limit,
-    )
+    named = {"architecture": architecture, "cut": cut, "width": width, "classes": classes, "at": at}
+    if module is None:
+        opened = open_suspect(
+            suspect,
+            **named,  # type: ignore[arg-type]
+            entry=entry,
+            input_shape=shape,
+            key=owner_key,  # what it states holds against what an adversary's file says of itself
+            time_limit=time_limit,
+        )
+    elif entry is None and set(named.values()) == {None}:
+        built = options.build_module(module)
+        opened = open_into(suspect, built, input_shape=shape, time_limit=time_limit)
+    else:
+        raise ConfigError("--module makes the model itself: leave out what else describes one (--cut, --at).")
     shape = shape or owner_key.fields.input_shape or opened.input_shape
     outcome = run(
         opened,

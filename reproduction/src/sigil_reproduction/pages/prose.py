@@ -9,6 +9,8 @@ part of another page, such as the project's README.md, between two marks. In a t
 - ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
 - ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
+- ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
+  any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
 - ``{{ largest(experiment, cell, number) }}`` the largest over seeds, of log10 p what proves least,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
 - ``{{ proven(experiment, cell, number, "plain") }}`` whether the largest log10 p is that low,
@@ -20,6 +22,7 @@ What was not measured is "not run".
 
 from __future__ import annotations
 
+import math
 import statistics
 from functools import cache
 from pathlib import Path
@@ -29,6 +32,7 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from sigil import files
 from sigil.errors import ExperimentError
+from sigil_reproduction.beyond import curves, frontier
 from sigil_reproduction.pages import claims, overview
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import published
@@ -109,6 +113,23 @@ class Numbers:
         costs = [before[seed] - found for seed, found in after.items() if seed in before]
         return format(statistics.fmean(costs), form) if costs else NOT_RUN
 
+    def cheapest(self, goal: str) -> float | None:
+        """The fewest points of accuracy for which nothing that a goal names is proven with a stamped key."""
+        measured = self._measured("curves")
+        found = [
+            price
+            for attack in (curves.SWEEPS if goal in curves.PROOFS else ())
+            if (price := curves.price(measured, "shares", attack, goal)) is not None
+        ]
+        searched = frontier.best(self._measured("frontier"), goal, "stamped")
+        return min([*found, *([] if searched is None else [searched.lost])], default=None)
+
+    def least(self) -> float:
+        """The fewest points for which any goal was reached."""
+        return min(
+            (price for goal in frontier.GOALS if (price := self.cheapest(goal)) is not None), default=math.inf
+        )
+
     def seeds(self, experiment: str, cell: str) -> int:
         """How many seeds of a cell were measured."""
         return len(self._measured(experiment).every(cell))
@@ -125,7 +146,20 @@ class Numbers:
 def render(template: str, store: Store) -> str:
     """A template's text with the numbers of a scale."""
     numbers = Numbers(store)
-    names = ("n", "pm", "paper", "gained", "counted", "lost", "seeds", "level", "largest", "proven")
+    names = (
+        "n",
+        "pm",
+        "paper",
+        "gained",
+        "counted",
+        "lost",
+        "cheapest",
+        "least",
+        "seeds",
+        "level",
+        "largest",
+        "proven",
+    )
     drawn = (
         name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
     )
