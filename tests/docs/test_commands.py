@@ -44,7 +44,7 @@ PRESUPPOSED = {
     "own-attack.md": ("runs/first.key", "runs/first"),
     "suspects.md": ("owner.key", "client.safetensors", "model.pt", "model.onnx"),
     "tracing.md": ("owner.key", "runs/a"),
-    "training.md": ("owner.key",),
+    "models.md": ("owner.key",),
 }
 """Files that a page takes for granted; conftest.py makes them."""
 
@@ -58,12 +58,6 @@ server = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
 activation = torch.rand(4, 64, 2, 2, requires_grad=True)
 received, gradient_from_client = torch.rand(4, 64, 2, 2), torch.rand(4, 10)
 def send(gradient): assert gradient.shape == (4, 64, 2, 2)
-""",
-    "models.md": """
-import torch
-from torch import nn
-my_backbone, my_head = nn.Conv2d(3, 4, 16, 16), nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
-images, labels, criterion = torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), nn.CrossEntropyLoss()
 """,
     "suspects.md": "import sigil; key = sigil.Key.load('owner.key')",
     "attacks.md": """
