@@ -44,7 +44,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 TRACKS = {
     "readme": ("README.md",),
-    "first verdict": (*("tutorial.md", "audit.md", "suspects.md", "evidence.md", "tracing.md", "extend.md"),),
+    "first verdict": ("tutorial.md", "audit.md", "suspects.md", "evidence.md", "tracing.md", "extend.md"),
     "across machines": ("across-machines.md", "deployment.md"),
     "own server": ("own-server.md", "choose.md"),
     "own data": ("own-data.md",),
@@ -57,6 +57,7 @@ ALONE = {
 PRESUPPOSED = {
     "attacks.md": ("owner.key", "runs/a"),
     "evidence.md": ("root.pem",),  # from an authority
+    "models.md": ("owner.key",),
 }
 """Files that a page takes for granted; conftest.py makes them."""
 
@@ -68,12 +69,6 @@ server = nn.Sequential(nn.Flatten(), nn.Linear(256, 10))
 activation = torch.rand(4, 64, 2, 2, requires_grad=True)
 received, gradient_from_client = torch.rand(4, 64, 2, 2), torch.rand(4, 10)
 def send(gradient): assert gradient.shape == (4, 64, 2, 2)
-""",
-    "models.md": """
-import torch
-from torch import nn
-my_backbone, my_head = nn.Conv2d(3, 4, 16, 16), nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
-images, labels, criterion = torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), nn.CrossEntropyLoss()
 """,
     "attacks.md": """
 import sigil
