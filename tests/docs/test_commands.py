@@ -230,10 +230,8 @@ def test_every_block_runs(
 
 
 def named_modules(text: str) -> set[str]:
-    """What the packages that a page says to install bring; `make setup` installs everything."""
-    named = set(re.findall(r"`make setup`|make setup &&", text)) and set(EXTRAS)
-    named |= set(re.findall(r"\[(\w+)\]'?`", text)) & {*EXTRAS, "all"}
-    extras = set(EXTRAS) if "all" in named else named
+    """What the extras that a page names bring."""
+    extras = set(re.findall(r"\[(\w+)\]'?`", text)) & set(EXTRAS)
     extras |= {"train"} if extras & {"network", "simulation"} else set()
     found = {module for extra in extras for module in EXTRAS[extra]}
     return found | ({"sklearn"} if "`pip install scikit-learn`" in text else set())
