@@ -201,8 +201,8 @@ def _advice(
         )
     if bits * 16 > dimension:
         found.append(
-            f"{dimension / bits:.2g} dimensions per bit are few, and attacks leave less of such a mark; a cut "
-            f"with {16 * bits:,} dimensions would be better."
+            f"{dimension / bits:.2g} dimensions per bit are few, and attacks leave less of such a mark; a "
+            f"cut with {16 * bits:,} dimensions would be better."
         )
     if not rectified:
         found.append(

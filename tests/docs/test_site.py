@@ -55,6 +55,14 @@ def test_links_lead_somewhere(page: Path, hooks: ModuleType) -> None:
         assert not anchor or anchor in anchors(place.read_text("utf-8")), f"{page.name}: {target}"
 
 
+def test_what_a_visitor_reads_first_is_short() -> None:
+    """At most a screen or two each, whatever the cells add to the table of prices."""
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8").split("\n## ")
+    assert all(len(release.splitlines()) <= 60 for release in changes)
+    assert len(PAGES) - 1 <= 20
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     assert {page.name for page in PAGES} - {"README.md"} <= listed

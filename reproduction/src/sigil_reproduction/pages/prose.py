@@ -12,6 +12,7 @@ part of another page, such as the project's README.md, between two marks. In a t
 - ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
   any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
 - ``{{ largest(experiment, cell, number) }}`` the largest over seeds, of log10 p what proves least,
+- ``{{ overhead() }}`` what the injector adds to a server step, in per cent,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
 - ``{{ proven(experiment, cell, number, "plain") }}`` whether the largest log10 p is that low,
 - ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
@@ -22,6 +23,7 @@ What was not measured is "not run".
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from functools import cache
@@ -130,6 +132,14 @@ class Numbers:
             (price for goal in frontier.GOALS if (price := self.cheapest(goal)) is not None), default=math.inf
         )
 
+    def overhead(self) -> str:
+        """What the injector adds to a server step, in per cent, as `benchmarks/overhead.py` measured it."""
+        file = self._store.results.parents[2] / "benchmarks" / "results" / "overhead.json"
+        if not file.exists():
+            return NOT_RUN
+        claim = json.loads(file.read_text("utf-8"))["claims"][0]
+        return f"{100 * (claim['measured'] - 1):.1f}"
+
     def seeds(self, experiment: str, cell: str) -> int:
         """How many seeds of a cell were measured."""
         return len(self._measured(experiment).every(cell))
@@ -155,6 +165,7 @@ def render(template: str, store: Store) -> str:
         "lost",
         "cheapest",
         "least",
+        "overhead",
         "seeds",
         "level",
         "largest",
