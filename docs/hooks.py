@@ -77,7 +77,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         path for place in OUTSIDE for path in ([place] if place.is_file() else place.rglob("*"))
     ):
         # Single cells are for programs; pages, figures and benchmarks are for readers.
-        if path.is_file() and not re.search(r"\.seed\d+\.json$", path.name):
+        if path.is_file() and not re.search(r"\.seed\d+\.json$|\.jinja$", path.name):
             name = site_place(path)
             assert name is not None
             files.append(File.generated(config, name, abs_src_path=str(path)))

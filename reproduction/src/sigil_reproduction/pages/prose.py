@@ -39,7 +39,7 @@ from sigil_reproduction.pages import claims, overview
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import published
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.intervals import MARGIN, NOT_RUN, equivalence
+from sigil_reproduction.runner.intervals import AGREES, MARGIN, NOT_RUN, UNTESTABLE, judge_equivalence
 from sigil_reproduction.runner.store import Store
 
 NOTES, SUMMARY = "README.md.jinja", "summary.md.jinja"
@@ -102,8 +102,8 @@ class Numbers:
         found = fidelity.cost(self._measured("fidelity"), model, strength)
         if found is None:
             return NOT_RUN
-        p = equivalence(found)
-        same = "" if p is None else f" (the same within {MARGIN:g} point: p = {p:.2g})"
+        shown = {AGREES: "shown", UNTESTABLE: "not shown"}.get(judge_equivalence(found))
+        same = f" ({shown} to be the same within {MARGIN:g} point)" if shown else ""
         return found.text("+.1f", "points") + same
 
     def lost(self, cell: str, form: str = ".1f") -> str:
