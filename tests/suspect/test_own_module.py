@@ -85,7 +85,7 @@ def test_the_command_line_takes_code_of_the_examiners(
     assert main([*check, "--module", "my.py:half"]) == 0
     assert "the examination was repeated" in capsys.readouterr().out
     for wrong, sentence in (
-        (["--module", "my.py:nothing"], "is of type NoneType"),
+        (["--module", "my.py:nothing"], "my.py:nothing makes a NoneType"),
         (["--module", "my.py:half", "--cut", "layer3"], "--module makes the model itself"),
     ):
         assert main([*command, *wrong]) == 2

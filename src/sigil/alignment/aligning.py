@@ -19,10 +19,10 @@ from sigil.alignment.correlations import (
     correlation_matrix,
     match_by_correlations,
 )
-from sigil.alignment.initial_weights import match_by_initial_weights
-from sigil.alignment.own_layers import match_own
+from sigil.alignment.initial_weights import search_known
+from sigil.alignment.own_layers import search_own
 from sigil.alignment.references import Reference, check_channels, fingerprint
-from sigil.alignment.unknown_layers import match_filters
+from sigil.alignment.unknown_layers import search_unknown
 from sigil.errors import AlignmentError, ShapeError
 from sigil.models import Model
 from sigil.probing import (
@@ -211,11 +211,11 @@ def _by_initial_weights(suspect: Suspect, reference: nn.Module, shape: tuple[int
     if not isinstance(reference, Model):
         if module is None:
             raise AlignmentError("Initial weights of a module can only be compared with those of a module.")
-        return match_own(module, reference, shape)
+        return search_own(module, reference, shape).result()
     if isinstance(module, Model):
         check_channels(models.activation_shape(module, shape))
     if isinstance(module, Model) and not _is_widened(module, reference):
-        return match_by_initial_weights(module, reference)
+        return search_known(module, reference).result()
     filters = filters_of(suspect, shape)
     if not filters:
         raise AlignmentError(
@@ -223,7 +223,7 @@ def _by_initial_weights(suspect: Suspect, reference: nn.Module, shape: tuple[int
             f"architectures {', '.join(models.names())} and shows no convolutions: give the recorded "
             "reference instead."
         )
-    return match_filters(filters, reference)
+    return search_unknown(filters, reference).result()
 
 
 def _is_widened(half: Model, reference: Model) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sigil.cli import data_names, outputs
+from sigil.cli import data_names, options, outputs
 from sigil.cli.terminal import printable
 
 app = typer.Typer(
@@ -33,7 +33,6 @@ TrainLimit = Annotated[int | None, typer.Option(metavar="N", help="Keep at most 
 TestLimit = Annotated[int | None, typer.Option(metavar="N", help="Keep at most this many test images.")]
 Classes = Annotated[int | None, typer.Option(metavar="N", help="Keep the first N classes.")]
 Size = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize folder and hub images to a square.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
@@ -69,7 +68,7 @@ def show(
     test_limit: TestLimit = None,
     classes: Classes = None,
     size: Size = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the sizes, classes and shape of a data set, decoding it if that was not done yet.
 
@@ -126,11 +125,11 @@ def partition(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw it to this PNG, SVG or PDF file.")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
     data_dir: DataDir = None,
     train_limit: TrainLimit = None,
     classes: Classes = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Divide the training images over clients and show who holds what.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import outputs, own_code
+from sigil.cli import options, outputs, own_code
 from sigil.cli.terminal import printable
 from sigil.errors import DetectorError
 
@@ -57,7 +57,7 @@ def detect(
         Path | None,
         typer.Option("--out", "-o", metavar="FILE", help="The picture; RUN/detectors.png if left out."),
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all curves.")] = False,
 ) -> None:
     """Would a suspicious client have noticed? Ask detectors about a recorded run.
@@ -96,13 +96,13 @@ def detect(
         inputs={"RUN": run}
         | {f"--detector {name}": own_code.split(name)[0] for name in names if ":" in name},
     )
-    own = {name: _load(name) for name in names if ":" in name}
+    loaded = {name: _load(name) for name in names if ":" in name}
     finished = open_run(run)
     recording = Recording(run / "recording")
     number = _client(recording, client)
     detectors = [
-        _replay_own(name, own[name], number, own_code.parameters(parameter), recording)
-        if name in own
+        _replay_own(name, loaded[name], number, own_code.parameters(parameter), recording)
+        if name in loaded
         else _make(name, finished, number, compat=compat, share=share, data_dir=data_dir).replay(recording)
         for name in names
     ]
@@ -144,16 +144,14 @@ def _load(name: str) -> type[Detector]:
     """A detector of the caller's own."""
     from sigil.detectors import Detector
 
-    found = own_code.load(name)
+    kind = own_code.load(name)
     if not (
-        isinstance(found, type)
-        and issubclass(found, Detector)
-        and isinstance(getattr(found, "name", None), str)
+        isinstance(kind, type) and issubclass(kind, Detector) and isinstance(getattr(kind, "name", None), str)
     ):
         raise DetectorError(
             f"{name} is no detector: a class with a name, derived from sigil.detectors.Detector."
         )
-    return found
+    return kind
 
 
 def _replay_own(

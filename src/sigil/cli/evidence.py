@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import data_names, outputs
-from sigil.cli import key as key_commands
-from sigil.cli import suspect_options as options
+from sigil.cli import data_names, options, outputs, own_code
+from sigil.cli.key import load_key
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="evidence", no_args_is_help=True)
 
-_REPEAT = "Repeating the examination, in confidence"
+_repeat = partial(typer.Option, rich_help_panel="Repeating the examination, in confidence")
 
 
 @app.callback()
@@ -66,52 +66,35 @@ def check(
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(
+        _repeat(
             metavar="FILE",
             help="The owner's secret key: opens the commitment and, with --suspect, repeats everything.",
-            rich_help_panel=_REPEAT,
         ),
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option(
+        _repeat(
             metavar="FILE.py:NAME",
             help="For a model of the owner's own: the code that makes its client half, which is executed.",
-            rich_help_panel=_REPEAT,
         ),
     ] = None,
     inputs: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR|FILE|NAME",
-            help="The real inputs that the mark was read on.",
-            rich_help_panel=_REPEAT,
-        ),
+        _repeat(metavar="DIR|FILE|NAME", help="The real inputs that the mark was read on."),
     ] = None,
     inputs_from: Annotated[
         str | None,
-        typer.Option(
-            metavar="judge|defendant",
-            help="Who gave the inputs, to your own knowledge.",
-            rich_help_panel=_REPEAT,
-        ),
+        _repeat(metavar="judge|defendant", help="Who gave the inputs, to your own knowledge."),
     ] = None,
     reference_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F", help="The reference that channels were put in order by.", rich_help_panel=_REPEAT
-        ),
+        Path | None, _repeat(metavar="F", help="The reference that channels were put in order by.")
     ] = None,
     copies: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The owner's copies, to repeat a trace: a register, or a run.",
-            rich_help_panel=_REPEAT,
-        ),
+        _repeat(metavar="DIR", help="The owner's copies, to repeat a trace: a register, or a run."),
     ] = None,
-    passphrase: key_commands.AskPassphrase = False,
-    passphrase_file: key_commands.PassphraseFile = None,
+    passphrase: options.AskPassphrase = False,
+    passphrase_file: options.PassphraseFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Check an evidence file, and say what was checked and what was not.
@@ -154,7 +137,7 @@ def check(
     data_names.check_inputs(inputs)
 
     from sigil.evidence import examine
-    from sigil.evidence.statement import parse, parse_references
+    from sigil.evidence.published import parse, parse_references
     from sigil.keys.seal import read_roots
     from sigil.suspect import open_into
     from sigil.verdict.envelope import read_file, read_public_key
@@ -175,14 +158,12 @@ def check(
     given: dict[str, Any] = {
         "signer": None if signer is None else read_public_key(signer),
         "roots": None if tsa_root is None else read_roots(tsa_root),
-        "key": None
-        if key is None
-        else key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file),
+        "key": None if key is None else load_key(key, ask=passphrase, passphrase_file=passphrase_file),
     }
     content = read_file(file)
-    built = None if module is None else options.build_module(module)
+    built = None if module is None else own_code.build_module(module)
     try:
-        found = examine(
+        findings = examine(
             content,
             **given,
             statement=line,
@@ -201,15 +182,15 @@ def check(
             typer.echo(f"REFUSED: {printable(str(refusal))}", err=True)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), allow_nan=False))
+        typer.echo(json.dumps(findings.to_dict(), allow_nan=False))
     else:
-        _print(found)
-    raise typer.Exit(0 if found.vouched else 1)
+        _print(findings)
+    raise typer.Exit(0 if findings.vouched else 1)
 
 
 def _line(text: str) -> str:
     """A statement as it was given, or the one in a file."""
-    from sigil.evidence.statement import MAX_STATEMENT
+    from sigil.evidence.published import MAX_STATEMENT
     from sigil.verdict.envelope import read_file
 
     if text.lstrip().startswith(("{", "sigil-")):
@@ -221,13 +202,13 @@ def _line(text: str) -> str:
         raise EvidenceError(f"{text} is not the text of a statement; give the published line.") from None
 
 
-def _print(found: Findings) -> None:
-    typer.echo(found.headline + "\n")
-    for name, value in found.claims:
+def _print(findings: Findings) -> None:
+    typer.echo(findings.headline + "\n")
+    for name, value in findings.claims:
         typer.echo(f"  {name:<13}  {printable(value)}")
     typer.echo("\nChecked:")
-    for name, value in found.checked.items():
+    for name, value in findings.checked.items():
         typer.echo(f"  {name:<13}  {printable(value)}")
     typer.echo("\nNot checked:")
-    for text in found.unchecked:
+    for text in findings.unchecked:
         typer.echo(f"  - {printable(text)}")

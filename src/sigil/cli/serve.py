@@ -6,7 +6,7 @@ import ipaddress
 import os
 import shlex
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,18 +14,16 @@ import typer
 
 from sigil import extras, files
 from sigil.cli import data_names, outputs
-from sigil.cli.key import AskPassphrase, PassphraseFile
+from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet
 from sigil.cli.terminal import printable, show_log
 from sigil.cli.train import (
     Change,
     Config,
-    DataDir,
     Interrupted,
     KeyToEmbed,
     PageHost,
     PageOption,
     PagePort,
-    Quiet,
     RunFolder,
     check_run,
     find_key,
@@ -173,6 +171,7 @@ def serve(
     # Before Flower is imported, which reads its environment then.
     processes.quiet(network / "flower")
     from sigil.transport.flower.deployment import Deployment
+    from sigil.transport.metrics import Metrics
 
     name = owner or _ask_owner(settings, out, key_file)
     key, made = find_key(settings, out, key_file, name, data_dir, passphrase, passphrase_file, quiet=quiet)
@@ -198,8 +197,7 @@ def serve(
     if prepare:
         typer.echo(f"SIGIL_OWNER={printable(str((network / 'owner.json').resolve()))}")
         return
-    owner_run = deployment.owner_run(key, simulated=simulate is not None)
-    metrics = owner_run.network.metrics
+    metrics = Metrics()
     with (
         resumable(out, rounds=settings.federation.rounds, more="clients that are still there join again"),
         watched(
@@ -212,11 +210,11 @@ def serve(
             quiet=quiet,
         ) as shown,
     ):
-        owner_run = replace(owner_run, progress=shown)
         if ports is None:
-            deployment.simulate(owner_run, cores=hardware.cores())
+            deployment.simulate(key, metrics=metrics, progress=shown, cores=hardware.cores())
         else:
-            deployment.serve(owner_run, ports, ready=lambda: None if quiet else _invite(deployment))
+            ready = (lambda: None) if quiet else partial(_invite, deployment)
+            deployment.serve(key, ports, metrics=metrics, progress=shown, ready=ready)
     if not quiet:
         print_result(runs.open_run(out), key, key_file, data_dir)
 
@@ -347,8 +345,8 @@ def join(
         config["server"] = server
     show_log(quiet)
     try:
-        with only_process(bundle, take_over=take_over), unpacked(bundle) as own:
-            _take_part(own, server or invitation.server, invitation.client, config, quiet=quiet)
+        with only_process(bundle, take_over=take_over), unpacked(bundle) as folder:
+            _take_part(folder, server or invitation.server, invitation.client, config, quiet=quiet)
     except KeyboardInterrupt:
         raise Interrupted(
             "Stopped. The same command goes on; a round that was under way is trained again."
@@ -357,27 +355,23 @@ def join(
         typer.echo("The training is over.")
 
 
-def _take_part(own: Path, server: str, client: int, config: dict[str, str | int], *, quiet: bool) -> None:
+def _take_part(folder: Path, server: str, client: int, config: dict[str, str | int], *, quiet: bool) -> None:
     """Do the owner's tasks until the training is over, with the copies of the bundle in `own`."""
     from sigil.transport.flower import processes
 
     # Before Flower is imported, which reads its environment then.
-    processes.quiet(own / "flower")
+    processes.quiet(folder / "flower")
     from sigil.transport.flower import client_app
     from sigil.transport.flower.supernode import SuperNode
     from sigil.transport.flower.tunnel import Tunnel
 
-    with Tunnel(own, server) as tunnel:
+    with Tunnel(folder, server) as tunnel:
         if not quiet:
             typer.echo(
                 f"Joining {printable(server)} as client {client}; waiting for the owner to begin a round."
             )
         with SuperNode(
-            own,
-            address=tunnel.address,
-            ca=tunnel.ca,
-            private_key=own / "node.key",
-            config={"bundle": str(own), **config},
+            folder, address=tunnel.address, ca=tunnel.ca, config={"bundle": str(folder), **config}
         ) as node:
             node.work(client_app.app, finished=client_app.finished.is_set)
 

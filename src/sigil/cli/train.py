@@ -12,7 +12,8 @@ import typer
 
 from sigil import extras, files, presets
 from sigil.cli import data_names, outputs
-from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
+from sigil.cli.key import load_key, warn_if_useless
+from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet
 from sigil.cli.terminal import printable
 from sigil.errors import TrainingError
 
@@ -35,10 +36,6 @@ KeyToEmbed = Annotated[
     Path | None,
     typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
 ]
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 PageOption = Annotated[bool, typer.Option("--page", help="Serve a live page to watch the training on.")]
 PageHost = Annotated[
     str,
@@ -251,21 +248,12 @@ def watched(
         return
     from sigil.watching import Board, LivePage
 
-    if metrics is None:
-        board = Board()
-    else:
-        counted = metrics
-        board = Board(
-            clients=lambda: counted.now,
-            refusals=counted.refusals,
-            banner=lambda: counted.banner,
-            waited=lambda: counted.waited_seconds,
-        )
+    board = Board(metrics)
     logger = logging.getLogger("sigil")
     # A logger with a handler no longer reports warnings by itself.
-    own = [board.handler] if logger.handlers else [board.handler, _warnings()]
+    handlers = [board.handler] if logger.handlers else [board.handler, _warnings()]
     level = logger.level
-    for handler in own:
+    for handler in handlers:
         logger.addHandler(handler)
     logger.setLevel(min(level, logging.INFO) if level else logging.INFO)
     try:
@@ -274,7 +262,7 @@ def watched(
             typer.echo(f"Watch it at {live.address}", err=True)
             yield Together(board, shown)
     finally:
-        for handler in own:
+        for handler in handlers:
             logger.removeHandler(handler)
         logger.setLevel(level)
 

@@ -398,7 +398,7 @@ class Training:
             precision=self.precision,
             injector=self._injector(client),
             observers=observers,
-            round_number=round_number,
+            round=round_number,
             client=client,
             statistics_every=self.settings.watermark.statistics_every,
             loss=self.loss,

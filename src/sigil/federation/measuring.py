@@ -38,10 +38,8 @@ def accuracy(
     server_half.eval()
     right = torch.zeros((), dtype=torch.long, device=precision.device)
     for images, labels in evaluate_batches(
-        dataset.test.images,
-        dataset.test.labels,
-        mean=dataset.mean,
-        std=dataset.std,
+        dataset.test,
+        dataset,
         batch_size=batch_size,
         device=precision.device,
         memory_format=precision.layout,

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from sigil import arguments
 from sigil.errors import ConfigError, ShapeError, shown
 
 # Words that are turned into numbers at a time: the float64 intermediates stay in the cache, and the
@@ -196,7 +195,7 @@ def _log(x: Floats) -> Floats:
 
 def span(what: str, start: int, stop: int, end: int) -> tuple[int, int]:
     """The bounds of a part of a table that has `end` rows, each of which is a `what`."""
-    if not (arguments.is_whole(start) and arguments.is_whole(stop) and 0 <= start <= stop <= end):
+    if not 0 <= start <= stop <= end:
         raise ShapeError(
             f"{what.capitalize()}s {shown(start)} to {shown(stop)} were asked for, but this key has {what}s "
             f"0 to {end}; give 0 <= start <= stop <= {end}."

@@ -25,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -50,36 +50,35 @@ _CLIENTS: Final = "clients"
 
 
 @dataclass(frozen=True)
-class ServerCredentials:
-    """The owner's side of mutual TLS, as PEM."""
+class _Credentials:
+    """One side of mutual TLS, as PEM."""
 
     authority: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+    _name: ClassVar[str]
 
     @classmethod
-    def load(cls, folder: Path) -> ServerCredentials:
-        """Read what :func:`make` wrote in `folder`."""
-        return cls(*_load(folder, "server"))
-
-
-@dataclass(frozen=True)
-class ClientCredentials:
-    """A client's side of mutual TLS, as PEM."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes = field(repr=False)
-
-    @classmethod
-    def load(cls, folder: Path) -> ClientCredentials:
-        """Read the bundle that the owner of the federation handed over."""
-        return cls(*_load(folder, "client"))
+    def load(cls, folder: Path) -> Self:
+        """Read what :func:`make` wrote in `folder`, or in a client's part of it."""
+        return cls(*_load(folder, cls._name))
 
     @property
     def fingerprint(self) -> str:
-        """By which the server knows this client."""
+        """By which the other side knows this one."""
         return fingerprint(self.certificate)
+
+
+class ServerCredentials(_Credentials):
+    """The owner's side of mutual TLS, as PEM."""
+
+    _name = "server"
+
+
+class ClientCredentials(_Credentials):
+    """A client's side of mutual TLS, as PEM."""
+
+    _name = "client"
 
 
 def make(folder: Path, *, clients: int, hosts: Sequence[str] = ()) -> dict[int, str]:

@@ -172,10 +172,6 @@ class SplitService(ServerThread):
         self._ready.result()
         return self
 
-    def stop(self) -> None:
-        """Close all streams and end."""
-        self.close()
-
     def __enter__(self) -> Self:
         return self.start()
 
@@ -211,21 +207,16 @@ class SplitService(ServerThread):
             )
         return outcome
 
-    def statuses(self) -> dict[int, Status]:
-        """Where every client of the open round stands; nothing if none is open."""
-        return self._call(self._statuses())
-
     def progress(self) -> dict[int, tuple[Status, int]]:
-        """Where every client of the open round stands, and how many images it has gone through."""
+        """Where every client of the open round stands, and how many images it has gone through.
+
+        Nothing if none is open.
+        """
         return self._call(self._progress())
 
     def give_up(self, client: int) -> None:
         """Go on without a client of the open round that has not finished, whether it ever came or not."""
         self._call(self._give_up(client))
-
-    async def _statuses(self) -> dict[int, Status]:
-        current = self._round
-        return {} if current is None else {index: s.status for index, s in current.sessions.items()}
 
     async def _progress(self) -> dict[int, tuple[Status, int]]:
         current = self._round

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup, escape
 
+from sigil.verdict.wording import SUPERSCRIPT
+
 _LINE = 17
 # Width of a letter of the widest common sans-serif, regular and bold, at the page's 12.5 pixels.
 _LETTER, _BOLD_LETTER = 6.5, 7.5
-_SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 @dataclass(frozen=True)
@@ -273,4 +274,4 @@ def _one_in(log10: float) -> str:
     power = round(-log10)
     if power <= 2:
         return f"1 in {10**power}"
-    return "1 in 10" + str(power).translate(_SUPERSCRIPT)
+    return "1 in 10" + str(power).translate(SUPERSCRIPT)

@@ -9,7 +9,6 @@ What it shows is kept by a board, which is told what the progress bars are told
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import ipaddress
 import json
@@ -18,62 +17,39 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
-
 from sigil.federation.progress import Progress, Row
-from sigil.serving import ServerThread
+from sigil.serving import Page, PageServer
 from sigil.transport.listening import listen_on
 
 if TYPE_CHECKING:
-    from sigil.transport.metrics import ClientNow
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+    from sigil.transport.metrics import Metrics
 
 PAGE = Path(__file__).with_name("page.html")
-CONNECTIONS = 64
 _HEADERS = (
-    (b"cache-control", b"no-store"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (
-        b"content-security-policy",
-        b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-        b"frame-ancestors 'none'",
-    ),
+    "cache-control: no-store\r\nx-content-type-options: nosniff\r\nreferrer-policy: no-referrer\r\n"
+    "content-security-policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'\r\n"
 )
 LOG_LINES = 40
 # The longest line of the log that is kept: names in it may come from others.
 LINE_LENGTH = 400
 
 
-def _nothing() -> dict[str, dict[str, int]]:
-    return {}
-
-
 class Board(Progress):
-    """What is known of a training now.
+    """What is known of a training now; across machines also what the `metrics` of its service tell.
 
-    `clients` tells who takes part, `refusals` how often what was refused, by kind and reason, `waited` for
-    how many seconds of this process nobody trained because clients were not there, and `banner` whom the
-    round waits for now: how long that takes nobody knows, so that there is no time left to tell.
+    These are who takes part, how often what was refused, for how many seconds of this process nobody trained
+    because clients were not there, and whom the round waits for now: how long that takes nobody knows, so
+    that there is no time left to tell.
     """
 
-    def __init__(
-        self,
-        *,
-        clients: Callable[[], Sequence[ClientNow]] = tuple,
-        refusals: Callable[[], Mapping[str, Mapping[str, int]]] = _nothing,
-        waited: Callable[[], float] = float,
-        banner: Callable[[], str] = str,
-    ) -> None:
-        self._clients, self._refusals, self._waited, self._banner = clients, refusals, waited, banner
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self._metrics = metrics
         self._lock = threading.Lock()
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._rows: list[dict[str, Any]] = []
@@ -105,6 +81,7 @@ class Board(Progress):
 
     def state(self) -> dict[str, Any]:
         """All of it, as plain JSON values."""
+        metrics = self._metrics
         with self._lock:
             rows = list(self._rows)
             return {
@@ -113,25 +90,27 @@ class Board(Progress):
                 "done": len(rows) if rows else self._first,
                 "over": self._over,
                 "share": min(1.0, self._current / self._images) if self._images else 0.0,
-                "banner": "" if self._over else self._banner(),
+                "banner": "" if self._over or metrics is None else metrics.banner,
                 "seconds_left": self._seconds_left(),
                 "rows": rows,
-                "clients": [asdict(client) for client in self._clients()],
+                "clients": [] if metrics is None else [asdict(client) for client in metrics.now],
                 "refusals": {
                     kind: {reason: count for reason, count in counts.items() if count}
-                    for kind, counts in self._refusals().items()
+                    for kind, counts in ({} if metrics is None else metrics.refusals()).items()
                 },
                 "log": list(self._log),
             }
 
     def _seconds_left(self) -> float | None:
         """From the speed of this process while it trained: time in which clients were missing is left out."""
-        if self._began is None or self._over or self._banner():
+        metrics = self._metrics
+        if self._began is None or self._over or (metrics is not None and metrics.banner):
             return None
         here = len(self._rows) - self._first + (self._current / self._images if self._images else 0.0)
         if here <= 0:
             return None
-        spent = max(0.0, time.monotonic() - self._began - self._waited())
+        waited = 0.0 if metrics is None else metrics.waited_seconds
+        spent = max(0.0, time.monotonic() - self._began - waited)
         return round(spent / here * max(0.0, self._rounds - self._first - here), 1)
 
 
@@ -147,64 +126,36 @@ class _LogLines(logging.Handler):
         self._lines.append(f"{when} {record.getMessage()}"[:LINE_LENGTH])
 
 
-class LivePage(ServerThread):
+class LivePage(PageServer):
     """Serves the page of a board until it is closed; `port` 0 is any free one."""
 
+    headers = _HEADERS
+
     def __init__(self, board: Board, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        super().__init__("live-page")
+        super().__init__("live-page", listen_on(host, port, option="--page-port"))
         self._board = board
-        self._page = PAGE.read_bytes()
+        self._html = PAGE.read_bytes()
         loopback = _is_loopback(host)
         self._token = "" if loopback else secrets.token_urlsafe(16)
         # Names that lead here: another one is a web page that tries to read ours through the browser.
         self._hosts = {"localhost", "127.0.0.1", "[::1]"} if loopback else None
-        listener = listen_on(host, port, option="--page-port")
         shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{listener.getsockname()[1]}/{self._token}"
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._answer,
-                interface="asgi3",
-                lifespan="off",
-                ws="none",
-                log_config=None,
-                log_level="critical",
-                access_log=False,
-                limit_concurrency=CONNECTIONS,
-                timeout_keep_alive=5,
-            )
-        )
-        self._listener = listener
+        self.address = f"http://{shown}:{self._listener.getsockname()[1]}/{self._token}"
         self.start()
 
-    async def _serve(self) -> None:
-        serving = asyncio.create_task(self._server.serve([self._listener]))
-        await self._stopping.wait()
-        self._server.should_exit = self._server.force_exit = True
-        await serving
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        status, kind, body = self._found(scope)
-        headers = [*_HEADERS, (b"content-type", kind), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-    def _found(self, scope: Scope) -> tuple[int, bytes, bytes]:
-        plain = b"text/plain; charset=utf-8"
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, plain, b"This page is read-only."
-        host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").rsplit(":", 1)[0]
-        if self._hosts is not None and host not in self._hosts:
-            return 403, plain, b"This page is for this machine."
-        path = scope["path"].strip("/")
+    def page(self, method: str, path: str, headers: Mapping[str, str]) -> Page:
+        plain = "text/plain; charset=utf-8"
+        if method not in ("GET", "HEAD"):
+            return Page(405, plain, b"This page is read-only.")
+        if self._hosts is not None and headers.get("host", "").rsplit(":", 1)[0] not in self._hosts:
+            return Page(403, plain, b"This page is for this machine.")
+        path = path.strip("/")
         token, _, name = path.rpartition("/") if path.endswith("state.json") else (path, "", "")
         if not hmac.compare_digest(token.encode(), self._token.encode()):
-            return 404, plain, b"There is nothing here."
+            return Page(404, plain, b"There is nothing here.")
         if name == "state.json":
-            return 200, b"application/json", json.dumps(self._board.state()).encode()
-        return 200, b"text/html; charset=utf-8", self._page
+            return Page(200, "application/json", json.dumps(self._board.state()).encode())
+        return Page(200, "text/html; charset=utf-8", self._html)
 
 
 def _is_loopback(host: str) -> bool:

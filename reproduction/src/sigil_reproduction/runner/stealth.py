@@ -19,7 +19,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from sigil.data import Dataset, evaluate_batches
+from sigil.data import Dataset, Split, evaluate_batches
 from sigil.detectors import Detector, GradientScrutinizer, SplitOut, local_gradients_of_run
 from sigil.detectors.splitout import MINIMUM
 from sigil.federation.from_settings import client_parts
@@ -167,7 +167,7 @@ class PooledScrutinizer(GradientScrutinizer):
 def earlier_forms(scale: str) -> bool:
     """Whether a scale's cells were measured with detectors as they were before they followed the published.
 
-    The differences are in docs/detectors.md: one batch in Gradient Scrutinizer, one batch and the weights of
+    The differences are in docs/attacks.md: one batch in Gradient Scrutinizer, one batch and the weights of
     two groups in SplitGuard, AMSGrad in SplitOut's local training, the norm in FSHA's penalty.
     """
     return scale == "cpu"
@@ -175,7 +175,7 @@ def earlier_forms(scale: str) -> bool:
 
 EARLIER_FORMS = (
     "Cells of the scale `cpu` have the detectors and FSHA as they were before they followed the published "
-    "code in every step; [detectors](../../../../docs/detectors.md) lists the differences."
+    "code in every step; [detectors](../../../../docs/attacks.md) lists the differences."
 )
 
 
@@ -263,10 +263,8 @@ def steps(settings: Settings, dataset: Dataset) -> int:
 
 def normalised(dataset: Dataset, images: Any) -> Tensor:
     """uint8 (n, C, H, W) as float32, like the inputs of the clients."""
-    nothing = np.zeros(len(images), np.int64)
-    batches = evaluate_batches(
-        images, nothing, batch_size=max(1, len(images)), mean=dataset.mean, std=dataset.std
-    )
+    some = Split(images, np.zeros(len(images), np.int64))
+    batches = evaluate_batches(some, dataset, batch_size=max(1, len(images)))
     return torch.cat([batch.contiguous() for batch, _ in batches])
 
 

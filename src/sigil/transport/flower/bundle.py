@@ -66,11 +66,11 @@ class Invitation:
     def read(cls, bundle: Path) -> Invitation:
         """What :meth:`write` wrote, or one sentence."""
         try:
-            found: dict[str, Any] = json.loads(read_plain(bundle / JOIN_FILE))
-            server = str(found["server"])
+            content: dict[str, Any] = json.loads(read_plain(bundle / JOIN_FILE))
+            server = str(content["server"])
             if not _ADDRESS.fullmatch(server):
                 raise ValueError("no address")
-            return cls(int(found["client"]), int(found["clients"]), server)
+            return cls(int(content["client"]), int(content["clients"]), server)
         except (NetworkError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise NetworkError(
                 f"{bundle} is not a client's folder; give the one that the owner's `sigil serve` made."
@@ -82,13 +82,13 @@ def unpacked(bundle: Path) -> Iterator[Path]:
     """A folder of this process alone, with copies of what is needed of a bundle; gone in the end."""
     credentials = ClientCredentials.load(bundle)  # with its own words for what is missing, damaged or expired
     try:
-        own = tempfile.TemporaryDirectory(prefix="sigil-join-", ignore_cleanup_errors=True)
+        temporary = tempfile.TemporaryDirectory(prefix="sigil-join-", ignore_cleanup_errors=True)
     except OSError as error:
         raise NetworkError(
             f"{tempfile.gettempdir()} cannot be written: {error.strerror}; make room, or set TMPDIR to "
             "another folder."
         ) from None
-    with own as name:
+    with temporary as name:
         folder = Path(name)
         _write(folder / "ca.pem", credentials.authority)
         _write(folder / "client.pem", credentials.certificate)

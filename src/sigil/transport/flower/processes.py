@@ -101,10 +101,10 @@ LOG_BYTES = 1 << 26
 
 def entry(command: str) -> str:
     """Where a command that Flower installs begins, as "module:function"."""
-    found = entry_points(group="console_scripts", name=command)
-    if not found:
+    points = entry_points(group="console_scripts", name=command)
+    if not points:
         raise NetworkError(f"Flower's command {command} is not installed; install sigil-watermark[train].")
-    (only,) = {point.value for point in found}
+    (only,) = {point.value for point in points}
     return only
 
 
@@ -200,8 +200,8 @@ def says_why(log: Path, *, lines: int = 3) -> str:
         text = ""
     # The log may quote a stranger: short and printable.
     plain = (_COLOUR.sub("", line).strip()[:_LINE_LENGTH] for line in text.splitlines())
-    found = ["".join(sign if sign.isprintable() else "?" for sign in line) for line in plain if line]
-    return f"{log} says why" + (f", in the end: {' | '.join(found[-lines:])}" if found else "")
+    shown = ["".join(sign if sign.isprintable() else "?" for sign in line) for line in plain if line]
+    return f"{log} says why" + (f", in the end: {' | '.join(shown[-lines:])}" if shown else "")
 
 
 def stop(process: subprocess.Popen[bytes], *, patience: float = 5.0) -> None:
@@ -216,7 +216,7 @@ def stop(process: subprocess.Popen[bytes], *, patience: float = 5.0) -> None:
 
 def free_port(*, wanted: int = 0) -> int:
     """A port of the loopback address that nobody uses at this moment; OSError if a wanted one is not free."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", wanted))
-        port: int = one.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", wanted))
+        port: int = probe.getsockname()[1]
     return port
