@@ -2,8 +2,8 @@
 
     python benchmarks/page.py
 
-``benchmarks/results/README.md.jinja`` becomes ``README.md``. In the template ``data("poisoned")`` is the content
-of ``poisoned.json``, and ``percent`` and ``minus`` are ways to write a number.
+``benchmarks/results/README.md.jinja`` becomes ``README.md``. In the template ``data("poisoned")`` is what
+``poisoned.json`` holds, and ``percent`` and ``minus`` are ways to write a number.
 """
 
 from __future__ import annotations

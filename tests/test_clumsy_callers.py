@@ -206,7 +206,6 @@ ConfigError     check_logit_gradient(torch.rand(4,10), torch.rand(4,10).to_spars
 ConfigError     check_logit_gradient(torch.rand(4,10,device="meta"), torch.rand(4,10,device="meta"))
 ConfigError     check_logit_gradient(torch.rand(4,10,device="meta"), torch.rand(4,10))
 ShapeError      check_logit_gradient(torch.rand(4,10), torch.rand(4,10).to(torch.float8_e4m3fn))
-ConfigError     check_logit_gradient(torch.rand(4,10), torch.rand(4,10), wire=torch.int8)
 ConfigError     Loss("mse")
 ConfigError     Loss(smoothing=nan)
 ConfigError     Loss(smoothing=1)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sigil import watching
 from sigil.errors import NetworkError
 from sigil.federation.run import train
 from sigil.federation.settings import make
@@ -18,8 +19,7 @@ from sigil.keys.key import Key
 from sigil.rules import Price
 from sigil.transport.limits import Reason
 from sigil.transport.metrics import ClientNow, Metrics
-from sigil.watching import Board, LivePage, page
-from sigil.watching.page import LOG_LINES, PAGE
+from sigil.watching import LOG_LINES, PAGE, Board, LivePage
 
 
 def get(page: LivePage, path: str = "", **options: Any) -> httpx.Response:
@@ -62,7 +62,7 @@ def test_a_run_that_goes_on_shows_its_earlier_rounds_too() -> None:
 
 def test_time_left_is_without_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     now, metrics = [0.0], Metrics()
-    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
     shown = Board(metrics)
     shown.on_start("run", first_round=0, rounds=5, images_per_round=10)
     assert shown.state()["seconds_left"] is None

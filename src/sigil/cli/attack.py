@@ -85,7 +85,7 @@ def _parameter(name: str, annotation: Any, default: Any = _NEEDED) -> Parameter:
 
 
 def _option(name: str, kind: Any, default: Any, metavar: str, help: str) -> Parameter:
-    return _parameter(name, Annotated[kind, typer.Option(metavar=metavar, help=help)], default)
+    return _parameter(name, Annotated[kind, options.option(metavar, help)], default)
 
 
 def _switch(name: str, default: bool | None, flags: str, help: str) -> Parameter:
@@ -366,15 +366,14 @@ def rounds_of(text: str, option: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Attack:
-    """One command: its help, the options of its own, and whether it has those of fine-tuning.
+    """One command: its help, the options of its own, and of an attack that trains the name of its bar.
 
-    `bar` names the bar that shows how far an attack is that trains.
+    One that trains has the options of fine-tuning too.
     """
 
     help: str
     options: tuple[Parameter, ...]
     bar: str = ""
-    tuning: bool = False
 
 
 ATTACKS = {
@@ -389,7 +388,6 @@ ATTACKS = {
         """,
         (_option("kind", str, "all", "KIND", "all, last, reset-all or reset-last (layers)."),),
         bar="fine-tuning",
-        tuning=True,
     ),
     "prune": Attack(
         """Set the smallest weights to zero.
@@ -451,7 +449,6 @@ ATTACKS = {
             _switch("normalise", True, "--normalise/--raw", "Variances that sum to 1, or as they are."),
         ),
         bar="subspace removal",
-        tuning=True,
     ),
     "overwrite": Attack(
         """Embed a second mark over the first, for 10 epochs by default.
@@ -469,7 +466,6 @@ ATTACKS = {
             _option("strength", float, 1.0, "S", "Strength of the second mark."),
         ),
         bar="overwriting",
-        tuning=True,
     ),
     "permute": Attack(
         """Reorder and scale the channels at the cut; the model's outputs stay.
@@ -508,7 +504,6 @@ ATTACKS = {
             _option("width", int | None, None, "W", "Width of a student made by name."),
         ),
         bar="extraction",
-        tuning=True,
     ),
     "reverse": Attack(
         """Push activations past zero along the mean of recorded gradients.
@@ -527,7 +522,6 @@ ATTACKS = {
             GAMMA.replace(default=10.0),
         ),
         bar="reversal",
-        tuning=True,
     ),
     "read": Attack(
         """Find the mark in the model's mean activation and push it out.
@@ -544,7 +538,6 @@ ATTACKS = {
             GAMMA.replace(default=10.0),
         ),
         bar="reading",
-        tuning=True,
     ),
     "dodge": Attack(
         """Change the answers to noise, and keep those to images.
@@ -556,7 +549,6 @@ ATTACKS = {
         """,
         (GAMMA,),
         bar="dodging",
-        tuning=True,
     ),
     "orthogonalise": Attack(
         """Train the client half away from the weights it began with.
@@ -575,7 +567,6 @@ ATTACKS = {
             KEEP,
         ),
         bar="orthogonalising",
-        tuning=True,
     ),
     "launder": Attack(
         """Add noise to the weights of the client half, then heal the model.
@@ -588,7 +579,6 @@ ATTACKS = {
         """,
         (NOISE.replace(default=0.9), SHAPE),
         bar="laundering",
-        tuning=True,
     ),
     "erase": Attack(
         """Take several proofs away at once: mark, origin and imprint.
@@ -611,7 +601,6 @@ ATTACKS = {
             SHAPE,
         ),
         bar="erasing",
-        tuning=True,
     ),
 }
 
@@ -723,7 +712,7 @@ def _add(name: str, declared: Attack, act: Callable[..., None], before: tuple[Pa
         _check(given)
         act(_opened(given), **given)
 
-    more = TUNING if declared.tuning else ()
+    more = TUNING if declared.bar else ()
     run.__signature__ = Signature([*before, *FIRST, *declared.options, *more, *LAST])  # type: ignore[attr-defined]
     app.command(name, help=declared.help)(run)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigil.cli import options, outputs, own_code
+from sigil.cli.options import option
 from sigil.cli.terminal import printable
 from sigil.errors import DetectorError
 
@@ -34,28 +35,22 @@ def detect(
     ],
     detector: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="gradient-scrutinizer, splitout or FILE.py:NAME; the first two if left out."
-        ),
+        option("NAME", "gradient-scrutinizer, splitout or FILE.py:NAME; the first two if left out."),
     ] = None,
     parameter: own_code.Parameters = None,
     client: Annotated[
-        int | None, typer.Option(metavar="N", help="Whose gradients; the first recorded client if left out.")
+        int | None, option("N", "Whose gradients; the first recorded client if left out.")
     ] = None,
     compat: Annotated[
         bool,
         typer.Option("--compat", help="Compute Gradient Scrutinizer's overlap as its published code does."),
     ] = False,
-    share: Annotated[
-        float, typer.Option(metavar="X", help="Share of the client's data for SplitOut's local training.")
-    ] = 0.01,
+    share: Annotated[float, option("X", "Share of the client's data for SplitOut's local training.")] = 0.01,
     data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are (for SplitOut)."),
+        Path | None, option("DIR", "Where the data sets are (for SplitOut).", envvar="SIGIL_DATA")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The picture; RUN/detectors.png if left out."),
+        Path | None, option("FILE", "The picture; RUN/detectors.png if left out.", "--out", "-o")
     ] = None,
     force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all curves.")] = False,

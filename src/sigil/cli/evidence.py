@@ -11,6 +11,7 @@ import typer
 
 from sigil.cli import data_names, options, outputs, own_code
 from sigil.cli.key import load_key
+from sigil.cli.options import option
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="evidence", no_args_is_help=True)
 
-_repeat = partial(typer.Option, rich_help_panel="Repeating the examination, in confidence")
+_repeat = partial(option, rich_help_panel="Repeating the examination, in confidence")
 
 
 @app.callback()
@@ -31,44 +32,33 @@ def group() -> None:
 def check(
     file: Annotated[Path, typer.Argument(metavar="F.json", help="The evidence file, byte for byte.")],
     statement: Annotated[
-        str | None,
-        typer.Option(metavar="LINE|FILE", help="The statement that the owner published before training."),
+        str | None, option("LINE|FILE", "The statement that the owner published before training.")
     ] = None,
     tsa_root: Annotated[
         Path | None,
-        typer.Option(
-            "--tsa-root",
-            metavar="PEM",
-            help="Root certificate of the time-stamping authority that you trust.",
-        ),
+        option("PEM", "Root certificate of the time-stamping authority that you trust.", "--tsa-root"),
     ] = None,
     signer: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Who must have signed: 64 hex digits or a PEM file (public key)."),
+        str | None, option("KEY", "Who must have signed: 64 hex digits or a PEM file (public key).")
     ] = None,
-    suspect: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The model file that must be the one examined."),
-    ] = None,
+    suspect: Annotated[Path | None, option("FILE", "The model file that must be the one examined.")] = None,
     reference: Annotated[
-        str | None,
-        typer.Option(metavar="LINE", help="The line of references that the owner published."),
+        str | None, option("LINE", "The line of references that the owner published.")
     ] = None,
     statements: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            "Statements that you counted in a closed register, if the record says that a judge did.",
             "--register",
             "--statements",
-            metavar="N",
             min=1,
-            help="Statements that you counted in a closed register, if the record says that a judge did.",
         ),
     ] = None,
     key: Annotated[
         Path | None,
         _repeat(
-            metavar="FILE",
-            help="The owner's secret key: opens the commitment and, with --suspect, repeats everything.",
+            "FILE", "The owner's secret key: opens the commitment and, with --suspect, repeats everything."
         ),
     ] = None,
     module: Annotated[
@@ -79,19 +69,16 @@ def check(
         ),
     ] = None,
     inputs: Annotated[
-        str | None,
-        _repeat(metavar="DIR|FILE|NAME", help="The real inputs that the mark was read on."),
+        str | None, _repeat("DIR|FILE|NAME", "The real inputs that the mark was read on.")
     ] = None,
     inputs_from: Annotated[
-        str | None,
-        _repeat(metavar="judge|defendant", help="Who gave the inputs, to your own knowledge."),
+        str | None, _repeat("judge|defendant", "Who gave the inputs, to your own knowledge.")
     ] = None,
     reference_file: Annotated[
-        Path | None, _repeat(metavar="F", help="The reference that channels were put in order by.")
+        Path | None, _repeat("F", "The reference that channels were put in order by.")
     ] = None,
     copies: Annotated[
-        Path | None,
-        _repeat(metavar="DIR", help="The owner's copies, to repeat a trace: a register, or a run."),
+        Path | None, _repeat("DIR", "The owner's copies, to repeat a trace: a register, or a run.")
     ] = None,
     passphrase: options.AskPassphrase = False,
     passphrase_file: options.PassphraseFile = None,

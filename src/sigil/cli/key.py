@@ -19,6 +19,7 @@ from sigil.cli.options import (
     AskPassphrase,
     KeyFile,
     PassphraseFile,
+    option,
     read_activation_shape,
     read_input_shape,
     read_normalisation,
@@ -42,25 +43,17 @@ app = typer.Typer(
 )
 
 TsaRoot = Annotated[
-    Path | None,
-    typer.Option("--tsa-root", metavar="FILE", help="Root certificate (PEM) that the authority must have."),
+    Path | None, option("FILE", "Root certificate (PEM) that the authority must have.", "--tsa-root")
 ]
 
 
 @app.command()
 def new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The key file to write.")],
-    owner: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Your name, as the evidence will state it."),
-    ],
-    shape: Annotated[
-        str,
-        typer.Option(metavar="C,H,W", help="Shape of one activation at the cut, without batch."),
-    ],
+    owner: Annotated[str, option("NAME", "Your name, as the evidence will state it.")],
+    shape: Annotated[str, option("C,H,W", "Shape of one activation at the cut, without batch.")],
     bits: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Length of the mark; by default one bit per 16 dimensions."),
+        int | None, option("K", "Length of the mark; by default one bit per 16 dimensions.")
     ] = None,
     to_be_stamped: Annotated[
         bool,
@@ -68,32 +61,25 @@ def new(
     ] = False,
     scheme: Annotated[
         Literal["paper", "shares"],
-        typer.Option(metavar="NAME", help="paper: every client carries all bits; shares: each its part."),
+        option("NAME", "paper: every client carries all bits; shares: each its part."),
     ] = "paper",
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="State the model that the key is for.")
-    ] = None,
-    width: Annotated[int | None, typer.Option(metavar="N", help="State the model's width.")] = None,
-    classes: Annotated[int | None, typer.Option(metavar="N", help="State the number of classes.")] = None,
-    cut: Annotated[str | None, typer.Option(metavar="NAME", help="State the cut in the model.")] = None,
-    input_shape: Annotated[
-        str | None, typer.Option(metavar="C,H,W", help="State the shape of one input.")
-    ] = None,
+    model: Annotated[str | None, option("NAME", "State the model that the key is for.")] = None,
+    width: Annotated[int | None, option("N", "State the model's width.")] = None,
+    classes: Annotated[int | None, option("N", "State the number of classes.")] = None,
+    cut: Annotated[str | None, option("NAME", "State the cut in the model.")] = None,
+    input_shape: Annotated[str | None, option("C,H,W", "State the shape of one input.")] = None,
     inputs: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR|FILE|NAME", help="State the real inputs to read the mark on, as for `sigil verify`."
-        ),
+        option("DIR|FILE|NAME", "State the real inputs to read the mark on, as for `sigil verify`."),
     ] = None,
     inputs_digest: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The same by their digest, if they are elsewhere.")
+        str | None, option("HEX", "The same by their digest, if they are elsewhere.")
     ] = None,
     normalisation: Annotated[
-        str | None,
-        typer.Option(metavar="MEANS/DEVIATIONS", help="State how 8-bit images are normalised, per channel."),
+        str | None, option("MEANS/DEVIATIONS", "State how 8-bit images are normalised, per channel.")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the data sets are; SIGIL_DATA if left out.")
+        Path | None, option("DIR", "Where the data sets are; SIGIL_DATA if left out.")
     ] = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
@@ -114,10 +100,10 @@ def new(
     stamped) where the cut holds them.
 
     A dishonest owner could draw keys until one fits, so a verdict multiplies
-    p, the probability of chance, by 2^80. With --to-be-stamped a time stamp
-    becomes part of the key, every try costs a dated request, and the factor
-    is 2^24. Such a key is of no use until `sigil key stamp` and `sigil key
-    seal` have completed it.
+    p, the probability that an unrelated key fits as well, by 2^80. With
+    --to-be-stamped a time stamp becomes part of the key, every try costs a
+    dated request, and the factor is 2^24. Such a key is of no use until
+    `sigil key stamp` and `sigil key seal` have completed it.
 
     What you state about the model and its inputs cannot be chosen
     afterwards, and nobody can say that it was. Inputs that are stated count
@@ -247,15 +233,9 @@ def commit(
 @app.command()
 def stamp(
     file: KeyFile,
-    tsa: Annotated[
-        str | None, typer.Option("--tsa", metavar="URL", help="Ask this authority (RFC 3161 over HTTP).")
-    ] = None,
-    query: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the query, to be sent from another machine.")
-    ] = None,
-    token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Take the authority's answer from this file.")
-    ] = None,
+    tsa: Annotated[str | None, option("URL", "Ask this authority (RFC 3161 over HTTP).", "--tsa")] = None,
+    query: Annotated[Path | None, option("FILE", "Write the query, to be sent from another machine.")] = None,
+    token: Annotated[Path | None, option("FILE", "Take the authority's answer from this file.")] = None,
     tsa_root: TsaRoot = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
@@ -320,8 +300,7 @@ def seal(
     file: KeyFile,
     out: Annotated[Path, typer.Argument(metavar="SEALED", help="The key file to write.")],
     token: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The authority's answer; else FILE.tsr beside the key."),
+        Path | None, option("FILE", "The authority's answer; else FILE.tsr beside the key.")
     ] = None,
     tsa_root: TsaRoot = None,
     passphrase: AskPassphrase = False,

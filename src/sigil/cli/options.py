@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,25 +13,28 @@ from sigil.errors import ConfigError
 if TYPE_CHECKING:
     from sigil.data.inputs import Normalisation
 
+
+def option(metavar: str | None, help: str, *flags: str, **more: Any) -> Any:
+    """An option of a command: what stands for its value, and what it is for."""
+    return typer.Option(*flags, metavar=metavar, help=help, **more)
+
+
 _LONGEST = 2**16
 MODEL = "The suspect (only what its weights do not show)"
 INPUTS = "Real inputs to read the mark on"
-_model = partial(typer.Option, rich_help_panel=MODEL)
-_inputs = partial(typer.Option, rich_help_panel=INPUTS)
+_model = partial(option, rich_help_panel=MODEL)
+_inputs = partial(option, rich_help_panel=INPUTS)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a FILE that Sigil itself wrote.")]
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
-]
+DataDir = Annotated[Path | None, option("DIR", "Where the data sets are.", envvar="SIGIL_DATA")]
 
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key file.")]
-OwnersKey = Annotated[Path, typer.Option("--key", "-k", metavar="FILE", help="The owner's secret key file.")]
+OwnersKey = Annotated[Path, option("FILE", "The owner's secret key file.", "--key", "-k")]
 AskPassphrase = Annotated[bool, typer.Option("--passphrase", help="Ask for the passphrase at the terminal.")]
 PassphraseFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Read the passphrase from the first line of this file."),
+    Path | None, option("FILE", "Read the passphrase from the first line of this file.")
 ]
 
 Suspect = Annotated[
@@ -41,52 +44,45 @@ Suspect = Annotated[
         help="The model: safetensors, a state dict (.pt), an exported program (.pt2) or ONNX.",
     ),
 ]
-Architecture = Annotated[
-    str | None, _model(metavar="NAME", help="resnet18, vgg11, mobilenetv2 or densenet121.")
-]
-Cut = Annotated[str | None, _model(metavar="NAME", help="Where the model is cut, e.g. layer3.")]
-Width = Annotated[int | None, _model(metavar="W", min=1, help="Channels of the first convolution.")]
-Classes = Annotated[int | None, _model(metavar="N", min=1, help="Number of classes.")]
-At = Annotated[str | None, _model(metavar="NODE", help="For ONNX: the node or tensor at the cut.")]
+Architecture = Annotated[str | None, _model("NAME", "resnet18, vgg11, mobilenetv2 or densenet121.")]
+Cut = Annotated[str | None, _model("NAME", "Where the model is cut, e.g. layer3.")]
+Width = Annotated[int | None, _model("W", "Channels of the first convolution.", min=1)]
+Classes = Annotated[int | None, _model("N", "Number of classes.", min=1)]
+At = Annotated[str | None, _model("NODE", "For ONNX: the node or tensor at the cut.")]
 Entry = Annotated[
     str | None,
-    _model(
-        metavar="NAME",
-        help="For a file with several models: the keys or prefix in front of the layers' names.",
-    ),
+    _model("NAME", "For a file with several models: the keys or prefix in front of the layers' names."),
 ]
 Module = Annotated[
     str | None,
     _model(
+        "FILE.py:NAME",
+        "For a model of your own: your function or class that makes its client half. Your file is executed; "
+        "nothing in SUSPECT is.",
         "--module",
-        metavar="FILE.py:NAME",
-        help="For a model of your own: your function or class that makes its client half. Your file is "
-        "executed; nothing in SUSPECT is.",
     ),
 ]
-InputShape = Annotated[str | None, _model(metavar="C,H,W", help="Shape of one input, e.g. 3,32,32.")]
+InputShape = Annotated[str | None, _model("C,H,W", "Shape of one input, e.g. 3,32,32.")]
 TimeLimit = Annotated[
-    float,
-    _model(metavar="S", help="Seconds that the file's own process may take: reading it, and running ONNX."),
+    float, _model("S", "Seconds that the file's own process may take: reading it, and running ONNX.")
 ]
 Inputs = Annotated[
     str | None,
     _inputs(
-        metavar="DIR|FILE|NAME[:SPLIT]",
-        help="Inputs of the task: a folder of pictures, a .npy or safetensors array, or a data set.",
+        "DIR|FILE|NAME[:SPLIT]",
+        "Inputs of the task: a folder of pictures, a .npy or safetensors array, or a data set.",
     ),
 ]
 Normalise = Annotated[
     str | None,
     _inputs(
+        "MEANS/DEVIATIONS",
+        "Of 8-bit images, per channel on the scale 0 to 1: 0.49,0.48,0.45/0.25,0.24,0.26",
         "--normalisation",
-        metavar="MEANS/DEVIATIONS",
-        help="Of 8-bit images, per channel on the scale 0 to 1: 0.49,0.48,0.45/0.25,0.24,0.26",
     ),
 ]
 InputsDir = Annotated[
-    Path | None,
-    _inputs("--data-dir", metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets for --inputs are."),
+    Path | None, _inputs("DIR", "Where the data sets for --inputs are.", "--data-dir", envvar="SIGIL_DATA")
 ]
 
 

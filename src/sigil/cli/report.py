@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from sigil.cli import options, outputs
+from sigil.cli.options import option
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, MissingExtraError
 
@@ -28,14 +29,10 @@ def report(
         list[Path], typer.Argument(metavar="FOLDER...", help="Results such as results/cpu, or finished runs.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="The page; FOLDER/report.html if left out, of one folder."
-        ),
+        Path | None, option("FILE", "The page; FOLDER/report.html if left out, of one folder.", "--out", "-o")
     ] = None,
     summary: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also fill the results in this page, between its two marks."),
+        Path | None, option("FILE", "Also fill the results in this page, between its two marks.")
     ] = None,
     force: options.Force = False,
 ) -> None:
@@ -81,11 +78,9 @@ def report(
 
 def card(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The card; RUN/README.md if left out.")
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "The card; RUN/README.md if left out.", "--out", "-o")] = None,
     licence: Annotated[
-        str, typer.Option("--license", metavar="NAME", help="The model's licence, as the Hub names it.")
+        str, option("NAME", "The model's licence, as the Hub names it.", "--license")
     ] = "other",
     force: options.Force = False,
 ) -> None:

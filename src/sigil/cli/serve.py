@@ -14,7 +14,7 @@ import typer
 
 from sigil import extras, files
 from sigil.cli import data_names, outputs
-from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet
+from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet, option
 from sigil.cli.terminal import printable, show_log
 from sigil.cli.train import (
     Change,
@@ -49,62 +49,41 @@ _NETWORK = (
 
 def serve(
     out: RunFolder = Path("runs/run"),
-    clients: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of clients (federation.clients).")
-    ] = None,
+    clients: Annotated[int | None, option("N", "Number of clients (federation.clients).", min=1)] = None,
     config: Config = None,
     change: Change = None,
     key_file: KeyToEmbed = None,
     owner: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Owner's name in a key that is made; asked for if left out."),
+        str | None, option("NAME", "Owner's name in a key that is made; asked for if left out.")
     ] = None,
     data_dir: DataDir = None,
     host: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST", help="Name or address under which clients reach this machine, and to listen on."
-        ),
+        str, option("HOST", "Name or address under which clients reach this machine, and to listen on.")
     ] = "127.0.0.1",
     listen: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Listen on this address instead, if HOST is a router's; 0.0.0.0 for all."
-        ),
+        option("ADDRESS", "Listen on this address instead, if HOST is a router's; 0.0.0.0 for all."),
     ] = None,
-    port: Annotated[
-        int, typer.Option(metavar="P", min=1, max=65534, help="Port for clients; the next one is used too.")
-    ] = 9092,
+    port: Annotated[int, option("P", "Port for clients; the next one is used too.", min=1, max=65534)] = 9092,
     metrics_port: Annotated[
-        int | None,
-        typer.Option(metavar="P", min=1, max=65535, help="Serve metrics for Prometheus on this machine."),
+        int | None, option("P", "Serve metrics for Prometheus on this machine.", min=1, max=65535)
     ] = None,
     page: PageOption = False,
     page_host: PageHost = "127.0.0.1",
     page_port: PagePort = 0,
-    minimum: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Clients that a round needs; all if left out."),
-    ] = None,
+    minimum: Annotated[int | None, option("N", "Clients that a round needs; all if left out.", min=1)] = None,
     wait: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S", min=0, help="Seconds to wait for a client that has gone; no limit if left out."
-        ),
+        float | None, option("S", "Seconds to wait for a client that has gone; no limit if left out.", min=0)
     ] = None,
     wire: Annotated[
         Literal["float32", "bfloat16", "int8"],
-        typer.Option(
-            metavar="FORMAT", help="float32, bfloat16 for half the bytes, or int8 for a quarter (slow links)."
-        ),
+        option("FORMAT", "float32, bfloat16 for half the bytes, or int8 for a quarter (slow links)."),
     ] = "float32",
     limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Change a limit; see docs/network-threats.md."),
+        list[str] | None, option("NAME=VALUE", "Change a limit; see docs/network-threats.md.")
     ] = None,
     simulate: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Train with N virtual clients on this machine, on Ray."),
+        int | None, option("N", "Train with N virtual clients on this machine, on Ray.", min=1)
     ] = None,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Make certificates and files, and do not train.")
@@ -283,25 +262,21 @@ def _limits(changes: list[str]) -> Limits:
 def join(
     bundle: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that the owner handed over.")],
     data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where this client's data sets are."),
+        Path | None, option("DIR", "Where this client's data sets are.", envvar="SIGIL_DATA")
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="This client's data set, if not the owner's: folder:PATH."),
+        str | None, option("NAME", "This client's data set, if not the owner's: folder:PATH.")
     ] = None,
     part: Annotated[
-        int | None,
-        typer.Option(metavar="I", min=0, help="Train on part I of the agreed partition, not on all data."),
+        int | None, option("I", "Train on part I of the agreed partition, not on all data.", min=0)
     ] = None,
     server: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where the owner listens, if not as FOLDER says (a tunnel)."),
+        str | None, option("HOST:PORT", "Where the owner listens, if not as FOLDER says (a tunnel).")
     ] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Go on in place of a process that runs as this client.")
     ] = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, mps.")] = "auto",
+    device: Annotated[str, option("NAME", "auto, cpu, cuda, mps.")] = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Take part in a training with this machine's own data.

@@ -13,6 +13,7 @@ import typer
 
 from sigil.cli import data_names, options, outputs, own_code
 from sigil.cli.key import load_key
+from sigil.cli.options import option
 from sigil.cli.terminal import printable, recorded
 from sigil.errors import ConfigError
 
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
 _COLOURS = {"owned": "green", "descends": "yellow", "experiment": "cyan", "not proven": "yellow"}
 _MOST_PROBES = 10**9
 
-_test = partial(typer.Option, rich_help_panel="What p is multiplied by")
-_research = partial(
-    typer.Option, rich_help_panel="For research: makes it an experiment, which proves nothing"
-)
-_alignment = partial(typer.Option, rich_help_panel="A copy whose channels were reordered or rescaled")
-_result = partial(typer.Option, rich_help_panel="The result")
+_test = partial(option, rich_help_panel="What p is multiplied by")
+_research = partial(option, rich_help_panel="For research: makes it an experiment, which proves nothing")
+_alignment = partial(option, rich_help_panel="A copy whose channels were reordered or rescaled")
+_result = partial(option, rich_help_panel="The result")
 
 
 class InputsFrom(StrEnum):
@@ -39,29 +38,23 @@ class InputsFrom(StrEnum):
     defendant = "defendant"
 
 
-Probes = Annotated[
-    int | None,
-    _research(metavar="N", min=1, max=_MOST_PROBES, help="Another number of noise inputs."),
-]
-Seed = Annotated[int | None, _research(metavar="N", help="Noise from this seed instead of the key.")]
-Alpha = Annotated[float | None, _research(metavar="P", help="Compare p with this level.")]
-Tries = Annotated[int, _test(metavar="M", help="Keys and suspects tried in all; p is multiplied by it.")]
+Probes = Annotated[int | None, _research("N", "Another number of noise inputs.", min=1, max=_MOST_PROBES)]
+Seed = Annotated[int | None, _research("N", "Noise from this seed instead of the key.")]
+Alpha = Annotated[float | None, _research("P", "Compare p with this level.")]
+Tries = Annotated[int, _test("M", "Keys and suspects tried in all; p is multiplied by it.")]
 Statements = Annotated[
     int | None,
     _test(
-        "--register",
-        metavar="N",
-        min=1,
-        help="Statements in a closed register, as the judge counted them; replaces the allowance for "
+        "N",
+        "Statements in a closed register, as the judge counted them; replaces the allowance for "
         "keys that could have been drawn.",
+        "--register",
+        min=1,
     ),
 ]
 TsaRoot = Annotated[
     Path | None,
-    _test(
-        metavar="PEM",
-        help="Root of the time-stamping authority that you trust; without it the key counts as plain.",
-    ),
+    _test("PEM", "Root of the time-stamping authority that you trust; without it the key counts as plain."),
 ]
 Chooser = Annotated[
     InputsFrom | None,
@@ -73,23 +66,17 @@ Chooser = Annotated[
 ]
 ReferenceFile = Annotated[
     Path | None,
-    _alignment(
-        metavar="F", help="Compare channels with a recorded reference or initial weights: an experiment."
-    ),
+    _alignment("F", "Compare channels with a recorded reference or initial weights: an experiment."),
 ]
 Copies = Annotated[
     Path | None,
-    _result(
-        metavar="DIR", help="Also say whose copy it contains: a register of copies, or a run (sigil trace)."
-    ),
+    _result("DIR", "Also say whose copy it contains: a register of copies, or a run (sigil trace)."),
 ]
-AsJson = Annotated[bool, _result("--json", help="Print one JSON object only.")]
-Page = Annotated[Path | None, _result(metavar="F.html", help="Write a page for people to read.")]
-Evidence = Annotated[Path | None, _result(metavar="F.json", help="Write the facts, signed (a new file).")]
-Signer = Annotated[
-    Path | None, _result(metavar="PEM", help="Sign with this Ed25519 key as well, beside the owner's.")
-]
-Force = Annotated[bool, _result("--force", help="Replace an earlier page at --report, if Sigil wrote it.")]
+AsJson = Annotated[bool, _result(None, "Print one JSON object only.", "--json")]
+Page = Annotated[Path | None, _result("F.html", "Write a page for people to read.")]
+Evidence = Annotated[Path | None, _result("F.json", "Write the facts, signed (a new file).")]
+Signer = Annotated[Path | None, _result("PEM", "Sign with this Ed25519 key as well, beside the owner's.")]
+Force = Annotated[bool, _result(None, "Replace an earlier page at --report, if Sigil wrote it.", "--force")]
 
 
 def verify(

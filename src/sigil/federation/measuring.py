@@ -31,7 +31,6 @@ def accuracy(
     dataset: Dataset,
     *,
     precision: Precision,
-    batch_size: int = 500,
 ) -> float:
     """Share of the test images that both halves together classify rightly, in evaluation mode."""
     client_half.eval()
@@ -40,7 +39,7 @@ def accuracy(
     for images, labels in evaluate_batches(
         dataset.test,
         dataset,
-        batch_size=batch_size,
+        batch_size=500,
         device=precision.device,
         memory_format=precision.layout,
     ):

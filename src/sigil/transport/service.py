@@ -34,7 +34,7 @@ from sigil.transport import wire
 from sigil.transport.certificates import ServerCredentials, fingerprint
 from sigil.transport.limits import Budget, Limits, Reason, Rejection
 from sigil.transport.metrics import Metrics
-from sigil.transport.rounds import Round, RoundOutcome
+from sigil.transport.rounds import OpenRound, RoundOutcome
 from sigil.transport.session import Scheduler, ServedHalf, Status
 from sigil.transport.stream import Stream
 from sigil.transport.wire import Wire
@@ -148,7 +148,7 @@ class SplitService(ServerThread):
         self._credentials = credentials
         self._wanted = address
         self._address: str | None = None
-        self._round: Round | None = None
+        self._round: OpenRound | None = None
         self._streams: Counter[str] = Counter()
         self._delay = RefusalDelay(limits.refusals_per_minute)
         self._ready: Future[None] = Future()
@@ -229,7 +229,7 @@ class SplitService(ServerThread):
     async def _open(self, number: int, state: State, lr: float, clients: dict[int, str]) -> dict[int, str]:
         await self._close()
         state = {name: value.detach().clone() for name, value in state.items()}
-        self._round = Round(number, state, lr=lr, clients=clients, served=self._served)
+        self._round = OpenRound(number, state, lr=lr, clients=clients, served=self._served)
         self.metrics.round.set(number)
         return dict(self._round.issued)
 

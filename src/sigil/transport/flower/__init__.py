@@ -1,4 +1,4 @@
-"""Training across machines on Flower: rounds, registration and averaging on Flower, batches on gRPC.
+"""Not public. Training across machines: rounds, registration and averaging on Flower, batches on gRPC.
 
 =================  ====================================================================================
 module             content

@@ -52,19 +52,18 @@ finished = threading.Event()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the round that the owner asks for."""
-    order = messages.read_task(message)
+    client, settings, task = messages.read_task(message)
     config = context.node_config
-    bundle = _bundle(config, order.client)
+    bundle = _bundle(config, client)
     simulated = "bundle" not in config
-    settings = _with_own(order.settings, config, simulated=simulated)
+    settings = _with_own(settings, config, simulated=simulated)
     dataset = _data(settings, str(config["data-dir"]) if "data-dir" in config else None)
-    part = order.client if simulated else config.get("part")
+    part = client if simulated else config.get("part")
     indices = (
         np.arange(len(dataset.train), dtype=np.int64)
         if part is None
         else client_parts(settings, dataset)[int(part)]
     )
-    task = order.task
     if "server" in config:
         task = replace(task, address=split_address(str(config["server"])))
     log.info("round %d begins", task.round)
@@ -73,7 +72,7 @@ def train(message: Message, context: Context) -> Message:
         settings=settings,
         dataset=dataset,
         indices=indices,
-        client_index=order.client,
+        client_index=client,
         credentials=ClientCredentials.load(bundle),
     )
     log.info("round %d: %d images, loss %.3f", task.round, update.images, update.loss)
