@@ -9,6 +9,7 @@ import pytest
 
 from sigil.cli.main import main
 from sigil.errors import ExperimentError
+from sigil_reproduction.beyond import frontier
 from sigil_reproduction.pages import prose
 from sigil_reproduction.runner.intervals import NOT_RUN
 from sigil_reproduction.runner.store import Cell, Store
@@ -143,3 +144,24 @@ def test_the_summary_replaces_what_lies_between_its_marks(tmp_path: Path) -> Non
     page.write_text("No marks.\n")
     assert main(["report", str(place.results), "--summary", str(page)]) == 2
     assert page.read_text() == "No marks.\n"
+
+
+def test_the_search_for_the_cheapest_removal_decides_what_the_readme_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A price below half a point is said in a sentence, and both is a row only if a recipe reaches it."""
+    template = (RESULTS / prose.SUMMARY).read_text("utf-8")
+    cheap = "less than half a point"
+
+    def searched(prices: dict[str, float]) -> str:
+        trials = {goal: frontier.Trial({}, {}, lost, lost) for goal, lost in prices.items()}
+        monkeypatch.setattr(frontier, "best", lambda _, goal, kind: trials.get(goal))
+        return prose.render(template, store("desk"))
+
+    without = searched({})
+    assert "rid of mark and origin**" not in without
+    assert cheap not in without
+    found = searched({"mark": 0.34, "both": 2.26})
+    assert "| **the cheapest way found to be rid of the mark** | **0.3** | **no** | **no** | – |" in found
+    assert "rid of mark and origin** | **2.3** | **no** | **no** | **no** |" in found
+    assert cheap in found
