@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,8 @@ def test_recording_stops_at_its_limit_and_goes_on_after_an_interruption(tmp_path
 def test_a_missing_or_short_recording_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"record.clients=\[0\]"):
         Recording(tmp_path)
-    (tmp_path / "index.json").write_text('{"shape": [4], "rows": 3, "full": false, "steps": [[1,0,1,0,3]]}')
+    index = {"shape": [4], "rows": 3, "full": False, "steps": [[1, 0, 1, 0, 3]]}
+    (tmp_path / "index.json").write_text(json.dumps(index | {"summed": [], "share": 1.0, "whole_rounds": 0}))
     (tmp_path / "gradients.f32").write_bytes(b"1234")
     (tmp_path / "labels.i64").write_bytes(b"12345678")
     with pytest.raises(DataError, match="shorter"):
