@@ -196,7 +196,7 @@ class Search:
     def _whole(self, filters: Filters, spaces: tuple[str, ...]) -> Filters:
         """Filters that read each copy of a channel as the whole channel: with the sum of the copies' weights.
 
-        Whoever splits channels chooses the weights of the parts, 5 and -4 times the old ones, say. Which of
+        Who splits channels chooses the weights of the parts, 5 and -4 times the old ones, say. Which of
         the copies is then taken for ours does not matter.
         """
         if not self.lean or not spaces:

@@ -303,7 +303,7 @@ def principal_components(
 ) -> Components:
     """The ``count`` first principal components of the rows (n, d) that ``rows()`` gives batch by batch.
 
-    ``rows()`` is called once a pass and nothing but one batch and a few d×count matrices is held. With Q a
+    ``rows()`` is called once per pass and nothing but one batch and a few d×count matrices is held. With Q a
     random orthonormal basis, each pass sets Q to an orthonormal basis of Xᵀ X Q; the last solves the small
     problem (X Q)ᵀ(X Q) exactly.
 

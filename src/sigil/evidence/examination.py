@@ -52,7 +52,7 @@ class Checked:
     """Evidence that has passed every check that was asked for.
 
     ``signers`` are the public keys that signed: the evidence key that the record's statement names, and
-    whoever else did. ``pinned`` says whether they were compared with something that came from outside the
+    who else did. ``pinned`` says whether they were compared with something that came from outside the
     file; without that the file only vouches for itself. ``stamp`` is the time stamp of a stamped key, whose
     root nobody has looked at here.
     """

@@ -104,6 +104,21 @@ class KeyStream:
             moved[j] = moved.get(i, i)
         return chosen
 
+    def deal(self, bits: int, *, clients: int, carriers: int) -> npt.NDArray[np.bool_]:
+        """(clients, bits): every bit has `carriers` clients, whose numbers of bits differ by one at most.
+
+        Bit by bit, the clients that carry least take it; the stream decides between those that carry
+        equally much, by one 64-bit word per client and bit.
+        """
+        mask = np.zeros((clients, bits), dtype=np.bool_)
+        load = np.zeros(clients, dtype=np.int64)
+        for bit in range(bits):
+            lots = self.words(bit * clients, clients)
+            chosen = np.lexsort((lots, load))[:carriers]
+            mask[chosen, bit] = True
+            load[chosen] += 1
+        return mask
+
     def _endless(self) -> Iterator[int]:
         start = 0
         while True:

@@ -29,7 +29,7 @@ from torch import nn
 
 from sigil import arguments
 from sigil.errors import ConfigError, KeyFileError, SealError, ShapeError, shown
-from sigil.keys import derivation, initial_weights, keyfile, length, seal, shares, statement
+from sigil.keys import derivation, initial_weights, keyfile, length, seal, statement
 from sigil.keys.draws import KeyStream, span
 from sigil.keys.length import default_bits
 from sigil.keys.seal import Seal
@@ -38,6 +38,7 @@ from sigil.rules import ALPHA, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
 
 SEED_BYTES: Final = 32
 MAX_CHOICE: Final = 10**7
+MAX_CLIENTS: Final = 4_096
 MAX_POPULATION: Final = 2**53
 
 
@@ -338,8 +339,16 @@ class Key:
 
         Every bit has `carriers_per_bit` clients (the stated number, or 1); their loads differ by 1 at most.
         """
-        carriers = shares.check(self.fields.share_rule, carriers_per_bit, client=client, clients=clients)
-        dealt = shares.deal(self._stream("share"), bits=self.bits, clients=clients, carriers=carriers)
+        stated = (self.fields.share_rule or "").partition("-")[2]
+        carriers = carriers_per_bit if carriers_per_bit is not None else int(stated or 1)
+        if stated and carriers != int(stated):
+            raise ConfigError(f"The key states {stated} carriers per bit, but {carriers} were asked for.")
+        if not (1 <= carriers <= clients <= MAX_CLIENTS and 0 <= client < clients):
+            raise ConfigError(
+                f"Client {client} of {clients} with {carriers} carriers per bit is impossible; give "
+                f"0 <= client < clients <= {MAX_CLIENTS} and 1 <= carriers <= clients."
+            )
+        dealt = self._stream("share").deal(self.bits, clients=clients, carriers=carriers)
         return torch.from_numpy(dealt[client].copy())
 
     def initial(self, name: str, shape: Sequence[int]) -> torch.Tensor:

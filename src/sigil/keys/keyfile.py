@@ -43,7 +43,7 @@ MAX_FILE_BYTES: Final = 65_536
 
 _MAGIC: Final = b'{"format":"sigil-key/'
 _NONCE_BYTES: Final = 12
-_SCRYPT: Final = {"n": 2**15, "r": 8, "p": 1}  # 32 MB and about 0.1 s a guess
+_SCRYPT: Final = {"n": 2**15, "r": 8, "p": 1}  # 32 MB and about 0.1 s per guess
 # A file may ask for more work than this release writes, but not for all memory of the machine.
 _SCRYPT_N: Final = tuple(2**power for power in range(10, 19))
 _SCRYPT_R: Final = (8,)

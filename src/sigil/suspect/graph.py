@@ -84,7 +84,7 @@ _FLOATS: dict[int, type[np.floating[Any]]] = {
 class Graph:
     """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations.
 
-    ``filters`` finds its filters, in the order of computing, in about so many seconds.
+    ``filters`` finds its filters, in the order of computing, in about the given number of seconds.
     """
 
     run: Callable[[Numbers], npt.NDArray[np.float32]]

@@ -422,7 +422,7 @@ def _sizes(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _along_channels(numbers: npt.NDArray[Any], dimensions: int) -> npt.NDArray[Any]:
-    """One number per channel, to be used with a tensor of so many dimensions."""
+    """One number per channel, to be used with a tensor of this number of dimensions."""
     return numbers.reshape(-1, *[1] * (dimensions - 2)) if dimensions > 1 else numbers
 
 

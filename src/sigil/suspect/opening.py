@@ -606,7 +606,7 @@ class _Weights:
         return next((half for half in chosen if self._fits(half)), None)
 
     def _has_size(self, width: int, channels: int) -> bool:
-        """Whether a first convolution of this width, for so many channels, is one that is asked for."""
+        """Whether a first convolution of this width and number of channels is one that is asked for."""
         wanted = self._wanted
         wider = wanted.may_be_wider and wanted.width is not None and width > wanted.width
         of_width = wanted.width in (None, width) or wider

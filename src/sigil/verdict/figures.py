@@ -147,7 +147,7 @@ def null_figure(
 def bits_figure(
     agreements: Sequence[int], probes: int, *, width: int, name: str, title: str, description: str
 ) -> Markup:
-    """Draw one square a bit, shaded by the share of probes that agree with the owner's bit.
+    """Draw one square per bit, shaded by the share of probes that agree with the owner's bit.
 
     Equal shades that stand side by side are one rectangle under a grid of lines, so the drawing
     stays small for any number of bits. Squares that most probes read wrongly carry a cross.
