@@ -3,12 +3,13 @@
     python benchmarks/page.py
 
 ``benchmarks/results/README.md.jinja`` becomes ``README.md``. In the template ``data("poisoned")`` is what
-``poisoned.json`` holds, and ``percent`` and ``minus`` are ways to write a number.
+``poisoned.json`` holds, and ``percent``, ``minus`` and ``met`` are ways to write a number.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,23 @@ def minus(number: float, digits: int = 1) -> str:
     return f"{number:,.{digits}f}".replace("-", "−")
 
 
+def met(row: dict[str, Any]) -> str:
+    """Whether a claim met its target, if it had one.
+
+    >>> met({"measured": 1.2, "target": "<= 1.1"}), met({"measured": 3.0, "target": "report"})
+    ('**no**', '')
+    """
+    compare = {"<=": operator.le, ">=": operator.ge, "<": operator.lt}
+    sign, _, bound = row["target"].partition(" ")
+    if sign not in compare:
+        return ""
+    return "yes" if compare[sign](row["measured"], float(bound)) else "**no**"
+
+
 def render() -> str:
     """The page's text."""
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    environment.filters |= {"percent": percent, "minus": minus}
+    environment.filters |= {"percent": percent, "minus": minus, "met": met}
     template = (RESULTS / "README.md.jinja").read_text("utf-8")
     return environment.from_string(template).render(data=data)
 
