@@ -316,7 +316,7 @@ def open_into(
             _run=filled,
             entry=entry,
             entries=fitting,
-            unread=weights.unread,
+            _unread=lambda: weights.unread,
             _others=lambda: map(opened, fitting[1:]),
         )
 
