@@ -189,9 +189,10 @@ class Service:
         self._folder, self._wire = folder, wire
         self.address, self._tickets, self.shape, self.idle_mb = self._pipe.recv()
 
-    def client(self, index: int) -> RemoteServer:
+    def client(self, index: int, address: str | None = None) -> RemoteServer:
+        """Its client of this number, by another way if an address is given."""
         return RemoteServer(
-            self.address,
+            address or self.address,
             ticket=self._tickets[index],
             round_number=1,
             client=index,
