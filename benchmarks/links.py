@@ -9,6 +9,13 @@ the four messages of a step through a link with a bandwidth and a latency
 arithmetic takes comes on top and is the same for all. The wires take turns, and a figure is the median
 over the turns. *Least* is what no implementation gets below: both large messages at the link's bandwidth,
 and two round trips, as the logits must be at the client before the gradient of its loss can leave.
+
+    PYTHONPATH=tests python benchmarks/links.py --sparse --json benchmarks/results/sparse.json
+
+What a sparse wire would leave of accuracy and mark, in the trainings of ``network.py --only-wires`` in
+one process: of each sample's activation and of its gradient a share of the numbers, the largest, and a
+fifth as many again that are drawn; the others are zero. Nothing is fed back: what was left out belongs to
+a sample that the next step has not got.
 """
 
 from __future__ import annotations
@@ -28,10 +35,14 @@ from typing import Any
 
 import grpc
 import torch
+from torch import Tensor
 
 from harness.slow_link import SlowLink
-from network import CLIENTS, Service, batch_of, settings_of, stepping
+from network import CLIENTS, Service, batch_of, settings_of, small_training, stepping
 from sigil import hardware
+from sigil.federation import Activation, CutGradient, Federation, LogitGradient, Logits, Server
+from sigil.federation.from_settings import build_halves, load_data
+from sigil.keys.key import Key
 from sigil.transport import certificates
 from sigil.transport.wire import Wire
 
@@ -99,8 +110,53 @@ def draw(rows: list[dict[str, Any]], file: Path) -> None:
             xlabel="round trip, ms", ylabel="messages of a step, s", title=f"{mbits:g} Mbit/s", ylim=(0, None)
         )
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0][0].legend(frameon=False)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(file, dpi=150)
+
+
+def thinned(values: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Of each sample, (N, *shape), a share of its numbers, the largest, and a fifth as many others."""
+    rows = values.flatten(1).float()
+    count = max(1, round(share * rows.shape[1]))
+    rank = rows.abs()
+    rank.scatter_(1, rank.topk(count).indices, math.inf)
+    drawn = torch.rand(rank.shape, generator=generator) < 0.2 * share / (1 - share)
+    return torch.where(torch.isinf(rank) | drawn, rows, 0.0).reshape(values.shape).to(values)
+
+
+class SparseServer(Server):
+    """A server behind a sparse wire: it gets and sends a share of the numbers only."""
+
+    share = 1.0
+
+    def forward(self, message: Activation) -> Logits:
+        self.random = torch.Generator().manual_seed(hash((self.round, self.client, self.steps)))
+        return super().forward(Activation(thinned(message.values, self.share, self.random)))
+
+    def backward(self, message: LogitGradient) -> CutGradient:
+        return CutGradient(thinned(super().backward(message).values, self.share, self.random))
+
+
+def sparse(share: float, rounds: int, seed: int) -> dict[str, float]:
+    """One training behind a sparse wire, or behind one that carries everything."""
+    settings = small_training(rounds, seed)
+    dataset = load_data(settings)
+    shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+    key = Key.generate("benchmark", shape=shape, bits=50, seed=bytes([seed]) * 32)
+    factory = type("Thin", (SparseServer,), {"share": share}) if share < 1 else None
+    federation = Federation(settings, dataset, key=key, server_factory=factory)
+    for _ in range(rounds):
+        federation.run_round()
+    report, *_ = federation.read_mark(key)
+    return {
+        "share": share,
+        "seed": seed,
+        # Two bytes for each number that is sent and a bit for each that could be; a byte each is int8's.
+        "bytes / int8": 4.0 if share == 1 else 1 / 8 + 2 * 1.2 * share,
+        "accuracy": federation.accuracy(),
+        "wsr": report.wsr,
+        "log10_p_before": report.log10_p_before,
+    }
 
 
 def main() -> None:
@@ -113,7 +169,21 @@ def main() -> None:
     parser.add_argument("--round-trips", type=float, nargs="+", default=[0.0, 0.02, 0.1], help="seconds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--sparse", action="store_true", help="train behind a sparse wire, and end")
+    parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.25, 0.1])
+    parser.add_argument("--rounds", type=int, default=15, help="of those trainings")
+    parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
+    if options.sparse:
+        torch.set_num_threads(1)
+        trained = []
+        for seed in range(options.seeds):
+            for share in options.shares:
+                trained.append(sparse(share, options.rounds, seed))
+                print(trained[-1], flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(trained, indent=1) + "\n")
+        return
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for row in measure(options, Path(name)):

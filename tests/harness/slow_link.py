@@ -18,7 +18,7 @@ _CHUNK = 8_192
 
 
 class Direction:
-    """When bytes leave and arrive: `mbits` million bits in a second (none: all at once), each `delay` later."""
+    """When bytes leave and arrive: `mbits` million bits in a second (none: all at once), `delay` later."""
 
     def __init__(self, mbits: float | None, delay: float) -> None:
         self._seconds_per_byte = 0.0 if mbits is None else 8e-6 / mbits
