@@ -30,7 +30,7 @@ from harness.processes import TrainingProcesses
 from sigil.transport.flower.processes import free_port
 
 SETTINGS = [
-    "model.name=vgg11", "model.width=4", "model.cut=pool2", "data.name=digits", "data.train_limit=200",
+    "model.name=vgg11", "model.width=8", "model.cut=pool2", "data.name=digits", "data.train_limit=200",
     "data.test_limit=40", "federation.rounds=4", "federation.local_epochs=1", "federation.batch_size=16",
     "watermark.bits=64", "watermark.strength=0.5", "run.threads=1", "run.workers=1", "run.device=cpu",
 ]  # fmt: skip
