@@ -116,6 +116,19 @@ def test_a_lost_client_is_named_until_it_is_back(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_a_client_that_finished_between_two_looks_has_a_speed() -> None:
+    metrics = Metrics()
+    presence = Presence(metrics, [0])
+    presence.gathered(1, {0}, out=set())
+    presence.trained(1, {0: (Status.EXPECTED, 0)}, {0}, out=set())
+    time.sleep(0.01)
+    presence.trained(1, {0: (Status.FINISHED, 96)}, {0}, out=set())
+    speed = metrics.now[0].images_per_second
+    assert 0 < speed <= 9600
+    presence.trained(1, {0: (Status.FINISHED, 96)}, {0}, out=set())
+    assert metrics.now[0].images_per_second == speed
+
+
 def test_the_dashboard_asks_for_nothing_but_metrics_that_exist() -> None:
     dashboard = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
     asked = {
