@@ -17,7 +17,7 @@ import pytest
 from sigil.errors import NetworkError
 from sigil.federation.precision import choose
 from sigil.federation.progress import Progress, Together
-from sigil.transport import Metrics, Reason
+from sigil.transport import Metrics, Reason, owner, service
 from sigil.transport.owner import Presence
 from sigil.transport.session import Status
 
@@ -172,3 +172,10 @@ def test_nobody_is_said_to_wait_for_a_client_that_was_given_up() -> None:
     assert (metrics.banner, presence.waiting) == ("", False)
     presence.trained(2, {0: (Status.CONNECTED, 32)}, {0}, out=set())
     assert (metrics.banner, [now.state for now in metrics.now]) == ("", ["training", "absent"])
+
+
+def test_a_client_that_vanished_is_noticed_within_ten_seconds() -> None:
+    """By gRPC's keep-alive in the middle of a round, by what the HTTPS front heard of it between rounds."""
+    options = dict(service._OPTIONS)
+    assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 10_000
+    assert owner.HEARD_SECONDS <= 10
