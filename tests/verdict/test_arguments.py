@@ -25,10 +25,10 @@ def test_a_key_takes_its_shape_from_a_batch_of_activations() -> None:
     assert (key.owner, key.shape, key.bits, key.fields.model) == ("ACME", (64, 3, 2), 40, "resnet18")
 
 
-@pytest.mark.parametrize("wrong", [torch.rand(4), torch.rand(0, 4), np.zeros((2, 3)), (256, 8, 8)])
-def test_a_shape_is_only_taken_from_a_batch(wrong: object) -> None:
+@pytest.mark.parametrize("wrong", [torch.rand(4), torch.rand(0, 4)])
+def test_a_shape_is_only_taken_from_a_batch(wrong: torch.Tensor) -> None:
     with pytest.raises(ShapeError, match="batch of activations"):
-        sigil.Key.for_activation(wrong, owner="ACME")  # type: ignore[arg-type]
+        sigil.Key.for_activation(wrong, owner="ACME")
 
 
 def test_an_injector_takes_the_path_of_a_key(key: sigil.Key, tmp_path: Path) -> None:
@@ -39,12 +39,6 @@ def test_an_injector_takes_the_path_of_a_key(key: sigil.Key, tmp_path: Path) -> 
         assert torch.equal(sigil.Injector(path)(activation, gradient), expected)
     with pytest.raises(KeyFileError, match=r"nowhere\.key"):
         sigil.Injector(tmp_path / "nowhere.key")
-
-
-@pytest.mark.parametrize("wrong", [None, 5, {"seed": 1}, b"secret"])
-def test_an_injector_refuses_what_is_no_key(wrong: object) -> None:
-    with pytest.raises(ConfigError, match=r"sigil\.Key or the path"):
-        sigil.Injector(wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [-1, float("inf"), float("nan")])

@@ -25,7 +25,7 @@ from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import Precision, choose
 from sigil.federation.repetition import Repetitions, projection
 from sigil.federation.server import LabelServer, Server
-from sigil.federation.settings import ModelSettings, Settings
+from sigil.federation.settings import ModelSettings, Settings, WatermarkSettings
 from sigil.injector import Injector, Secret
 from sigil.keys.key import Key
 from sigil.logit_gradients import Loss
@@ -89,14 +89,7 @@ def automatic(settings: Settings) -> Literal["paper", "shares"]:
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> data.Dataset:
     """The data set of a training with these settings, reduced as they say."""
-    chosen = settings.data
-    return data.load(
-        chosen.name,
-        data_dir=data_dir,
-        train_limit=chosen.train_limit,
-        test_limit=chosen.test_limit,
-        classes=chosen.classes,
-    )
+    return data.load(data_dir=data_dir, **settings.data.model_dump(exclude={"augment"}))
 
 
 def client_parts(settings: Settings, dataset: data.Dataset) -> list[npt.NDArray[np.int64]]:
@@ -211,46 +204,6 @@ def agreed_loss(settings: Settings) -> Loss:
     )
 
 
-def local_batches(
-    settings: Settings,
-    dataset: data.Dataset,
-    *,
-    indices: npt.NDArray[np.int64],
-    round_number: int,
-    client: int,
-    precision: Precision,
-    observers: Sequence[ClientObserver] = (),
-) -> Iterator[tuple[Step, Tensor, Tensor]]:
-    """The batches of one client in one round: (step, images (N, C, H, W), labels (N,)) each time.
-
-    `indices` are the training images that the client holds. Order and augmentation follow from the seed,
-    the round and the client alone; torch's global random stream is set from them as well.
-    """
-    seed = settings.run.seed
-    batches = data.Batches(
-        dataset.train.images,
-        dataset.train.labels,
-        indices,
-        batch_size=settings.federation.batch_size,
-        mean=dataset.mean,
-        std=dataset.std,
-        augment=dataset.augment if settings.data.augment else "none",
-        device=precision.device,
-        memory_format=precision.layout,
-    )
-    order = generator(seed, "batches", round_number, client)
-    # Layers with randomness of their own (dropout) draw from torch's global stream.
-    torch.manual_seed(derive(seed, "layers", round_number, client))
-    count = 0
-    for _ in range(settings.federation.local_epochs):
-        for images, labels in batches.epoch(order):
-            count += 1
-            at = Step(round_number, client, count)
-            for observer in observers:
-                images, labels = observer.on_batch(at, images, labels)
-            yield at, images, labels
-
-
 def fresh_optimizer(
     half: nn.Module, lr: float, *, settings: Settings, precision: Precision
 ) -> torch.optim.Optimizer:
@@ -269,31 +222,19 @@ def fresh_optimizer(
 
 
 def scheduled_rate(settings: Settings, round_number: int) -> float:
-    """Learning rate of a round of a training with these settings."""
-    optimizer = settings.optimizer
-    return learning_rate(
-        round_number,
-        rounds=settings.federation.rounds,
-        base=optimizer.lr,
-        minimum=optimizer.lr_min,
-        warmup_rounds=optimizer.warmup_rounds,
-    )
+    """Learning rate of round 1, 2, … of a training: linear warm-up, then cosine (paper, appendix B).
 
+    Rises linearly to the highest at the last round of the warm-up, then falls as a half cosine to the lowest.
 
-def learning_rate(
-    round_number: int, *, rounds: int, base: float, minimum: float, warmup_rounds: int
-) -> float:
-    """Learning rate of round 1, 2, …, `rounds`: linear warm-up, then cosine (paper, appendix B).
-
-    Rises linearly to `base` at round `warmup_rounds`, then falls as a half cosine to `minimum` at the last.
-
-    >>> [round(learning_rate(r, rounds=80, base=0.1, minimum=1e-4, warmup_rounds=5), 4) for r in (1, 5, 80)]
+    >>> [round(scheduled_rate(Settings(), number), 4) for number in (1, 5, 80)]
     [0.02, 0.1, 0.0001]
     """
-    if round_number <= warmup_rounds:
-        return base * round_number / warmup_rounds
-    progress = (round_number - max(warmup_rounds, 1)) / max(1, rounds - max(warmup_rounds, 1))
-    return minimum + 0.5 * (base - minimum) * (1 + math.cos(math.pi * progress))
+    optimizer, rounds = settings.optimizer, settings.federation.rounds
+    if round_number <= optimizer.warmup_rounds:
+        return optimizer.lr * round_number / optimizer.warmup_rounds
+    warm = max(optimizer.warmup_rounds, 1)
+    progress = (round_number - warm) / max(1, rounds - warm)
+    return optimizer.lr_min + 0.5 * (optimizer.lr - optimizer.lr_min) * (1 + math.cos(math.pi * progress))
 
 
 @dataclass
@@ -359,6 +300,11 @@ class Training:
             initial_weights=draw_initial_weights(secret, halves),
         )
 
+    @classmethod
+    def of_client(cls, settings: Settings, dataset: data.Dataset) -> Training:
+        """What a client elsewhere makes for itself: the same with its own data, and nothing of a mark."""
+        return cls.prepare(settings.model_copy(update={"watermark": WatermarkSettings(strength=0)}), dataset)
+
     def __post_init__(self) -> None:
         self.loss = agreed_loss(self.settings)
         self._injectors: dict[int, Injector] = {}
@@ -379,6 +325,42 @@ class Training:
         """Training images that a round goes through."""
         return sum(map(len, self.parts)) * self.settings.federation.local_epochs
 
+    def local_batches(
+        self, client: int, *, indices: npt.NDArray[np.int64], round_number: int
+    ) -> Iterator[tuple[Step, Tensor, Tensor]]:
+        """The batches of one client in one round: (step, images (N, C, H, W), labels (N,)) each time.
+
+        `indices` are the training images that the client holds. Order and augmentation follow from the seed,
+        the round and the client alone; torch's global random stream is set from them as well.
+        """
+        settings, dataset = self.settings, self.dataset
+        batches = data.Batches(
+            dataset.train.images,
+            dataset.train.labels,
+            indices,
+            batch_size=settings.federation.batch_size,
+            mean=dataset.mean,
+            std=dataset.std,
+            augment=dataset.augment if settings.data.augment else "none",
+            device=self.precision.device,
+            memory_format=self.precision.layout,
+        )
+        order = generator(settings.run.seed, "batches", round_number, client)
+        # Layers with randomness of their own (dropout) draw from torch's global stream.
+        torch.manual_seed(derive(settings.run.seed, "layers", round_number, client))
+        count = 0
+        for _ in range(settings.federation.local_epochs):
+            for images, labels in batches.epoch(order):
+                count += 1
+                at = Step(round_number, client, count)
+                for observer in self.client_observers:
+                    images, labels = observer.on_batch(at, images, labels)
+                yield at, images, labels
+
+    def fresh_optimizer(self, half: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """The optimizer with which a half begins a round."""
+        return fresh_optimizer(half, lr, settings=self.settings, precision=self.precision)
+
     def make_server(
         self,
         client: int,
@@ -398,7 +380,7 @@ class Training:
             precision=self.precision,
             injector=self._injector(client),
             observers=observers,
-            round_number=round_number,
+            round=round_number,
             client=client,
             statistics_every=self.settings.watermark.statistics_every,
             loss=self.loss,

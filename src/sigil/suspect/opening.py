@@ -54,7 +54,7 @@ class Suspect:
 
     A file may hold several models. ``entries`` names those that are read, in their order, and ``entry`` is
     the name of this one, empty if the file holds it as such; :meth:`each` opens them one after the other.
-    ``unread`` is the number of further ones, and of tensors that there was no room to look at.
+    ``unread`` is the number of further ones, and of tensors that there was no room or time to look at.
     ``asked`` is what the caller said of the model, to open the same file in the same way once more.
     """
 
@@ -69,13 +69,18 @@ class Suspect:
     _close: Callable[[], None] = dataclasses.field(repr=False, default=lambda: None)
     entry: str = ""
     entries: tuple[str, ...] = ("",)
-    unread: int = 0
+    _unread: Callable[[], int] = dataclasses.field(repr=False, default=lambda: 0)
     asked: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
     _others: Callable[[], Iterator[Suspect]] = dataclasses.field(repr=False, default=lambda: iter(()))
 
     def __call__(self, batch: Tensor) -> Tensor:
         with torch.no_grad():
             return self._run(batch).float()
+
+    @property
+    def unread(self) -> int:
+        """How much there is that was not read, as far as it was asked for."""
+        return self._unread()
 
     def each(self) -> Iterator[Suspect]:
         """The models in the file, this one first; one that turns out not to be readable is left out."""
@@ -230,7 +235,7 @@ def _open(
         if at is not None:
             raise _no_graph(file.path)
         stated, until = _stated(wanted, key), time.monotonic() + time_limit
-        weights = _OneFile(file, time_limit, **_task(entry))
+        weights = Examination(file, time_limit=time_limit, **_task(entry))
         return _Weights(file.path, weights, stated, entry, until).first()
 
 
@@ -260,7 +265,7 @@ def open_weights(
         return _weights(place, Shards(place, **task), names, at)
     with SuspectFile(place, time_limit=time_limit) as file:
         if file.format != "onnx":
-            return _weights(place, _OneFile(file, **task), names, at)
+            return _weights(place, Examination(file, **task), names, at)
     graph = open_suspect(place, at=at, time_limit=time_limit)
     try:
         filters = {str(number): weight for number, weight in enumerate(graph.filters())}
@@ -269,7 +274,7 @@ def open_weights(
         graph.close()
 
 
-def _weights(path: Path, source: _OneFile | Shards, names: Sequence[str], at: str | None) -> Weights:
+def _weights(path: Path, source: Examination | Shards, names: Sequence[str], at: str | None) -> Weights:
     try:
         if at is not None:
             raise _no_graph(path)
@@ -313,16 +318,6 @@ def _stated(wanted: _Wanted, key: Key | None) -> _Wanted:
         width=wanted.width or (None if other else stated.width),
         classes=wanted.classes or (None if other else stated.classes),
     )
-
-
-class _OneFile:
-    """A single file of weights, as :class:`~sigil.suspect.shards.Shards` are several."""
-
-    def __init__(self, file: SuspectFile, time_limit: float, **task: Any) -> None:
-        self.sha256 = file.sha256
-        examination = Examination(file, time_limit=time_limit, **task)
-        self.opened, self.listed, self.tensor = examination.opened, examination.listed, examination.tensor
-        self.close = examination.close
 
 
 def _check(wanted: _Wanted) -> None:
@@ -384,6 +379,7 @@ def _open_onnx(
         module=None,
         _run=examination.run,
         _filters=examination.filters,
+        _unread=lambda: examination.unread,
         _close=examination.close,
     )
 
@@ -420,7 +416,7 @@ class _Weights:
     """The models in a file of weights: what is found, which of them are read, and why none is."""
 
     def __init__(
-        self, path: Path, source: _OneFile | Shards, wanted: _Wanted, entry: str | None, until: float
+        self, path: Path, source: Examination | Shards, wanted: _Wanted, entry: str | None, until: float
     ) -> None:
         self.path, self._source, self._wanted, self._until = path, source, wanted, until
         self._entry = entry
@@ -503,7 +499,7 @@ class _Weights:
             _close=self._source.close,
             entry=group.entry,
             entries=tuple(each.entry for _, each in self._candidates),
-            unread=self._unread,
+            _unread=lambda: self._unread,
             _others=others,
         )
 
@@ -616,7 +612,7 @@ class _Weights:
         return next((half for half in chosen if self._fits(half)), None)
 
     def _has_size(self, width: int, channels: int) -> bool:
-        """Whether a first convolution of this width, for so many channels, is one that is asked for."""
+        """Whether a first convolution of this width and number of channels is one that is asked for."""
         wanted = self._wanted
         wider = wanted.may_be_wider and wanted.width is not None and width > wanted.width
         of_width = wanted.width in (None, width) or wider

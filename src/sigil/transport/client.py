@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, TypeVar
 
 import grpc
@@ -21,14 +21,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigil.data import Dataset
 from sigil.errors import NetworkError
 from sigil.federation.averaging import State
-from sigil.federation.from_settings import build_halves
+from sigil.federation.from_settings import Training
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver
-from sigil.federation.precision import Precision, choose
-from sigil.federation.settings import Settings
+from sigil.federation.precision import Precision
 from sigil.federation.trainer import Tick, train_client
 from sigil.transport import wire
 from sigil.transport.certificates import SERVER_NAME, ClientCredentials
@@ -76,35 +73,31 @@ class RoundUpdate:
 
 def train_round(
     task: RoundTask,
+    training: Training,
+    client: int,
     *,
-    settings: Settings,
-    dataset: Dataset,
-    indices: npt.NDArray[np.int64],
-    client_index: int,
     credentials: ClientCredentials,
-    observers: Sequence[ClientObserver] = (),
+    indices: npt.NDArray[np.int64] | None = None,
     patience: float = 60.0,
     tick: Tick | None = None,
 ) -> RoundUpdate:
-    """Train one round on the images `indices` of `dataset`, with the server half behind `task.address`.
+    """Train one round of the client's own `training`, with the server half behind `task.address`.
 
+    It trains on its part of the agreed partition, or on the images `indices` of its data.
     Broken connections are opened again for up to `patience` seconds each, and the round goes on where it
     was; if the server has given the step up meanwhile, the round is trained again from its start, before
     the eyes of the observers. Either way the result is the same bit for bit.
     :class:`sigil.transport.Refused` means that this ticket is good for nothing any more.
     """
-    precision = choose(settings.run.device, settings.run.precision)
-    half = build_halves(
-        settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision
-    ).client
+    half, dataset = training.halves.client, training.dataset
     remote = RemoteServer(
         task.address,
         ticket=task.ticket,
         round_number=task.round,
-        client=client_index,
+        client=client,
         classes=dataset.classes,
         credentials=credentials,
-        precision=precision,
+        precision=training.precision,
         wire=task.wire,
         patience=patience,
     )
@@ -115,20 +108,16 @@ def train_round(
         except RuntimeError:
             raise NetworkError(
                 f"The half that the owner sent does not fit images of {tuple(dataset.shape)} at the cut "
-                f"{settings.model.cut}; use the release of Sigil and the kind of data that the owner names."
+                f"{training.halves.cut}; use the release of Sigil and the kind of data that the owner names."
             ) from None
         half.train()
         result = train_client(
-            client_index,
-            half,
+            training,
+            client,
             remote,
-            settings=settings,
-            dataset=dataset,
-            indices=indices,
+            indices=training.parts[client] if indices is None else indices,
             round_number=task.round,
             lr=task.lr,
-            precision=precision,
-            observers=observers,
             tick=tick,
         )
         remote.finish()
@@ -155,6 +144,7 @@ class RoundRestarted(Exception):
     """The server holds nothing of this round any more; it must begin again from the first step."""
 
 
+@dataclass(eq=False)
 class RemoteServer:
     """The server half on somebody else's machine.
 
@@ -162,28 +152,19 @@ class RemoteServer:
     in this round. A lost connection is tried again for `patience` seconds.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        ticket: str,
-        round_number: int,
-        client: int,
-        classes: int,
-        credentials: ClientCredentials,
-        precision: Precision,
-        wire: Wire = "float32",
-        patience: float = 60.0,
-    ) -> None:
-        self._address = address
-        self._ticket = parse_ticket(ticket)
-        self._round = round_number
-        self._client = client
-        self._classes = classes
-        self._credentials = credentials
-        self._precision = precision
-        self._wire = wire
-        self._patience = patience
+    address: str
+    _: KW_ONLY
+    ticket: str = field(repr=False)
+    round_number: int
+    client: int
+    classes: int
+    credentials: ClientCredentials
+    precision: Precision
+    wire: Wire = "float32"
+    patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._ticket = parse_ticket(self.ticket)
         self._answers = 0
         self._shape: tuple[int, ...] = ()
         self._line: _Line | None = None
@@ -217,7 +198,7 @@ class RemoteServer:
     def _exchange(self, kind: Kind, values: Tensor, answer: Kind) -> Tensor:
         received = self._persist(lambda line: self._say(line, kind, values, answer))
         self._answers += 1
-        return received.to(self._precision.device)
+        return received.to(self.precision.device)
 
     def _say(self, line: _Line, kind: Kind, values: Tensor, answer: Kind) -> Tensor:
         step = self._answers // 2 + 1
@@ -225,32 +206,32 @@ class RemoteServer:
             messages = wire.frame(
                 kind,
                 values,
-                round_number=self._round,
-                client=self._client,
+                round_number=self.round_number,
+                client=self.client,
                 step=step,
-                wire=self._wire,
+                wire=self.wire,
             )
             line.send(messages)
         header = wire.unpack(line.receive())
-        shape = self._shape if answer is Kind.CUT_GRADIENT else (self._shape[0], self._classes)
+        shape = self._shape if answer is Kind.CUT_GRADIENT else (self._shape[0], self.classes)
         # The server is trusted with the training, but not with this machine's memory.
         if (header.kind, header.step, header.shape) != (answer, step, shape):
             raise Rejection(Reason.ORDER, "The server's answer does not belong to what was sent.")
-        assembly = wire.Assembly(header, widen=not self._precision.bfloat16)
+        assembly = wire.Assembly(header, widen=not self.precision.bfloat16)
         while not assembly.complete:
             assembly.add(line.receive())
         line.given = self._answers + 1
         return assembly.tensor()
 
     def _say_finish(self, line: _Line) -> None:
-        line.send(iter((Header(Kind.FINISH, self._round, self._client, self._answers // 2).pack(),)))
+        line.send(iter((Header(Kind.FINISH, self.round_number, self.client, self._answers // 2).pack(),)))
         self._told = True
         if wire.unpack(line.receive()).kind is not Kind.FINISHED:
             raise Rejection(Reason.ORDER, "The server did not confirm the end of the round.")
 
     def _persist(self, talk: Callable[[_Line], Result]) -> Result:
         """Do this on the stream, and on a new one as long as the old ones break."""
-        last = time.monotonic() + self._patience
+        last = time.monotonic() + self.patience
         pause = 0.1
         while True:
             try:
@@ -263,22 +244,22 @@ class RemoteServer:
                 _raise_if_final(error)
                 if time.monotonic() + pause > last:
                     raise NetworkError(
-                        f"The server at {self._address} cannot be reached ({_details(error)}); check the "
+                        f"The server at {self.address} cannot be reached ({_details(error)}); check the "
                         "address and the certificates, and that the server runs."
                     ) from None
             except Rejection as rejection:
                 self.close()
                 raise NetworkError(
-                    f"The server at {self._address} does not follow the protocol: {rejection.sentence}"
+                    f"The server at {self.address} does not follow the protocol: {rejection.sentence}"
                 ) from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _connect(self) -> None:
-        line = _Line(self._address, self._credentials)
+        line = _Line(self.address, self.credentials)
         self._line = line
         greeting = wire.hello(
-            self._ticket, round_number=self._round, client=self._client, answers=self._answers
+            self._ticket, round_number=self.round_number, client=self.client, answers=self._answers
         )
         line.send(iter((greeting,)))
         welcome = wire.unpack(line.receive())
