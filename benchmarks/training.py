@@ -286,7 +286,7 @@ def draw_scale(table: list[dict[str, float]], file: Path) -> None:
         axes[0].plot(counts, [row["peak_mb"] for row in rows], style, label=label)
         axes[1].plot(counts, [1000 * row["cpu_seconds_per_image"] for row in rows], style, label=label)
     for axis, title in zip(axes, ("peak memory, MB", "processor time per image, ms"), strict=True):
-        axis.set(xscale="log", xlabel="clients", ylabel=title, ylim=(0, None))
+        axis.set(xscale="log", xlabel="clients", ylabel=title, ylim=(0, 1.15 * axis.dataLim.ymax))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].legend(frameon=False, loc="lower right")
     figure.savefig(file, dpi=150)
