@@ -54,6 +54,8 @@ _LARGEST_LOSS: Final = torch.finfo(torch.float32).max
 POLL_SECONDS = 0.3
 # A client's SuperNode asks for messages every three seconds: after three times nobody is there any more.
 HEARD_SECONDS = 9.0
+# While all clients of a round train, no half is ready, and each question costs the SuperLink milliseconds.
+ASK_SECONDS = 3.0
 PAUSE_SECONDS = 3.0
 MAX_FAILURES = 5
 # A client that is there may have to read its data before it connects for the first time in a round, and may
@@ -157,6 +159,7 @@ class Presence:
         self._metrics = metrics
         self._clients = sorted(clients)
         self._wait = wait
+        self._looked = time.monotonic()
         self._began: dict[int, float] = {}
         self._speeds: dict[int, float] = {}
         self._lost: dict[int, float] = {}
@@ -173,6 +176,7 @@ class Presence:
         self, number: int, present: Collection[int], out: Collection[int], gone: Collection[int] = ()
     ) -> None:
         """Before a round: who is there, and without whom it goes on."""
+        self._looked = time.monotonic()
         self._began.clear()
         awaited = [client for client in self._clients if client not in gone]
         self._tell(number, dict.fromkeys(present, "here"), present, out, awaited)
@@ -190,9 +194,12 @@ class Presence:
         for client, (status, count) in progress.items():
             if client in present or status not in (Status.EXPECTED, Status.ABSENT):
                 words[client] = _WORDS[status]
-            if status is Status.CONNECTED:
-                began = self._began.setdefault(client, now)
+            # A short round may begin and end between two looks.
+            done = status is Status.FINISHED and count != self._last[client].images
+            if done or status is Status.CONNECTED:
+                began = self._began.setdefault(client, self._looked)
                 self._speeds[client] = count / (now - began) if now > began else 0.0
+        self._looked = now
         images = {client: count for client, (_, count) in progress.items()}
         self._tell(number, words, present, out, progress.keys(), images)
 
@@ -393,7 +400,8 @@ class RemoteTrainer:
         failures: Counter[int] = Counter()
         updates: dict[int, RoundUpdate] = {}
         dropped: set[int] = set()
-        counted = 0
+        counted, asked = 0, -math.inf
+        present: dict[int, str] = {}
         number = next(iter(tasks.values())).round
         for client, task in tasks.items():
             self.messenger.send(client, task)
@@ -402,7 +410,15 @@ class RemoteTrainer:
             if self._presence.waiting:
                 self.network.metrics.waited(POLL_SECONDS)
             now = time.monotonic()
-            for client, update in self._receive():
+            progress = self.service.progress()
+            statuses = {client: status for client, (status, _) in progress.items()}
+            if now >= asked + ASK_SECONDS or any(
+                status is not Status.CONNECTED for client, status in statuses.items() if client not in dropped
+            ):
+                asked, present, received = now, self._present(), self._receive()
+            else:
+                received = []  # all are at it: there is no half yet, and nobody to look for
+            for client, update in received:
                 if client not in tasks or client in dropped:
                     self._gone.pop(client, None)  # a sign of life: the next round may count on it
                 elif update is None:
@@ -410,12 +426,9 @@ class RemoteTrainer:
                     again[client] = now + PAUSE_SECONDS
                 elif self._fits(client, update, tasks[client].client_state):
                     updates[client] = update
-            progress = self.service.progress()
             if tick is not None:
                 before, counted = counted, sum(images for _, images in progress.values())
                 tick(counted - before)
-            statuses = {client: status for client, (status, _) in progress.items()}
-            present = self._present()
             self._presence.trained(number, progress, present.keys(), self._banned)
             dropped |= self._banned
             left = {c for c, s in statuses.items() if c not in dropped and not _over(s, c in updates)}
