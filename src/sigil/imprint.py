@@ -74,7 +74,8 @@ _WANTED_DEVIATIONS: Final = 22.0
 _MOST_BYTES: Final = 1 << 22
 _MOST_ENTRY_BYTES: Final = 1 << 12
 _FORMATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_POPULATION: Final = np.array([byte.bit_count() for byte in range(256)], dtype=np.int8)
+# n times 4 of the 16 coins in two bytes: those that show + minus those that show −.
+_SUMS: Final = np.array([2 * coins.bit_count() - COINS for coins in range(1 << COINS)], dtype=np.int8)
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,7 @@ class Patterns:
         found, start = {}, 0
         for name, shape in self.shapes.items():
             octets = self.streams[recipient].octets(start, 2 * math.prod(shape))
-            coins = _POPULATION[np.frombuffer(octets, dtype=np.uint8)].reshape(-1, 2).sum(1, dtype=np.int8)
-            found[name] = (2 * coins - COINS).reshape(shape)
+            found[name] = _SUMS[np.frombuffer(octets, dtype=np.uint16)].reshape(shape)
             start += len(octets)
         return found
 
@@ -247,8 +247,8 @@ class Imprint:
             self._check_same(place)
         else:
             files.make_folder(place, mode=0o700)
-            _create(place / OWNER_FILE, lambda at: write_copy(at, self._whole(self.state)))
-            if not self.is_of(read_model(place / OWNER_FILE)):
+            made = _create(place / OWNER_FILE, lambda at: write_copy(at, self._whole(self.state)))
+            if not made and not self.is_of(read_model(place / OWNER_FILE)):
                 raise ConfigError(f"{place / OWNER_FILE} is another model; choose another folder.")
             _create(place / REGISTER_FILE, _writer(self._described()))
             self._check_same(place)
@@ -498,10 +498,10 @@ def _writer(content: str) -> Any:
     return lambda place: files.write(place, content)
 
 
-def _create(place: Path, write: Any) -> None:
+def _create(place: Path, write: Any) -> bool:
     """Write a file unless it is there: another process may be at the same register."""
     if place.exists():
-        return
+        return False
     try:
         write(place)
     except (OSError, OutputError, ModelError, SafetensorError) as error:
@@ -512,6 +512,8 @@ def _create(place: Path, write: Any) -> None:
                 else f"{place} cannot be written: {reason(error)}."
             )
             raise OutputError(text) from None
+        return False
+    return True
 
 
 def _read_json(place: Path, most: int = _MOST_BYTES) -> dict[str, Any]:
