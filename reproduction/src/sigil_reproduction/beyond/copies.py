@@ -38,7 +38,7 @@ from sigil_reproduction.runner.store import Cell, Store
 RECIPIENTS = 20
 EPOCHS = PerScale(4, smoke=1)
 ROUNDS = 5
-NOTHING = "nothing"
+NOTHING, LAUNDERED = "nothing", "shaped noise 0.9, distilled"
 State = Mapping[str, Tensor]
 
 
@@ -60,7 +60,7 @@ ATTACKS: dict[str, Callable[[Thief], Halves]] = {
     "pruning 60 %": lambda thief: attacks.prune(thief.halves, 0.6),
     "pruning 80 %": lambda thief: attacks.prune(thief.halves, 0.8),
     "reordering and scaling channels": lambda thief: attacks.permute(thief.halves),
-    "shaped noise 0.9, distilled": lambda thief: laundered(thief, 0.9, 0.7),
+    LAUNDERED: lambda thief: laundered(thief, 0.9, 0.7),
     "fine-tuning": lambda thief: attacks.finetune(
         thief.halves, thief.own, tuning=thief.tuning, labels=1.0, logits=0.0
     ),
@@ -111,14 +111,17 @@ def mixed(copies: Sequence[Model], way: str) -> Model:
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     """Each attack on one copy, each mixture of copies, and a client's copies of five rounds."""
-    wanted: list[tuple[str, dict[str, Any]]] = [(name, {"attack": name}) for name in ATTACKS]
-    wanted.insert(1, ("five rounds", {"rounds": ROUNDS}))
-    wanted += [
+    single: list[tuple[str, dict[str, Any]]] = [(name, {"attack": name}) for name in ATTACKS]
+    mixtures: list[tuple[str, dict[str, Any]]] = [
         (f"{way} of {size}, {after}", {"way": way, "copies": size, "attack": after})
         for after in AFTERWARDS
         for way in WAYS
         for size in SIZES
     ]
+    # What trains nothing first.
+    quick, plain = list(ATTACKS).index(LAUNDERED), len(SIZES) * len(WAYS)
+    wanted = single[:quick] + mixtures[:plain] + [single[quick], ("five rounds", {"rounds": ROUNDS})]
+    wanted += single[quick + 1 :] + mixtures[plain:]
     record = {} if scale.keeps_models else scale.recording
     settings = [scale.settings(seed=seed, watermark=shares(scale), record=record) for seed in seeds]
     return [
