@@ -95,10 +95,8 @@ def serve(pipe: Connection, folder: Path, settings: Settings, clients: dict[int,
     port = listener.getsockname()[1]
     front = HttpsFront(
         listener,
+        folder,
         target=f"127.0.0.1:{free_port()}",
-        ca=folder / "ca.pem",
-        certificate=folder / "server.pem",
-        key=folder / "server.key",
         known=clients.values(),
         metrics=metrics,
     )

@@ -12,13 +12,17 @@ thousands of keys are tried, and for the power one of width 8 cut at layer3.
 - *Restored*: the same for the held-out signs after the channels were put back in the order that fits the rest
   best. The order is found anew for every key.
 - *Filters*: the same for the held-out signs where nothing but the filters is known, no name and no shape.
+- *Own*: the same for networks of one's own, of which the key states nothing.
 - *Power*: a model that was trained from a key's initial weights, after attacks and disguises: log10 p in the
   order as it is and restored, the accuracy, and z, the sum in standard deviations.
+
+What the file holds already is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
 import math
@@ -32,7 +36,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from readings import shares
+from readings import OWN, clean_model, shares
 from sigil import attacks, data, origin
 from sigil.alignment import initial_half
 from sigil.attacks.halves import Halves
@@ -86,9 +90,9 @@ def settings(seed: int, *, marked: bool, rounds: int) -> Settings:
     )
 
 
-def key_of(number: int) -> Key:
+def key_of(number: int, **stated: Any) -> Key:
     secret = hashlib.sha256(f"origin benchmark {number}".encode()).digest()
-    return Key.generate("ACME", shape=SHAPE, bits=8, seed=secret, **STATED)
+    return Key.generate("ACME", shape=SHAPE, bits=8, seed=secret, **(stated or STATED))
 
 
 def direct(half: Model, key: Key) -> Origin:
@@ -204,33 +208,50 @@ def main() -> None:
     parser.add_argument("--strangers", type=int, default=10_000, help="keys against clean models")
     parser.add_argument("--restored", type=int, default=5_000, help="keys whose order is found first")
     parser.add_argument("--filters", type=int, default=2_000, help="keys that know nothing but filters")
+    parser.add_argument("--own", type=int, default=6_000, help="keys against networks of one's own")
     parser.add_argument("--clean", type=int, default=8, help="clean models to train")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each training")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dataset = data.load("digits")
+    result: dict[str, Any] = {"clean_models": arguments.clean}
+    if arguments.json and arguments.json.exists():
+        result |= json.loads(arguments.json.read_text())
     with tempfile.TemporaryDirectory() as place:
         folder, rounds = Path(place), arguments.rounds
-        clean = [
-            train(settings(seed, marked=False, rounds=rounds), folder / str(seed)).halves()[0]
-            for seed in range(arguments.clean)
-        ]
-        owner = key_of(-1)
-        marked = train(settings(100, marked=True, rounds=rounds), folder / "marked", key=owner)
-        tests: dict[str, tuple[int, Callable[[Model, Key], Origin | None]]] = {
-            "strangers": (arguments.strangers, direct),
-            "restored": (arguments.restored, restored_origin),
-            "filters": (arguments.filters, by_filters),
+
+        @functools.cache
+        def clean(number: int) -> Model:
+            return train(settings(number, marked=False, rounds=rounds), folder / str(number)).halves()[0]
+
+        @functools.cache
+        def own(number: int) -> torch.nn.Module:
+            return clean_model(dataset, name=OWN, cut="end", seed=number, epochs=3)
+
+        def tried(test: Callable[[Model, Key], Origin | None], number: int) -> Origin | None:
+            return test(clean(number % arguments.clean), key_of(number))
+
+        def tried_own(number: int) -> Origin | None:
+            key = key_of(number, input_shape=dataset.shape)
+            return filters_origin(own(number % arguments.clean), key, dataset.shape)
+
+        tests: dict[str, tuple[int, Callable[[int], Origin | None]]] = {
+            "strangers": (arguments.strangers, functools.partial(tried, direct)),
+            "restored": (arguments.restored, functools.partial(tried, restored_origin)),
+            "filters": (arguments.filters, functools.partial(tried, by_filters)),
+            "own": (arguments.own, tried_own),
         }
-        result: dict[str, Any] = {"clean_models": len(clean)}
         for name, (draws, test) in tests.items():
-            found = (test(clean[number % len(clean)], key_of(number)) for number in range(draws))
-            result[name] = summary(one for one in found if one is not None)
-            print(json.dumps({name: result[name]}), flush=True)
-        result["power"] = power(marked.halves(), owner, dataset, folder / "marked")
+            if name not in result:
+                result[name] = summary(one for one in map(test, range(draws)) if one is not None)
+                print(json.dumps({name: result[name]}), flush=True)
+        if "power" not in result:
+            owner = key_of(-1)
+            marked = train(settings(100, marked=True, rounds=rounds), folder / "marked", key=owner)
+            result["power"] = power(marked.halves(), owner, dataset, folder / "marked")
     if arguments.json:
         versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-        content = {"weights": origin.WEIGHTS, "versions": versions} | result
+        content = result | {"weights": origin.WEIGHTS, "versions": versions}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 

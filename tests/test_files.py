@@ -15,7 +15,7 @@ import torch
 from sigil import files
 from sigil.errors import EvidenceError, OutputError
 
-MARK = files.Mark(b"ours:", head=b"<sigil>", tail=b"end")
+MAGIC = files.Magic(b"ours:", head=b"<sigil>", tail=b"end")
 OURS = b"ours: <sigil> " + bytes(100_000) + b" the end"
 
 
@@ -39,23 +39,23 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
 
 def test_only_a_file_with_the_mark_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    files.write(path, OURS, replace=MARK)
-    files.write(path, OURS + b" the end", replace=MARK)
+    files.write(path, OURS, replace=MAGIC)
+    files.write(path, OURS + b" the end", replace=MAGIC)
     for content in (b"", b"ours:", b"<sigil> ours: end", b"ours: " + bytes(5000) + b"<sigil> end", OURS[:-3]):
         path.write_bytes(content)
         with pytest.raises(OutputError, match="exists already"):
-            files.write(path, OURS, replace=MARK)
+            files.write(path, OURS, replace=MAGIC)
         with pytest.raises(OutputError, match="is not a page that Sigil wrote"):
-            files.check(path, replace=MARK, kind="page")
+            files.check(path, replace=MAGIC, kind="page")
         assert path.read_bytes() == content
-    assert not MARK.on(tmp_path)
-    assert not MARK.on(tmp_path / "missing")
+    assert not MAGIC.matches(tmp_path)
+    assert not MAGIC.matches(tmp_path / "missing")
     assert names(tmp_path) == ["a"]
 
 
 def test_a_link_is_replaced_and_what_it_points_to_is_not(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(OURS)
-    for replace in (True, MARK):
+    for replace in (True, MAGIC):
         (tmp_path / "link").unlink(missing_ok=True)
         (tmp_path / "link").symlink_to("precious")
         files.write(tmp_path / "link", "new", replace=replace)

@@ -17,7 +17,7 @@ from torch import nn
 import sigil
 from harness.luck import Margin
 from sigil.cli.main import main
-from sigil.cli.suspect_options import read_activation_shape, read_input_shape
+from sigil.cli.options import read_activation_shape, read_input_shape
 from sigil.data.inputs import Inputs
 from sigil.errors import ConfigError, DataError, KeyFileError, ShapeError
 from sigil.federation.settings import read
@@ -162,7 +162,7 @@ def test_a_script_that_is_run_again_finds_its_key(tmp_path: Path) -> None:
             sigil.Key.load_or_generate(path, **({"owner": "ACME", "shape": (64, 2, 2)} | stated | change))
         assert str(refused.value).startswith(f"{path} holds another key than was asked for, with ")
         assert sentence in str(refused.value)
-    with pytest.raises(ConfigError, match="1 to 65536"):
+    with pytest.raises(ConfigError, match="1 to 65,536"):
         sigil.Key.load_or_generate(path, "ACME", (64, 2, 2), bits=-1)
     assert path.read_bytes() == before
 

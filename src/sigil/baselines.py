@@ -90,11 +90,9 @@ class Backdoor(ClientObserver):
         server_half.eval()
         hits = trials = 0
         for images, labels in evaluate_batches(
-            dataset.test.images,
-            dataset.test.labels,
+            dataset.test,
+            dataset,
             batch_size=500,
-            mean=dataset.mean,
-            std=dataset.std,
             device=precision.device,
             memory_format=precision.layout,
         ):

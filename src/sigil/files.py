@@ -2,7 +2,7 @@
 
 Every file that Sigil writes goes through :func:`draft` or :func:`write`: into a draft in the same folder,
 flushed to the disk, then moved to its name in one step. A name that is taken is refused, unless the caller
-allows it to be replaced: always, or only if the file there carries a :class:`Mark` by which Sigil knows its
+allows it to be replaced: always, or only if the file there carries a :class:`Magic` by which Sigil knows its
 own. A link is replaced itself; what it points to stays as it is.
 """
 
@@ -48,7 +48,7 @@ _LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
-class Mark:
+class Magic:
     """How Sigil knows a file that it wrote: by its first bytes, and by others further on.
 
     ``head`` must be within the first 4 KB and ``tail`` within the last 64 KB; an empty one always is.
@@ -58,8 +58,8 @@ class Mark:
     head: bytes = b""
     tail: bytes = b""
 
-    def on(self, path: AnyPath) -> bool:
-        """Whether there is a regular file at `path` that carries this mark."""
+    def matches(self, path: AnyPath) -> bool:
+        """Whether there is a regular file at `path` that begins and ends like this."""
         try:
             if not stat.S_ISREG(os.stat(path).st_mode):
                 return False
@@ -72,23 +72,23 @@ class Mark:
         return first.startswith(self.start) and self.head in first and self.tail in last
 
 
-PAGE = Mark(b"<!DOCTYPE html>", head=b'<meta name="generator" content="Sigil">')
-"""The mark of every page that Sigil writes for people."""
+PAGE = Magic(b"<!DOCTYPE html>", head=b'<meta name="generator" content="Sigil">')
+"""What every page begins with that Sigil writes for people."""
 
 _PICTURES = {
-    ".png": Mark(b"\x89PNG\r\n\x1a\n", head=b"Software\0Sigil"),
-    ".svg": Mark(b"<?xml", head=b"<dc:title>Sigil</dc:title>"),
-    ".pdf": Mark(b"%PDF", tail=b"/Creator (Sigil)"),
+    ".png": Magic(b"\x89PNG\r\n\x1a\n", head=b"Software\0Sigil"),
+    ".svg": Magic(b"<?xml", head=b"<dc:title>Sigil</dc:title>"),
+    ".pdf": Magic(b"%PDF", tail=b"/Creator (Sigil)"),
 }
 
 
-def picture_mark(path: AnyPath) -> Mark:
-    """The mark of a picture, by the ending of its name; it is there if matplotlib got `picture_metadata`."""
+def picture_magic(path: AnyPath) -> Magic:
+    """What a picture of this name begins with, if matplotlib was given :func:`picture_metadata`."""
     return _PICTURES.get(Path(path).suffix.lower(), _PICTURES[".png"])
 
 
 def picture_metadata(path: AnyPath) -> dict[str, str]:
-    """What matplotlib must write into a picture so that it carries its mark."""
+    """What matplotlib must write into a picture so that it is known as one of Sigil's."""
     return {"Software" if Path(path).suffix.lower() == ".png" else "Creator": "Sigil"}
 
 
@@ -96,13 +96,13 @@ def write(
     path: AnyPath,
     content: bytes | str,
     *,
-    replace: bool | Mark = False,
+    replace: bool | Magic = False,
     mode: int = 0o666,
     raises: type[SigilError] = OutputError,
 ) -> None:
     """Write a file that appears at `path` whole or not at all; text is written as UTF-8.
 
-    A file that is there is refused unless `replace` is true or a mark that it carries. `mode` is narrowed
+    A file that is there is refused unless `replace` is true or what the file is known by. `mode` is narrowed
     by the umask. Every failure is an error of the class `raises`, with one sentence.
     """
     data = content.encode() if isinstance(content, str) else content
@@ -114,11 +114,11 @@ def write(
 
 
 @contextlib.contextmanager
-def draft(path: AnyPath, *, replace: bool | Mark = False, mode: int = 0o666) -> Iterator[Path]:
+def draft(path: AnyPath, *, replace: bool | Magic = False, mode: int = 0o666) -> Iterator[Path]:
     """Give an empty file beside `path` to write to; at the end it is flushed and moved to `path`.
 
     If anything fails, `path` is as it was and the draft is gone. A name that is taken raises
-    `FileExistsError`, unless `replace` is true or a mark that the file there carries.
+    `FileExistsError`, unless `replace` is true or what the file there is known by.
     """
     target = Path(path)
     if not target.name:
@@ -140,7 +140,11 @@ def draft(path: AnyPath, *, replace: bool | Mark = False, mode: int = 0o666) -> 
 
 
 def check(
-    path: AnyPath, *, replace: bool | Mark = False, kind: str = "file", raises: type[SigilError] = OutputError
+    path: AnyPath,
+    *,
+    replace: bool | Magic = False,
+    kind: str = "file",
+    raises: type[SigilError] = OutputError,
 ) -> None:
     """Raise unless :func:`write` could write there: to be called before the work, not after it."""
     target = Path(path)
@@ -162,7 +166,7 @@ def check(
         raise raises(f"{os.fspath(path)} cannot be written: {refusal(error)}.") from None
     if taken is not None and replace is False:
         raise raises(f"{target} exists, and a {kind} is never overwritten; choose another name.")
-    if taken is not None and isinstance(replace, Mark) and not replace.on(target):
+    if taken is not None and isinstance(replace, Magic) and not replace.matches(target):
         raise raises(f"{target} exists and is not a {kind} that Sigil wrote; choose another name.")
 
 
@@ -244,8 +248,8 @@ def _values(tensor: Tensor) -> bytes:
     return flat.numpy().tobytes()
 
 
-def _move(place: Path, target: Path, *, replace: bool | Mark, mode: int) -> None:
-    if replace is True or (isinstance(replace, Mark) and replace.on(target)):
+def _move(place: Path, target: Path, *, replace: bool | Magic, mode: int) -> None:
+    if replace is True or (isinstance(replace, Magic) and replace.matches(target)):
         place.replace(target)
         return
     try:

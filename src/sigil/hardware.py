@@ -35,40 +35,40 @@ def device(name: str = "auto") -> torch.device:
         else:
             name = "cpu"
     try:
-        place = torch.device(name)
-        torch.empty(0, device=place)
+        chosen = torch.device(name)
+        torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"The device {name!r} cannot be used here ({reason(error)}); "
             'set run.device to "auto", "cpu" or a device that this machine has.'
         ) from None
-    return place
+    return chosen
 
 
-def native_bfloat16(place: torch.device) -> bool:
+def native_bfloat16(device: torch.device) -> bool:
     """Whether the device has instructions that multiply bfloat16 numbers.
 
     Not whether it can compute with them: every AVX-512 processor can, by converting to float32 and back, and
     takes two to three times as long as with float32. Where nothing is known (Arm processors, whose
     instructions PyTorch uses for some layers only, and Apple's GPUs) the answer is no.
     """
-    if place.type == "cuda":
+    if device.type == "cuda":
         # Older cards compute in bfloat16 by software, and two cards of a machine may differ.
-        with torch.cuda.device(place):
+        with torch.cuda.device(device):
             return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if place.type == "cpu":
+    if device.type == "cpu":
         return _reported("_is_avx512_bf16_supported") or _reported("_is_amx_tile_supported")
     return False
 
 
-def prefers_bfloat16(place: torch.device) -> bool:
+def prefers_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 is what `auto` means on this device: native there, or asked for by SIGIL_PRECISION.
 
     Raises :class:`~sigil.errors.ConfigError` if the variable holds anything else than a number format.
     """
     wanted = os.environ.get(PRECISION_VARIABLE, "")
     if not wanted:
-        return native_bfloat16(place)
+        return native_bfloat16(device)
     if wanted not in _FORMATS:
         raise ConfigError(
             f"The environment variable {PRECISION_VARIABLE} is {wanted[:40]!r}, but the number formats are "
@@ -92,11 +92,11 @@ def processor() -> dict[str, str]:
     return {"processor": name, "capability": capability, "architecture": architecture}
 
 
-def describe(place: torch.device, *, bfloat16: bool) -> dict[str, Any]:
+def describe(device: torch.device, *, bfloat16: bool) -> dict[str, Any]:
     """What to write beside a result: the processor, the device, the number format and the threads."""
     return {
         **processor(),
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "precision": "bfloat16" if bfloat16 else "float32",
         "threads": torch.get_num_threads(),
     }

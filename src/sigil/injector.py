@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import gc
 import math
+import operator
 import os
 import sys
 import warnings
@@ -445,8 +446,8 @@ def _mark_norms(error: Tensor, gram: Tensor, per_sample: bool) -> Tensor:
 def _carried(key: Secret, share: tuple[int, int], carriers_per_bit: int | None) -> Tensor:
     """The indices of the bits that this client carries."""
     try:
-        client, clients = arguments.sizes("share", share)
-    except (ShapeError, ValueError):
+        client, clients = map(operator.index, share)
+    except (TypeError, ValueError):
         client, clients = -1, 0
     if not 0 <= client < clients:
         raise ConfigError(

@@ -92,13 +92,9 @@ def inspect(
     it is taken that the key will state neither cut nor input shape, which p pays for. ``steps`` is the length
     of the trial; 0 leaves it out.
     """
-    arguments.check_module("client half", client_half)
-    if server_half is not None:
-        arguments.check_module("server half", server_half)
-    batch = arguments.tensor("example input", example_input)
     steps = arguments.whole("The number of steps", steps)
     bits = None if bits is None else check_bits(bits)
-    activation = _activation(client_half, batch)
+    activation = _activation(client_half, example_input)
     shape = tuple(activation.shape[1:])
     rectified = bool((activation >= 0).all())
     dimension = math.prod(shape)
@@ -117,7 +113,7 @@ def inspect(
     else:
         raise ConfigError(f'key is {shown(key)}, but a key or its kind is wanted: "plain" or "stamped".')
     rate = price.needed_rate(length, alpha)
-    reached = _trial(client_half, batch, shape, length, steps) if steps else None
+    reached = _trial(client_half, example_input, shape, length, steps) if steps else None
     problems = [*_length_problems(dimension, length, kind, price, alpha), *_trial_problems(reached, length)]
     return Inspection(
         provable=not problems,
@@ -211,7 +207,7 @@ def _advice(
             "The activation has negative values, so no ReLU ends the half, and a thief can mix its channels "
             "by any matrix and undo that behind the cut; cut behind a ReLU if the network has one."
         )
-    if server is not None and isinstance(_first(server), _NORMS):
+    if server is not None and isinstance(_first_layer(server), _NORMS):
         found.append(
             "A batch norm follows the cut, which undoes every shift and scale of a channel; cut behind it, "
             "or behind its rectifier."
@@ -219,12 +215,8 @@ def _advice(
     return found
 
 
-def _leaves(module: nn.Module) -> list[nn.Module]:
-    return [part for part in module.modules() if not list(part.children())]
-
-
-def _first(module: nn.Module) -> nn.Module:
-    return _leaves(module)[0]
+def _first_layer(module: nn.Module) -> nn.Module:
+    return next(part for part in module.modules() if not any(part.children()))
 
 
 def _trial(half: nn.Module, batch: Tensor, shape: tuple[int, ...], bits: int, steps: int) -> float:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sigil import arguments
-from sigil.errors import ConfigError, LossError, ShapeError, shown
+from sigil.errors import ConfigError, LossError, ShapeError
 
 # Unit roundoff of the formats in which logits and gradients travel.
 _ROUNDOFF: Final = {
@@ -71,13 +71,11 @@ CROSS_ENTROPY: Final = Loss()
 
 
 @torch.no_grad()
-def check_logit_gradient(
-    logits: Tensor, gradient: Tensor, loss: Loss = CROSS_ENTROPY, *, wire: torch.dtype | None = None
-) -> None:
+def check_logit_gradient(logits: Tensor, gradient: Tensor, loss: Loss = CROSS_ENTROPY) -> None:
     """Raise `LossError` unless `gradient` is one that `loss` can have at these `logits`.
 
     `logits` (N, classes) are those that were *sent*, after any rounding on the way; `gradient` is what came
-    back. `wire` is the narrowest format that either travelled in (the gradient's own if not given).
+    back, in the narrowest format that either travelled in.
 
     >>> import torch, torch.nn.functional as F
     >>> logits = torch.randn(4, 10, requires_grad=True)
@@ -88,14 +86,10 @@ def check_logit_gradient(
     ...
     sigil.errors.LossError: The logit gradient is not one of the agreed loss ...
     """
-    if not isinstance(loss, Loss):
-        raise ConfigError(f"The loss is of type {type(loss).__name__}, but a sigil.Loss is wanted.")
     for what, given in (("logits", logits), ("logit gradient", gradient)):
         arguments.tensor(what, given)
         if given.dtype not in _ROUNDOFF:
             raise ShapeError(f"The {what} are of type {given.dtype}, but floating point is wanted.")
-    if wire is not None and wire not in _ROUNDOFF:
-        raise ConfigError(f"wire is {shown(wire)}, but it must be a floating-point type of PyTorch.")
     if gradient.shape != logits.shape or logits.ndim != 2 or logits.numel() == 0:
         raise ShapeError(
             f"The logit gradient has the shape {tuple(gradient.shape)}, but the logits had "
@@ -105,7 +99,7 @@ def check_logit_gradient(
         raise LossError("The logit gradient holds values that are not finite.")
     if loss.kind == "any":
         return
-    roundoff = _ROUNDOFF[wire or gradient.dtype]
+    roundoff = _ROUNDOFF[gradient.dtype]
     samples = len(logits) if loss.reduction == "mean" else 1
     expected = torch.softmax(logits.double(), dim=1)
     given = gradient.double() * samples

@@ -16,7 +16,7 @@ dodge a test of correlations. And a thief who turns signs, beginning with the sm
 the sum loses by the squares of what it turns, where turning half of all signs would cost next to nothing.
 
 One entry in eight is *held out*: channels that were reordered, scaled or changed in sign are put back by the
-others (:func:`sigil.alignment.restored_filters`), and then only the held-out signs are tested. Given the
+others (:func:`sigil.alignment.search_known`), and then only the held-out signs are tested. Given the
 suspect and the entries that were compared, they are fair coins still. The key draws which entries these are:
 a thief who knew them could disguise all layers, which costs nothing, and then turn these signs alone. So
 there are two tests, of which the better one counts, and its p-value is multiplied by two. Where the layers

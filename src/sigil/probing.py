@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ def input_shape_of(suspect: Suspect, given: Sequence[int] | None = None) -> tupl
             "The suspect does not say what input it takes: give its input shape without the batch "
             "(--input-shape 3,32,32, input_shape=(3, 32, 32))."
         )
-    shape = arguments.sizes("input shape", known)
+    shape = tuple(map(operator.index, known))
     if not shape or min(shape) < 1:
         raise ShapeError(f"The input shape {shape} is not one: every size must be at least 1.")
     if math.prod(shape) > MAX_INPUT_ELEMENTS:

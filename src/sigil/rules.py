@@ -91,7 +91,7 @@ class Price:
         >>> stamped.needed_rate(64), plain.needed_rate(64), plain.needed_rate(128)  # 61 bits, none, 124
         (0.953125, inf, 0.96875)
         """
-        if isinstance(bits, bool) or not isinstance(bits, int) or bits < 1:
+        if bits < 1:
             raise ConfigError(f"The number of bits is {bits!r} but must be a whole number from 1 on.")
         level = self._log2_level(alpha)
         if level < -bits:

@@ -134,7 +134,6 @@ def tail(weights: ArrayLike, statistic: int) -> Tail:
     at most ``sum |w_j|`` (what cannot happen has no logarithm).
     """
     sizes, unit = reduced(_integers(weights, "weights"))
-    _whole(statistic, "statistic")
     total = int(sizes.sum())
     if statistic > total * unit:
         raise SigilError(
@@ -509,13 +508,7 @@ def _checked(log10_p: float) -> float:
     return float(log10_p)
 
 
-def _whole(number: int, name: str) -> None:
-    if isinstance(number, bool) or not isinstance(number, int | np.integer):
-        raise SigilError(f"The {name} is {number!r} but must be a whole number.")
-
-
 def _positive(number: int, name: str) -> None:
-    _whole(number, name)
     if not 1 <= number <= 2**53:
         raise SigilError(f"The {name} is {number} but must lie between 1 and 2^53.")
 

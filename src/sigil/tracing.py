@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from sigil import arguments, imprint_reading, models
-from sigil.alignment import restored_filters, restored_unknown
+from sigil.alignment import search_known, search_unknown
 from sigil.errors import AlignmentError, ConfigError, SuspectError, shown
 from sigil.imprint import OWNER_FILE, REGISTER_FILE, Imprint, read_model
 from sigil.keys.key import Key
@@ -470,10 +470,10 @@ def _in_order(tensors: Mapping[str, Tensor], copies: Imprint) -> Mapping[str, Te
     named = _renamed(tensors, ours)
     finite = {name: torch.nan_to_num(named[name]) for name in own.state_dict() if name in named}
     try:
-        return restored_filters(models.from_state(own.spec, finite), own)
+        return search_known(models.from_state(own.spec, finite), own).restored()
     except (SuspectError, AlignmentError):  # other layers, names or widths
         filters = [tensors[name] for name in sorted(tensors, key=_natural) if tensors[name].ndim == 4]
-        return restored_unknown(filters, own) if filters else {}
+        return search_unknown(filters, own).restored() if filters else {}
 
 
 def _own_half(copies: Imprint) -> Model | None:

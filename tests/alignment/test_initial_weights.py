@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sigil import attacks, models
-from sigil.alignment.initial_weights import match_by_initial_weights
+from sigil.alignment.initial_weights import search_known
 from sigil.attacks.permute import disguise, disguise_spaces, spaces_at
 from sigil.errors import AlignmentError
 from sigil.models import Model
@@ -55,7 +55,7 @@ def images() -> torch.Tensor:
 @torch.no_grad()
 def puts_back(suspect: Model, original: Model, initial: Model) -> float:
     """The share of channels that, traced back, are the original's up to a positive scale."""
-    match = match_by_initial_weights(suspect, initial)
+    match = search_known(suspect, initial).result()
     assert match.believed
     assert match.signs is not None
     signs = torch.from_numpy(match.signs).view(-1, 1, 1)
@@ -118,7 +118,7 @@ def test_channels_without_a_rectifier_may_change_sign(name: str, cut: str) -> No
     disguised = attacks.permute(disguised, cut=cut, seed=3)
     suspect, original = models.split(disguised, cut)[0], models.split(model, cut)[0]
     assert puts_back(suspect, original, initial) == 1.0
-    signs_found = match_by_initial_weights(suspect, initial).signs
+    signs_found = search_known(suspect, initial).result().signs
     assert signs_found is not None
     assert (signs_found < 0).any()
 
@@ -143,7 +143,7 @@ def test_filters_may_change_sign_with_their_batch_norm() -> None:
     disguised = attacks.permute(disguised, cut="layer3", seed=3)
     suspect, original = models.split(disguised, "layer3")[0], models.split(model, "layer3")[0]
     assert puts_back(suspect, original, initial) == 1.0
-    signs = match_by_initial_weights(suspect, initial).signs
+    signs = search_known(suspect, initial).result().signs
     assert signs is not None
     assert (signs > 0).all()
 
@@ -151,7 +151,7 @@ def test_filters_may_change_sign_with_their_batch_norm() -> None:
 @pytest.mark.parametrize("name", models.names())
 def test_a_model_of_other_origin_is_not_believed(name: str) -> None:
     stranger = models.split(trained(build(name, seed=9)), models.default_cut(name))[0]
-    found = match_by_initial_weights(stranger, build(name))
+    found = search_known(stranger, build(name)).result()
     assert not found.believed
     assert found.agreement < 0.3
     assert found.sure < len(found.order) / 2
@@ -160,7 +160,7 @@ def test_a_model_of_other_origin_is_not_believed(name: str) -> None:
 def test_an_undisguised_model_keeps_its_order() -> None:
     initial = build("vgg11")
     half = models.split(trained(initial), "stage4")[0]
-    found = match_by_initial_weights(half, initial)
+    found = search_known(half, initial).result()
     np.testing.assert_array_equal(found.order, np.arange(64))
     assert found.sure == 64
     assert 0.6 < found.agreement < 0.8  # noise as large as the weights: 1/√2
@@ -173,7 +173,7 @@ def test_copies_of_channels_find_no_place() -> None:
         layer = half.get_submodule("stage4.3")
         assert isinstance(layer.weight, torch.Tensor)
         layer.weight[:8] = layer.weight[8:16].clone()
-    found = match_by_initial_weights(half, initial)
+    found = search_known(half, initial).result()
     assert (found.order < 0).sum() >= 8
     kept = np.arange(16, 64)
     np.testing.assert_array_equal(found.order[kept], kept)
@@ -188,4 +188,4 @@ def test_initial_weights_of_another_model_are_one_sentence(other: tuple[str, int
     if cut is not None:
         initial = models.split(initial, cut)[0]
     with pytest.raises(AlignmentError, match=r"^The initial weights are those of the .*\.$"):
-        match_by_initial_weights(half, initial)
+        search_known(half, initial).result()

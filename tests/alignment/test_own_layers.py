@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sigil import models
 from sigil.alignment.initial_weights import topology_of
-from sigil.alignment.own_layers import _watched, match_own
+from sigil.alignment.own_layers import _watched, search_own
 from sigil.errors import AlignmentError
 from sigil.models.topology import IMAGE, HalfTopology
 
@@ -95,9 +95,9 @@ def test_an_answer_without_channels_has_no_order() -> None:
     module = Odd()
     module.way = "flattened"
     with pytest.raises(AlignmentError, match="cannot be seen"):
-        match_own(module, copy.deepcopy(module), INPUT)
+        search_own(module, copy.deepcopy(module), INPUT)
 
 
 def test_modules_of_other_origin_have_no_order_in_common() -> None:
     torch.manual_seed(0)
-    assert not match_own(Odd(), Odd(), INPUT).believed
+    assert not search_own(Odd(), Odd(), INPUT).result().believed

@@ -12,7 +12,7 @@ import torch
 import sigil
 from sigil import models
 from sigil.alignment import Reference, began_with_key, fingerprint, initial_half
-from sigil.alignment.initial_weights import match_by_initial_weights
+from sigil.alignment.initial_weights import search_known
 from sigil.errors import AlignmentError, SigilError
 from sigil.federation import train
 from sigil.federation.federation import Federation
@@ -39,7 +39,7 @@ def test_it_is_what_the_federation_began_with(tmp_path: Path) -> None:
         torch.testing.assert_close(value, began[name], rtol=0, atol=0)
     trained = run.halves()[0]
     assert not torch.equal(trained.state_dict()["conv1.weight"], began["conv1.weight"])
-    found = match_by_initial_weights(trained, again)
+    found = search_known(trained, again).result()
     assert found.believed
     assert found.order.tolist() == list(range(16))
 

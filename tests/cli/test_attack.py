@@ -473,7 +473,7 @@ def test_the_group_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None
 # An extraction has no options but its student, which is no default, and its tuning, which the next test sees.
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "extract"])
 def test_defaults_are_those_of_the_function(name: str) -> None:
-    command = inspect.signature(getattr(attack, name)).parameters
+    command = {option.name: option for option in attack.ATTACKS[name].options}
     function = inspect.signature(getattr(attacks, name)).parameters
     shared = {
         option: parameter.default
@@ -488,7 +488,7 @@ def test_defaults_are_those_of_the_function(name: str) -> None:
 def test_a_command_takes_the_best_recipe_unless_the_attack_has_its_own(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = inspect.signature(attack.open_tuning).parameters
+    options = {option.name: option for option in attack.TUNING}
     assert {*options} - {"share"} <= {field.name for field in fields(attacks.Tuning)}
     assert all(options[name].default is None for name in options if name not in ("share", "seed"))
     seen: dict[str, attacks.Tuning] = {}

@@ -261,7 +261,7 @@ def test_demo_leaves_pages_by_hand_alone(capsys: pytest.CaptureFixture[str]) -> 
 def test_own_pages_are_replaced_by_force_only(capsys: pytest.CaptureFixture[str]) -> None:
     line = "report run --out page.html"
     assert main(line.split()) == 0
-    assert files.PAGE.on("page.html")
+    assert files.PAGE.matches("page.html")
     capsys.readouterr()
     assert "give --force" in refused(capsys, line, "")
     old = Path("page.html").stat().st_ino

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sigil.data import Batches, evaluate_batches
+from sigil.data import Batches, Dataset, Split, evaluate_batches
 from sigil.data.batches import crop
 from sigil.errors import DataError
 
@@ -14,6 +14,8 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (50, 3, 16, 24), dtype=np.uint8)
 LABELS = np.arange(50, dtype=np.int64)
+SPLIT = Split(IMAGES, LABELS)
+DATASET = Dataset("made", SPLIT, SPLIT, 50, (3, 16, 24), MEAN, STD, augment="none")
 
 
 def batches(count: int = 50, **options: Any) -> Batches:
@@ -155,13 +157,13 @@ def test_read_only_maps_can_be_used(tmp_path: Any) -> None:
     expected = batches(augment="crop-flip").epoch(seeded(0))
     for (images, _), (wanted, _) in zip(own.epoch(seeded(0)), expected, strict=True):
         assert torch.equal(images, wanted)
-    (images, _), *_ = evaluate_batches(mapped, LABELS, batch_size=50, mean=MEAN, std=STD)
+    (images, _), *_ = evaluate_batches(Split(mapped, LABELS), DATASET, batch_size=50)
     images.zero_()
     assert np.array_equal(mapped, IMAGES)
 
 
 def test_evaluation_goes_in_order_over_everything() -> None:
-    epoch = list(evaluate_batches(IMAGES, LABELS, batch_size=49, mean=MEAN, std=STD))
+    epoch = list(evaluate_batches(SPLIT, DATASET, batch_size=49))
     assert [len(labels) for _, labels in epoch] == [49, 1]
     assert torch.equal(torch.cat([labels for _, labels in epoch]), torch.arange(50))
     together = torch.cat([images for images, _ in epoch])
@@ -183,4 +185,4 @@ def test_impossible_batches_are_refused(options: dict[str, Any], message: str) -
 
 def test_impossible_evaluation_is_refused() -> None:
     with pytest.raises(DataError, match="batch size is 0"):
-        next(evaluate_batches(IMAGES, LABELS, batch_size=0, mean=MEAN, std=STD))
+        next(evaluate_batches(SPLIT, DATASET, batch_size=0))

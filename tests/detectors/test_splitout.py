@@ -150,7 +150,7 @@ def test_too_few_local_gradients_say_what_is_needed() -> None:
 def test_local_gradients_must_be_finite_and_of_the_same_size() -> None:
     with pytest.raises(DetectorError, match="not all finite"):
         SplitOut([torch.full((N, 4), math.nan)])
-    with pytest.raises(ShapeError, match="7 numbers a sample arrived, but the local ones have 10"):
+    with pytest.raises(ShapeError, match="7 numbers per sample arrived, but the local ones have 10"):
         SplitOut(simplex()).update(torch.zeros(3, 7), LABELS[:3])
 
 

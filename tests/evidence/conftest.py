@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
-from torch import Tensor
 
 from sigil import statistics
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.origin import OCTILES, Origin
 from sigil.rules import ALPHA
+from sigil.suspect import Suspect
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict.report import (
     AlignmentFacts,
@@ -115,23 +114,9 @@ def _make(
     report = _report(
         key, tuple(readings), tries, cuts, alpha, register, seed, reasons, reference, compared, aligned
     )
-    suspect = _facts(Opening(file, sha256, description), (3, 32, 32), Opened())
+    opened = Suspect(Path(file), "safetensors", description, sha256, None, None, lambda batch: batch)
+    suspect = _facts(opened, (3, 32, 32), Opened())
     return report.model_copy(update={"suspect": suspect, "command": harmless(command, limit=20_000)}), key
-
-
-class Opening:
-    """A file that was opened, which holds one model."""
-
-    kind, entry, entries, unread, asked = "safetensors", "", ("",), 0, MappingProxyType({})
-
-    def __init__(self, file: str, sha256: str, description: str) -> None:
-        self.path, self.sha256, self.description = Path(file), sha256, description
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        return batch
-
-    def each(self) -> Iterator[Opening]:
-        yield self
 
 
 def _reading(

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from sigil.errors import EvidenceError
 from sigil.evidence import check
-from sigil.evidence.statement import References
+from sigil.evidence.published import References
 from sigil.keys.key import Key
 from sigil.verdict.envelope import (
     MAX_FILE,
@@ -147,11 +147,6 @@ def test_somebody_else_signs_as_well(make: Callable[..., Any]) -> None:
         check(json.dumps(mixed, separators=(",", ":")).encode() + b"\n")
     with pytest.raises(EvidenceError, match="two signatures by one key"):
         check(enveloped(payload_of(content), owner, owner))
-
-
-def test_a_draft_of_a_record_is_refused_in_one_sentence() -> None:
-    with pytest.raises(EvidenceError, match=r"^This is evidence in a draft form that no release .*\.$"):
-        check(b'{"body":{"alignment":null},"public_key":"' + b"0" * 64 + b'"}\n')
 
 
 def test_evidence_for_another_key_is_refused(make: Callable[..., Any]) -> None:

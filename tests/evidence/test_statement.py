@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sigil.errors import EvidenceError
-from sigil.evidence.statement import References, parse, parse_references
+from sigil.evidence.published import References, parse, parse_references
 from sigil.keys.key import Key
 
 

@@ -108,7 +108,7 @@ def test_the_servers_methods_take_the_two_messages_and_nothing_else() -> None:
     }
     made_of = typing.get_type_hints(Server.__init__)
     numbers = {name for name, kind in made_of.items() if kind is int}
-    assert numbers == {"round_number", "client", "statistics_every"}
+    assert numbers == {"round", "client", "statistics_every"}
     rest = {"half", "optimizer", "shape", "precision", "injector", "observers", "return"}
     rest |= {"loss", "repetitions"}
     assert set(made_of) == rest | numbers
@@ -133,7 +133,7 @@ def test_a_server_counts_its_steps_and_records_its_injections() -> None:
             server.backward(LogitGradient(torch.randn(6, 5)))
         return server
 
-    marked = run(injector=Injector(key), observers=[Watch()], round_number=3, client=2, statistics_every=2)
+    marked = run(injector=Injector(key), observers=[Watch()], round=3, client=2, statistics_every=2)
     assert seen == [Step(3, 2, number) for number in range(1, 6)]
     assert marked.steps == 5
     assert len(marked.injections) == 3  # of the steps 1, 3 and 5

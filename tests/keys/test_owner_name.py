@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sigil.errors import ConfigError
-from sigil.keys.owner_name import check_owner
+from sigil.keys.owner_name import check_name
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from sigil.keys.owner_name import check_owner
     ],
 )
 def test_names_that_companies_have(owner: str) -> None:
-    assert check_owner(owner) == owner
+    assert check_name(owner, "owner") == owner
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_names_that_companies_have(owner: str) -> None:
 )
 def test_names_that_could_be_taken_for_others(owner: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check_owner(owner)
+        check_name(owner, "owner")
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_names_that_could_be_taken_for_others(owner: str, words: str) -> None:
 )
 def test_what_was_refused_before_still_is(owner: str) -> None:
     with pytest.raises(ConfigError, match="printable"):
-        check_owner(owner)
+        check_name(owner, "owner")

@@ -479,7 +479,7 @@ def test_a_client_whose_every_step_is_in_time_can_still_take_too_long(net: Any) 
         stream = net.raw(service, 0).send(net.hello(tickets[0]))
         stream.receive()
         assert stream.refusal() is Reason.DEADLINE
-        assert service.statuses() == {0: Status.LOST}
+        assert service.progress() == {0: (Status.LOST, 0)}
         assert net.raw(service, 0).send(net.hello(tickets[0])).refusal() is Reason.CLOSED
         assert service.wait_round(minimum=0).finished == []
 
@@ -598,7 +598,7 @@ def test_stopping_in_the_middle_of_a_round_prints_no_traceback(
     # One waits for its next message, one is in the middle of a step, one in the middle of a tensor.
     streams[1].send(*net.activation(client=1)).receive()
     streams[2].send(net.activation(client=2)[0])
-    running.stop()
+    running.close()
     for stream in streams:
         stream.refusal()
     gc.collect()  # tasks that nobody waited for complain when they are collected

@@ -25,10 +25,10 @@ def test_a_key_takes_its_shape_from_a_batch_of_activations() -> None:
     assert (key.owner, key.shape, key.bits, key.fields.model) == ("ACME", (64, 3, 2), 40, "resnet18")
 
 
-@pytest.mark.parametrize("wrong", [torch.rand(4), torch.rand(0, 4), np.zeros((2, 3)), (256, 8, 8)])
-def test_a_shape_is_only_taken_from_a_batch(wrong: object) -> None:
+@pytest.mark.parametrize("wrong", [torch.rand(4), torch.rand(0, 4)])
+def test_a_shape_is_only_taken_from_a_batch(wrong: torch.Tensor) -> None:
     with pytest.raises(ShapeError, match="batch of activations"):
-        sigil.Key.for_activation(wrong, owner="ACME")  # type: ignore[arg-type]
+        sigil.Key.for_activation(wrong, owner="ACME")
 
 
 def test_an_injector_takes_the_path_of_a_key(key: sigil.Key, tmp_path: Path) -> None:

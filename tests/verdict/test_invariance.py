@@ -25,6 +25,7 @@ from harness.disguises import (
     scaled,
 )
 from harness.held_out import FILES, GRAPHS, unaliased
+from harness.layouts import LAYOUTS
 from sigil import models, verify
 from sigil.keys.key import Key
 from sigil.models import Model
@@ -170,6 +171,23 @@ def test_a_graph_of_other_operators_has_the_verdict_of_the_plain_copy(
     assert report.owned
     assert report.best.log10_p_before < -14
     assert origin(report) < -400
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_layout_of_tensors_hides_no_filters(layout: str, tmp_path: Path) -> None:
+    """log10 p of the origin was -1015.7 in each; vectors, batches last and lists hid all filters before."""
+    known, random = case(), torch.Generator().manual_seed(1)
+    half = models.split(scaled(known, reordered(known, known.whole, random), random), known.cut)[0].eval()
+    path, images = tmp_path / "copy.onnx", pictures(4, seed=9)
+    graph = LAYOUTS[layout](unaliased(exported(half, path)))
+    onnx.save(graph, str(path))
+    with closing(open_suspect(path, key=known.key, at=graph.graph.output[0].name)) as suspect:
+        with torch.no_grad():
+            torch.testing.assert_close(suspect(images), half(images), rtol=1e-3, atol=1e-3)
+        report = verify(suspect, known.key, known.inputs, inputs_from="judge", register=1)
+    assert report.owned
+    assert report.best.log10_p_before < -14
+    assert origin(report) < -900
 
 
 @pytest.mark.parametrize(

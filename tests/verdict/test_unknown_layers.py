@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from harness.luck import Margin
 from sigil import attacks, models, verify
-from sigil.alignment.unknown_layers import match_filters
+from sigil.alignment.unknown_layers import search_unknown
 from sigil.errors import ShapeError
 from sigil.keys.key import Key
 from sigil.models import Model
@@ -165,7 +165,7 @@ def test_channels_may_be_split_and_idle_ones_added(how: dict[str, object], margi
     # All of the original's channels are among the copy's, the right ones in their places.
     start = start_of(key)
     assert start is not None
-    order = torch.tensor(match_filters(filters_of(Renamed(copied), INPUT), start).order)
+    order = torch.tensor(search_unknown(filters_of(Renamed(copied), INPUT), start).result().order)
     mine, theirs = (half(images()).transpose(0, 1).flatten(1) for half in (original, copied))
     known = (order >= 0) & (mine.norm(dim=1) > 0)  # a channel that is zero for these images has no direction
     cosines = nn.functional.cosine_similarity(mine[known], theirs[order[known]], dim=1)

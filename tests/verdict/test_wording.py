@@ -105,11 +105,8 @@ def test_the_sentence_claims_no_more_than_the_other_texts() -> None:
 def test_all_texts_give_the_same_verdict(owned: bool) -> None:
     found = verdict(owned=owned)
     texts = [
-        wording.word(found),
-        wording.stamp(found),
-        wording.title(found),
-        wording.heading(found),
-        wording.headline(found, "ACME"),
+        wording.outcome(found),
+        *wording.titles(found),
         wording.sentence(found),
         " ".join(wording.meaning(found)),
     ]
@@ -121,11 +118,8 @@ def test_all_texts_give_the_same_verdict(owned: bool) -> None:
 def test_an_experiment_is_never_called_proven() -> None:
     found = verdict(owned=False, experiment=True)
     texts = [
-        wording.word(found),
-        wording.stamp(found),
-        wording.title(found),
-        wording.heading(found),
-        wording.headline(found, "ACME"),
+        wording.outcome(found),
+        *wording.titles(found),
         wording.sentence(found),
         " ".join(wording.meaning(found)),
     ]
@@ -137,7 +131,7 @@ def test_an_experiment_is_never_called_proven() -> None:
 
 def test_descent_is_not_called_theft() -> None:
     found = verdict(owned=False, descends=True)
-    assert "the mark is not proven" in wording.headline(found, "ACME")
+    assert "the mark is not proven" in wording.titles(found).headline
     meaning = " ".join(wording.meaning(found))
     assert "every client" in meaning
     assert "does not show that anything trained was taken" in meaning
@@ -175,13 +169,13 @@ def test_an_order_that_was_not_used_is_said_to_be_so() -> None:
 @pytest.mark.parametrize("changes", [{"experiment": True}, {"descends": True}])
 def test_an_experiment_and_descent_alone_are_never_called_ownership(changes: dict[str, bool]) -> None:
     found = verdict(owned=False, **changes)
-    assert "OWNED" not in wording.headline(found, "ACME")
-    assert "Proven" not in wording.stamp(found)
+    assert "OWNED" not in wording.titles(found).headline
+    assert "Proven" not in wording.titles(found).stamp
 
 
 def test_descent_alone_says_what_it_shows() -> None:
     found = verdict(owned=False, descends=True)
-    assert wording.headline(found, "ACME").startswith("DESCENDS from the initial weights of ACME")
+    assert wording.titles(found).headline.startswith("DESCENDS from the initial weights of {owner}")
     assert "received" in wording.ending(found)
 
 

@@ -11,14 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
+from sigil import watching
 from sigil.errors import NetworkError
 from sigil.federation.run import train
 from sigil.federation.settings import make
 from sigil.keys.key import Key
 from sigil.rules import Price
-from sigil.transport.metrics import ClientNow
-from sigil.watching import Board, LivePage, page
-from sigil.watching.page import LOG_LINES, PAGE
+from sigil.transport.limits import Reason
+from sigil.transport.metrics import ClientNow, Metrics
+from sigil.watching import LOG_LINES, PAGE, Board, LivePage
 
 
 def get(page: LivePage, path: str = "", **options: Any) -> httpx.Response:
@@ -60,29 +61,31 @@ def test_a_run_that_goes_on_shows_its_earlier_rounds_too() -> None:
 
 
 def test_time_left_is_without_the_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, waited = [0.0], [0.0]
-    monkeypatch.setattr(page.time, "monotonic", lambda: now[0])
-    shown = Board(waited=lambda: waited[0])
+    now, metrics = [0.0], Metrics()
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    shown = Board(metrics)
     shown.on_start("run", first_round=0, rounds=5, images_per_round=10)
     assert shown.state()["seconds_left"] is None
-    now[0], waited[0] = 130.0, 100.0
+    now[0] = 130.0
+    metrics.waited(100.0)
     shown.on_round({"round": 1})
     shown.on_step(5)
     assert shown.state()["seconds_left"] == pytest.approx(30 / 1.5 * 3.5)
 
 
 def test_clients_refusals_and_the_end_of_the_log_are_shown() -> None:
-    shown = Board(
-        clients=lambda: [ClientNow(1, "training", 64, 12.5)],
-        refusals=lambda: {"streams": {"order": 2, "ticket": 0}},
-    )
+    metrics = Metrics()
+    metrics.now = (ClientNow(1, "training", 64, 12.5),)
+    for _ in range(2):
+        metrics.rejected(Reason.ORDER)
+    shown = Board(metrics)
     logger = logging.getLogger("sigil.test")
     logger.addHandler(shown.handler)
     for number in range(LOG_LINES + 5):
         logger.warning("line %d", number)
     state = shown.state()
     assert state["clients"] == [{"client": 1, "state": "training", "images": 64, "images_per_second": 12.5}]
-    assert state["refusals"] == {"streams": {"order": 2}}
+    assert state["refusals"] == {"streams": {"order": 2}, "connections": {}, "updates": {}}
     assert len(state["log"]) == LOG_LINES
     assert state["log"][-1].endswith(f" line {LOG_LINES + 4}")
 

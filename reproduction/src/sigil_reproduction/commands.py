@@ -13,7 +13,7 @@ import typer
 
 from sigil import extras
 from sigil.cli import outputs
-from sigil.cli.train import DataDir, Quiet
+from sigil.cli.options import DataDir, Quiet
 from sigil.errors import ExperimentError
 
 

@@ -68,7 +68,7 @@ def reproduce(
     for name in names:
         files.check_folder(store.results / name, raises=ExperimentError)
         if (page := store.results / name / "README.md").exists():
-            files.check(page, replace=_mark(name), kind="page", raises=ExperimentError)
+            files.check(page, replace=_magic(name), kind="page", raises=ExperimentError)
     wanted = [cell for name in names for cell in registry.get(name).cells(scale, seeds)]
     missing = {(cell.experiment, cell.file): cell for cell in wanted if not store.has(cell)}
     if trained:
@@ -99,7 +99,7 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     measured = Measured(cells, store.results_of(cells))
     page = folder / "README.md"
-    before = page.read_text("utf-8") if _mark(name).on(page) else ""
+    before = page.read_text("utf-8") if _magic(name).matches(page) else ""
     with tempfile.TemporaryDirectory() as drawn:
         body = drawing.markdown(experiment.page(measured, Path(drawn)))
         for picture in sorted(Path(drawn).iterdir()):
@@ -119,15 +119,15 @@ def show(name: str, store: Store, seeds: Sequence[int]) -> Path:
         f"# {name}\n\n{experiment.caption}\n\n{body}\n"
         + "".join(f"{part}\n\n" for part in rest if part)
         + f"Made by `sigil reproduce {name} --scale {store.scale}`.\n",
-        replace=_mark(name),
+        replace=_magic(name),
         raises=ExperimentError,
     )
     return page
 
 
-def _mark(name: str) -> files.Mark:
+def _magic(name: str) -> files.Magic:
     """How an experiment's page is known as one that Sigil wrote: by its title and its last line."""
-    return files.Mark(f"# {name}\n".encode(), tail=f"Made by `sigil reproduce {name} --scale ".encode())
+    return files.Magic(f"# {name}\n".encode(), tail=f"Made by `sigil reproduce {name} --scale ".encode())
 
 
 class _Processes(ProcessPoolExecutor):

@@ -18,8 +18,7 @@ from sigil.pages.drawing import markdown
 from sigil.probing import noise
 from sigil.verdict.verification import verify
 from sigil_reproduction.beyond import alignment, alignment_null
-from sigil_reproduction.beyond.alignment import cells, same_channels
-from sigil_reproduction.beyond.alignment_page import show, verdict
+from sigil_reproduction.beyond.alignment import cells, same_channels, show, verdict
 from sigil_reproduction.beyond.disguises import DISGUISES, permuted
 from sigil_reproduction.runner import scales
 from sigil_reproduction.runner.experiment import Measured

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sigil_reproduction.beyond.carriers_mark import Kind, Mark
+from sigil_reproduction.beyond.carriers import Kind, Mark
 
 SHAPE = (8, 4, 4)
 KINDS = {

@@ -9,7 +9,7 @@ from sigil.baselines import Backdoor
 from sigil.federation.messages import Activation
 from sigil.federation.observers import Step
 from sigil_reproduction.paper import table1_capability as capability
-from sigil_reproduction.paper.table1_server_trials import NO, PARTLY, YES, Trial, Witness, tensors
+from sigil_reproduction.paper.table1_capability import NO, PARTLY, YES, Trial, Witness, tensors
 from sigil_reproduction.runner.experiment import Measured
 from sigil_reproduction.runner.store import Cell, Result
 

@@ -15,8 +15,8 @@ has a model that computes the same and whose mark cannot be read. Both can be un
 from __future__ import annotations
 
 from sigil.alignment.aligning import Alignment, Probes, align
-from sigil.alignment.initial_weights import restored_filters
-from sigil.alignment.own_layers import restored_own
+from sigil.alignment.initial_weights import search_known
+from sigil.alignment.own_layers import search_own
 from sigil.alignment.references import (
     Reference,
     ReferenceKind,
@@ -27,7 +27,7 @@ from sigil.alignment.references import (
     open_reference,
     save_sums,
 )
-from sigil.alignment.unknown_layers import restored_unknown
+from sigil.alignment.unknown_layers import search_unknown
 
 __all__ = [
     "Alignment",
@@ -40,8 +40,8 @@ __all__ = [
     "fingerprint",
     "initial_half",
     "open_reference",
-    "restored_filters",
-    "restored_own",
-    "restored_unknown",
     "save_sums",
+    "search_known",
+    "search_own",
+    "search_unknown",
 ]

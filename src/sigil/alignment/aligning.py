@@ -19,10 +19,10 @@ from sigil.alignment.correlations import (
     correlation_matrix,
     match_by_correlations,
 )
-from sigil.alignment.initial_weights import match_by_initial_weights
-from sigil.alignment.own_layers import match_own
+from sigil.alignment.initial_weights import search_known
+from sigil.alignment.own_layers import search_own
 from sigil.alignment.references import Reference, check_channels, fingerprint
-from sigil.alignment.unknown_layers import match_filters
+from sigil.alignment.unknown_layers import search_unknown
 from sigil.errors import AlignmentError, ShapeError
 from sigil.models import Model
 from sigil.probing import (
@@ -78,26 +78,12 @@ class Spread:
         return torch.where(variance > CONSTANT**2 * size, variance, 0.0).sqrt()
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """How to put a suspect's channels back: which they are, with which sign, and how sure that is.
+@dataclass(frozen=True, kw_only=True)
+class Alignment(Match):
+    """How to put a suspect's channels back; ``source`` and ``fingerprint`` say what was compared."""
 
-    Channel i of the owner's model is channel ``order[i]`` of the suspect, times ``signs[i]`` and divided by
-    ``scales[i]``, of which there are none where nothing is known; an ``order`` of −1 means that the suspect
-    has no such channel. ``gauge`` is a layer and a batch norm of the suspect between which channels vary as
-    much as in training, but for their scale. ``agreement``, ``sure`` and ``believed`` are those of
-    :class:`sigil.alignment.correlations.Match`; ``source`` and ``fingerprint`` say what was compared.
-    """
-
-    order: tuple[int, ...]
-    signs: tuple[int, ...]
-    agreement: float
-    sure: int
-    believed: bool
     source: str
     fingerprint: str
-    scales: tuple[float, ...] | None = None
-    gauge: tuple[str, str] | None = None
 
     def __call__(self, activation: Tensor, deviations: Tensor | None = None) -> Tensor:
         """Activations (n, C′, …) of the suspect, in the owner's order and at unit scale, (n, C, …).
@@ -109,9 +95,9 @@ class Alignment:
             spread = Spread()
             spread.add(activation)
             deviations = spread.deviations
-        order = torch.tensor(self.order)
+        order = torch.from_numpy(self.order)
         sizes = torch.where(order < 0, 0.0, deviations[order])
-        divisors = self._divisors(sizes) * torch.tensor(self.signs)
+        divisors = self._divisors(sizes) * (1 if self.signs is None else torch.from_numpy(self.signs))
         shape = (-1, *[1] * (activation.ndim - 2))
         return (activation[:, order].double() / divisors.view(shape)).to(activation.dtype)
 
@@ -145,7 +131,7 @@ class Alignment:
         """What to divide each channel by, given their deviations in the owner's order; infinite for zero."""
         wanted = sizes.clone()
         if self.scales is not None:
-            scales = torch.tensor(self.scales, dtype=torch.float64)
+            scales = torch.from_numpy(self.scales)
             known = scales.isfinite() & (sizes > 0)
             if known.any():
                 # Of a channel that hardly responds its columns say nothing, and may say anything.
@@ -190,19 +176,9 @@ def align(
             batches, source = _image_batches(probes, shape, batch_size), "correlations under images"
         correlation = _correlations(suspect, batches, expected=reference.shape)
         found = _by_correlation(correlation, reference.correlation)
-    signs = np.ones(len(found.order)) if found.signs is None else found.signs
-    own = not isinstance(reference, Reference | Model)
-    return Alignment(
-        order=tuple(map(int, found.order)),
-        signs=tuple(map(int, signs)),
-        agreement=found.agreement,
-        sure=found.sure,
-        believed=found.believed,
-        source=source,
-        fingerprint=fingerprint(reference),
-        scales=None if found.scales is None else tuple(map(float, found.scales)),
-        gauge=found.gauge if isinstance(module_of(suspect), Model) or own else None,
-    )
+    if isinstance(reference, Reference | Model) and not isinstance(module_of(suspect), Model):
+        found = replace(found, gauge=None)  # named by layers that the suspect may not have
+    return Alignment(**vars(found), source=source, fingerprint=fingerprint(reference))
 
 
 def _by_initial_weights(suspect: Suspect, reference: nn.Module, shape: tuple[int, ...]) -> Match:
@@ -211,11 +187,11 @@ def _by_initial_weights(suspect: Suspect, reference: nn.Module, shape: tuple[int
     if not isinstance(reference, Model):
         if module is None:
             raise AlignmentError("Initial weights of a module can only be compared with those of a module.")
-        return match_own(module, reference, shape)
+        return search_own(module, reference, shape).result()
     if isinstance(module, Model):
         check_channels(models.activation_shape(module, shape))
     if isinstance(module, Model) and not _is_widened(module, reference):
-        return match_by_initial_weights(module, reference)
+        return search_known(module, reference).result()
     filters = filters_of(suspect, shape)
     if not filters:
         raise AlignmentError(
@@ -223,7 +199,7 @@ def _by_initial_weights(suspect: Suspect, reference: nn.Module, shape: tuple[int
             f"architectures {', '.join(models.names())} and shows no convolutions: give the recorded "
             "reference instead."
         )
-    return match_filters(filters, reference)
+    return search_unknown(filters, reference).result()
 
 
 def _is_widened(half: Model, reference: Model) -> bool:

@@ -54,7 +54,7 @@ RIDGE = 0.3
 
 @dataclass(frozen=True)
 class Match:
-    """An order and how much it can be believed.
+    """Which channel is which, and how much that can be believed.
 
     Channel i of the reference is channel ``order[i]`` of the suspect, or none if that is −1. ``agreement`` is
     the cosine of the two matrices of partial correlations in that order, 1 for a perfect copy. ``sure``
@@ -62,7 +62,8 @@ class Match:
     those are enough. ``signs`` are −1 where the suspect's channel is the other's negative, if signs were
     looked for. ``scales`` are those of the suspect's channels up to a common factor, if they were found;
     not a number for a channel without one. ``gauge`` names the layer and the batch norm in front of the last
-    rectifier, if nothing else shows scales.
+    rectifier, if nothing else shows scales: between them channels vary as much as in training, but for their
+    scale.
     """
 
     order: Order

@@ -46,31 +46,11 @@ SURE = 0.75  # the share of channels with a partner that must be sure; between u
 SAME = 0.99  # the cosine from which two filters are copies of each other
 
 
-def match_by_initial_weights(half: Model, initial: Model) -> Match:
-    """Find the order of the channels at the cut of ``half`` by the weights of ``initial``.
+def search_known(half: Model, initial: Model) -> Search:
+    """Compare a client half with the client half or the whole model at the start of the training.
 
-    ``half`` is a client half, ``initial`` the client half or the whole model at the start of the training.
-    Channel i of a model trained from ``initial`` is channel ``order[i]`` of ``half``. ``agreement`` is the
-    mean cosine of matched filters, about 0 for a model of other origin; ``sure`` counts the channels at the
-    cut whose partner is twice as similar to them as to any other (in artanh of the cosine, whose error does
-    not depend on it). A channel has none (−1) if what is left for it resembles another one more: copies of
-    channels in the suspect find no place.
+    Entries of ``initial`` that are zero decide nothing, so that they can be held out.
     """
-    return _search(half, initial).result()
-
-
-def restored_filters(half: Model, initial: Model) -> Restored:
-    """The filters of ``half`` in the order, scale and signs of ``initial``, by the names of their weights.
-
-    ``half`` and ``initial`` are as for :func:`match_by_initial_weights`. Each filter has the sign with which
-    it leans to its initial value. Entries of ``initial`` that are zero decide nothing, so that they can be
-    held out. Layers without positions are left out.
-    """
-    return _search(half, initial).restored()
-
-
-def _search(half: Model, initial: Model) -> Search:
-    """All orders and signs."""
     initial = _fitting(half, initial)
     topology = topology_of(half)
     ours, theirs = (
@@ -216,7 +196,7 @@ class Search:
     def _whole(self, filters: Filters, spaces: tuple[str, ...]) -> Filters:
         """Filters that read each copy of a channel as the whole channel: with the sum of the copies' weights.
 
-        Whoever splits channels chooses the weights of the parts, 5 and -4 times the old ones, say. Which of
+        Who splits channels chooses the weights of the parts, 5 and -4 times the old ones, say. Which of
         the copies is then taken for ours does not matter.
         """
         if not self.lean or not spaces:
@@ -247,7 +227,10 @@ class Search:
         return np.concatenate([np.where(order < 0, -1, order + start) for order, start in each])
 
     def restored(self) -> Restored:
-        """Their filters in our order and scale, each with the sign with which it leans to ours."""
+        """Their filters in our order and scale, each with the sign with which it leans to ours.
+
+        By the names of their weights; layers without positions are left out.
+        """
         return Restored(self)
 
     def is_known(self, link: Link) -> bool:
@@ -256,7 +239,14 @@ class Search:
         return link.layer in self.theirs and self.ours[link.layer].has_positions and known
 
     def result(self) -> Match:
-        """The order at the cut, and how sure it is."""
+        """The order at the cut, and how sure it is.
+
+        Channel i of a model trained from ours is channel ``order[i]`` of theirs. ``agreement`` is the mean
+        cosine of matched filters, about 0 for a model of other origin; ``sure`` counts the channels whose
+        partner is twice as similar to them as to any other (in artanh of the cosine, whose error does not
+        depend on it). A channel has none (−1) if what is left for it resembles another one more: copies of
+        channels in the suspect find no place.
+        """
         at_cut = self.topology.at_cut
         sure, cosines = 0, []
         for space in at_cut:

@@ -20,49 +20,23 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sigil.alignment.correlations import Match
-from sigil.alignment.initial_weights import Restored, Search, signed_filters
+from sigil.alignment.initial_weights import Search, signed_filters
 from sigil.errors import AlignmentError
 from sigil.models.topology import IMAGE, HalfTopology, Link
 from sigil.probing import activations, noise, undisturbed
 
 # Operators behind which a channel may still have the other sign.
 _LINEAR = (
-    *(
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "cat",
-        "mean",
-        "avg_pool",
-        "batch_norm",
-        "clone",
-        "copy",
-        "view",
-        "reshape",
-    ),
-    *("detach", "to", "contiguous", "pad", "slice", "dropout", "upsample"),
+    *("add", "sub", "mul", "div", "cat", "mean", "avg_pool", "batch_norm", "clone", "copy", "view"),
+    *("reshape", "detach", "to", "contiguous", "pad", "slice", "dropout", "upsample"),
 )
 
 
-def match_own(suspect: nn.Module, initial: nn.Module, shape: Sequence[int]) -> Match:
-    """Find the order of the channels at the cut of a module by the weights of its layers at the start.
+def search_own(suspect: nn.Module, initial: nn.Module, shape: Sequence[int]) -> Search:
+    """Compare a module with its own layers at the start of the training, under the same names.
 
-    ``initial`` has the layers of ``suspect`` under the same names; ``shape`` is that of one input.
+    ``shape`` is that of one input. Entries of ``initial`` that are zero decide nothing.
     """
-    return _search(suspect, initial, shape).result()
-
-
-def restored_own(suspect: nn.Module, initial: nn.Module, shape: Sequence[int]) -> Restored:
-    """The filters of a module in the order, scale and signs of ``initial``, by the names of their weights.
-
-    Entries of ``initial`` that are zero decide nothing, so that they can be held out.
-    """
-    return _search(suspect, initial, shape).restored()
-
-
-def _search(suspect: nn.Module, initial: nn.Module, shape: Sequence[int]) -> Search:
     topology = _watched(suspect, shape)
     ours, theirs = (
         {link.layer: signed_filters(module, link) for link in topology.links} for module in (initial, suspect)

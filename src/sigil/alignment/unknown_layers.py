@@ -22,9 +22,9 @@ import scipy  # loads scipy.optimize, which takes a second, only where it is use
 import torch
 from torch import Tensor
 
-from sigil.alignment.correlations import Floats, Match
+from sigil.alignment.correlations import Floats
 from sigil.alignment.filters import Filters, cosines, fitted
-from sigil.alignment.initial_weights import Restored, Search, topology_of
+from sigil.alignment.initial_weights import Search, topology_of
 from sigil.models import Model
 from sigil.models.topology import HalfTopology, Link, weight_of
 
@@ -36,24 +36,12 @@ KEPT: Final = 0.2
 """How much of a larger kernel must lie in its middle."""
 
 
-def match_filters(filters: Sequence[Tensor], initial: Model) -> Match:
-    """Find the order of the channels at the cut of a suspect of which only its filters are known.
+def search_unknown(filters: Sequence[Tensor], initial: Model) -> Search:
+    """Compare a suspect of which only its filters are known with a client half at the start of the training.
 
     ``filters`` are the weights (outputs, inputs, height, width) of its convolutions up to the cut, in the
-    order of computing; ``initial`` is the client half at the start of the training.
+    order of computing. Entries of ``initial`` that are zero decide nothing.
     """
-    return _search(filters, initial).result()
-
-
-def restored_unknown(filters: Sequence[Tensor], initial: Model) -> Restored:
-    """Those filters that correspond to layers of ``initial``, in its order, shape, scale and signs, by name.
-
-    Channels without a partner are zeros. Entries of ``initial`` that are zero decide nothing.
-    """
-    return _search(filters, initial).restored()
-
-
-def _search(filters: Sequence[Tensor], initial: Model) -> Search:
     topology = topology_of(initial)
     ours = {link.layer: Filters.of(weight_of(initial, link.layer)) for link in topology.links}
     widest = MOST_TIMES_WIDER * max(map(len, ours.values()))

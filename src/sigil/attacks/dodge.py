@@ -7,13 +7,13 @@ half other answers to noise at no cost: the task never sees them.
 from __future__ import annotations
 
 import copy
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sigil.attacks.halves import ModelOrHalves, check_not_negative, open_at_cut, same_kind
-from sigil.attacks.training import TUNING, Changes, Tuning, train
+from sigil.attacks.training import TUNING, Tuning, train
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.seeds import generator
@@ -26,7 +26,7 @@ def dodge(
     gamma: float = 1.0,
     cut: str | None = None,
     tuning: Tuning = TUNING,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> ModelOrHalves:
     """Train the rows up to the cut to answer noise in another order of channels, and images as before.
 

@@ -6,13 +6,13 @@ training the model as it was is the teacher of all.
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
 from sigil.attacks.launder import add_noise
 from sigil.attacks.orthogonalise import Way, turn_away
 from sigil.attacks.read import find_in_mean
-from sigil.attacks.training import BEST, Changes, Effect, Tuning, finetune_at_cut
+from sigil.attacks.training import BEST, Effect, Tuning, finetune_at_cut
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.models import Model
@@ -33,7 +33,7 @@ def erase(
     shape: float = 0.7,
     cut: str | None = None,
     tuning: Tuning = BEST,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> ModelOrHalves:
     """Fine-tune a copy of the model with any set of attacks at the same time; what is 0 is left out.
 

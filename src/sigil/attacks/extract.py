@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from sigil.attacks.halves import (
     same_kind,
     whole_copy,
 )
-from sigil.attacks.training import BATCH_SIZE, Changes, Tuning, answers_differ, digest, train
+from sigil.attacks.training import BATCH_SIZE, Tuning, answers_differ, digest, train
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.models import Model
@@ -42,7 +42,7 @@ def extract(
     *,
     part: Part = "whole",
     tuning: Tuning = EXTRACT,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> ModelOrHalves:
     """Distil the teacher into a copy of ``student``, which it returns; both that are given stay as they are.
 

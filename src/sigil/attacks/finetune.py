@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from sigil.attacks.halves import ModelOrHalves, check_choice, open_at_cut, same_kind
-from sigil.attacks.training import BATCH_SIZE, Changes, Effect, Tuning, finetune_at_cut
+from sigil.attacks.training import BATCH_SIZE, Effect, Tuning, finetune_at_cut
 from sigil.data import Dataset
 from sigil.seeds import generator
 
@@ -23,7 +23,7 @@ def finetune(
     *,
     kind: Kind = "all",
     tuning: Tuning = FINETUNE,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> ModelOrHalves:
     """Train a copy of the model further on ``data.train``, and do nothing else.
 

@@ -7,15 +7,15 @@ after noise. Noise is cheapest where a layer's inputs hardly vary: there it chan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sigil.attacks.halves import ModelOrHalves, OpenedAtCut, check_not_negative, open_at_cut, same_kind
-from sigil.attacks.training import BEST, Changes, Effect, Tuning, finetune_at_cut
-from sigil.data import Dataset, evaluate_batches
+from sigil.attacks.training import BEST, Effect, Tuning, finetune_at_cut
+from sigil.data import Dataset, Split, evaluate_batches
 from sigil.seeds import generator
 
 # Images on which the inputs of the layers are measured; patches of one image are many.
@@ -32,7 +32,7 @@ def launder(
     shape: float = 0.7,
     cut: str | None = None,
     tuning: Tuning = BEST,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> ModelOrHalves:
     """Add noise to every filter up to the cut of a copy of the model, then fine-tune it.
 
@@ -102,13 +102,8 @@ def _moments(attacked: OpenedAtCut, layers: Sequence[nn.Conv2d | nn.Linear], dat
     attacked.front.eval()
     handles = [layer.register_forward_pre_hook(hook(index)) for index, layer in enumerate(layers)]
     try:
-        for images, _ in evaluate_batches(
-            data.train.images[:IMAGES],
-            data.train.labels[:IMAGES],
-            batch_size=32,
-            mean=data.mean,
-            std=data.std,
-        ):
+        some = Split(data.train.images[:IMAGES], data.train.labels[:IMAGES])
+        for images, _ in evaluate_batches(some, data, batch_size=32):
             attacked.front(images)
     finally:
         for handle in handles:

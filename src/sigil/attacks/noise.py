@@ -13,7 +13,7 @@ from sigil.federation.observers import ClientObserver, Step
 from sigil.federation.settings import Settings
 from sigil.seeds import generator
 
-Reading = Literal["power", "amplitude"]
+Ratio = Literal["power", "amplitude"]
 
 
 class NoiseInjection(ClientObserver):
@@ -38,7 +38,7 @@ class NoiseInjection(ClientObserver):
         self,
         snr: float,
         *,
-        reading: Reading = "power",
+        reading: Ratio = "power",
         clients: Sequence[int] | None = None,
         seed: int = 0,
     ) -> None:

@@ -9,7 +9,7 @@ more gently.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from sigil.attacks.halves import (
     open_at_cut,
     same_kind,
 )
-from sigil.attacks.training import TUNING, Changes, Effect, Tuning, digest, finetune_at_cut
+from sigil.attacks.training import TUNING, Effect, Tuning, digest, finetune_at_cut
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.models import Model
@@ -46,7 +46,7 @@ def orthogonalise(
     keep: bool = False,
     cut: str | None = None,
     tuning: Tuning = TUNING,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> ModelOrHalves:
     """Fine-tune a copy of the model, up to the cut unlike the ``initial`` weights.
 

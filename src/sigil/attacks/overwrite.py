@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any
 
 from torch import Tensor
 
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
-from sigil.attacks.training import BATCH_SIZE, Changes, Effect, Tuning, finetune_at_cut
+from sigil.attacks.training import BATCH_SIZE, Effect, Tuning, finetune_at_cut
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.injector import Injector
@@ -24,7 +24,7 @@ def overwrite(
     strength: float = 1.0,
     cut: str | None = None,
     tuning: Tuning = OVERWRITE,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> ModelOrHalves:
     """Fine-tune a copy of the model on ``data.train`` while an injector embeds the attacker's ``key``.
 

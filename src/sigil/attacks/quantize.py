@@ -44,7 +44,7 @@ def quantize(model: ModelOrHalves, format: Format, *, per: Per = "channel") -> M
 
 
 def _rounded(weight: Tensor, levels: int, per: Per) -> Tensor:
-    """(outputs, …) -> the same shape, on 2·levels + 1 evenly spaced values a channel or in all."""
+    """(outputs, …) -> the same shape, on 2·levels + 1 evenly spaced values per channel or in all."""
     dimensions = tuple(range(1, weight.ndim)) if per == "channel" else tuple(range(weight.ndim))
     step = weight.abs().amax(dimensions, keepdim=True) / levels
     # A channel of zeros has no step, and stays zero.

@@ -7,7 +7,7 @@ smooth, so what is left of the mean map after each channel's own mean is mostly 
 from __future__ import annotations
 
 import math
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,6 @@ from sigil.attacks.halves import (
 )
 from sigil.attacks.training import (
     TUNING,
-    Changes,
     Effect,
     Tuning,
     finetune_at_cut,
@@ -44,7 +43,7 @@ def read(
     gamma: float = 10.0,
     cut: str | None = None,
     tuning: Tuning = TUNING,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> tuple[ModelOrHalves, Tensor]:
     """Fine-tune a copy of the model until its mean activation map no longer shows the mark.
 

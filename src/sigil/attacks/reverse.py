@@ -8,13 +8,13 @@ it, where each bit becomes a coin. But the thief knows the sign too, and nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any
 
 from torch import Tensor
 
 from sigil.attacks.halves import ModelOrHalves, open_at_cut, same_kind
 from sigil.attacks.subspace import check_recording, mean_gradient
-from sigil.attacks.training import TUNING, Changes, Tuning, finetune_at_cut, push_along
+from sigil.attacks.training import TUNING, Tuning, finetune_at_cut, push_along
 from sigil.data import Dataset
 from sigil.federation.recording import Recording
 
@@ -29,7 +29,7 @@ def reverse(
     rounds: Sequence[int] | None = None,
     cut: str | None = None,
     tuning: Tuning = TUNING,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> tuple[ModelOrHalves, Tensor]:
     """Fine-tune a copy of the model until its activations lie on the other side of the mean gradient.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from sigil.attacks.halves import (
     open_at_cut,
     same_kind,
 )
-from sigil.attacks.training import BATCH_SIZE, Changes, Effect, Tuning, finetune_at_cut
+from sigil.attacks.training import BATCH_SIZE, Effect, Tuning, finetune_at_cut
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.federation.recording import Recording
@@ -87,7 +87,7 @@ def subspace(
     normalise: bool = True,
     cut: str | None = None,
     tuning: Tuning = SUBSPACE,
-    **changes: Unpack[Changes],
+    **changes: Any,
 ) -> tuple[ModelOrHalves, Subspace]:
     """Estimate the mark's subspace from a recording and fine-tune a copy of the model out of it.
 
@@ -303,7 +303,7 @@ def principal_components(
 ) -> Components:
     """The ``count`` first principal components of the rows (n, d) that ``rows()`` gives batch by batch.
 
-    ``rows()`` is called once a pass and nothing but one batch and a few d×count matrices is held. With Q a
+    ``rows()`` is called once per pass and nothing but one batch and a few d×count matrices is held. With Q a
     random orthonormal basis, each pass sets Q to an orthonormal basis of Xᵀ X Q; the last solves the small
     problem (X Q)ᵀ(X Q) exactly.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,28 +48,6 @@ Penalty = Callable[[Tensor], Tensor | None]
 
 BATCH_SIZE = 256
 """The batch of the paper's training, also used to attack."""
-
-
-class Changes(TypedDict, total=False):
-    """What an attack that trains may be told to do otherwise than its default :class:`Tuning`."""
-
-    lr: float
-    steps: int | None
-    epochs: int | None
-    batch_size: int
-    optimizer: Optimizer
-    decay: bool
-    warmup: float
-    labels: float
-    logits: float
-    features: float
-    temperature: float
-    averaged: float
-    norms: Norms
-    seed: int
-    precision: Precision | None
-    progress: Progress | None
-    checkpoint: Path | None
 
 
 @dataclass(frozen=True)
@@ -134,13 +112,11 @@ class Tuning:
         check_positive("temperature", self.temperature)
         check_choice("treatment of norms", self.norms, ("trained", "frozen", "re-estimated"))
 
-    def changed(self, **changes: Unpack[Changes]) -> Tuning:
-        """The same but for what is given; steps take the place of epochs, and epochs of steps."""
+    def changed(self, **changes: Any) -> Tuning:
+        """The same but for the fields that are given; steps take the place of epochs, and epochs of steps."""
         if changes.get("steps") is None and changes.get("epochs") is None:
-            changes["steps"], changes["epochs"] = self.steps, self.epochs
-        changes.setdefault("steps", None)
-        changes.setdefault("epochs", None)
-        return replace(self, **changes)
+            changes |= {"steps": self.steps, "epochs": self.epochs}
+        return replace(self, **({"steps": None, "epochs": None} | changes))
 
     @cached_property
     def chosen_precision(self) -> Precision:
@@ -402,11 +378,9 @@ def mean_activation(attacked: OpenedAtCut, data: Dataset, tuning: Tuning) -> Ten
     attacked.whole.to(device=precision.device, memory_format=precision.layout).eval()  # type: ignore[call-overload]
     total, count = torch.zeros(attacked.shape, dtype=torch.float64), 0
     for images, _ in evaluate_batches(
-        data.train.images,
-        data.train.labels,
+        data.train,
+        data,
         batch_size=256,
-        mean=data.mean,
-        std=data.std,
         device=precision.device,
         memory_format=precision.layout,
     ):

@@ -1,1 +1,1 @@
-"""The `sigil` command: one file a command group."""
+"""Not public. The `sigil` command: one file per command group."""

@@ -1,7 +1,8 @@
 """`sigil attack NAME SUSPECT --out F`: try to remove a mark, and see what is left of it.
 
-A command declares its options. Those with the name of a parameter of the attack are given to it, with what
-else it takes: the attacker's images, the recording, a bar on the terminal (:func:`_arguments`).
+:data:`ATTACKS` declares the commands: the help and the options of each. Options with the name of a parameter
+of the attack are given to it, with what else it takes: the attacker's images, the recording, a bar on the
+terminal (:func:`_arguments`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from inspect import Parameter, Signature, isroutine, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,10 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sigil.cli import data_names, outputs, own_code
-from sigil.cli.key import AskPassphrase, PassphraseFile, load_key
+from sigil.cli import data_names, options, outputs, own_code
+from sigil.cli.key import load_key
 from sigil.cli.terminal import printable
-from sigil.cli.train import DataDir, Quiet
 from sigil.errors import AttackError, ConfigError
 
 if TYPE_CHECKING:
@@ -31,47 +32,7 @@ if TYPE_CHECKING:
     from sigil.models import Model
 
 _MOST_ROUNDS = 10**6
-
-Suspect = Annotated[
-    Path,
-    typer.Argument(metavar="SUSPECT", help="A run's directory, a whole model, or a client half."),
-]
-Out = Annotated[
-    Path,
-    typer.Option("--out", "-o", metavar="F", help="Where to write: a directory for two halves, else a file."),
-]
-Server = Annotated[
-    Path | None, typer.Option(metavar="F", help="The server half that belongs to a client half.")
-]
-KeyFile = Annotated[
-    Path | None, typer.Option("--key", "-k", metavar="FILE", help="The owner's key, to see what is left.")
-]
-Data = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Data set: digits, cifar10, tiny-imagenet, folder:...")
-]
-Share = Annotated[
-    float, typer.Option(metavar="S", help="Share of the training images that the attacker holds.")
-]
-Cut = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Where a whole model's mark is; else the paper's cut.")
-]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of everything random.")]
-Steps = Annotated[int | None, typer.Option(metavar="N", help="Number of batches to train for.")]
-Epochs = Annotated[int | None, typer.Option(metavar="N", help="Number of epochs to train for.")]
-Recorded = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Recorded gradients; else SUSPECT/recording.")
-]
-Initial = typer.Option(metavar="F", help="The initial weights: a model file, or the run's directory.")
-Turning = Annotated[str, typer.Option(metavar="WAY", help="project, rotate, penalty, flip or turn.")]
-Keep = Annotated[bool, typer.Option("--keep", help="Repeat it at every step.")]
-Noise = Annotated[float, typer.Option(metavar="S", help="Size in standard deviations of each filter.")]
-Shape = Annotated[
-    float, typer.Option(metavar="E", help="How far it keeps to inputs that hardly vary; 0: white noise.")
-]
-Gamma = Annotated[float, typer.Option(metavar="G", help="Weight of the penalty.")]
-Reversal = Annotated[
-    float, typer.Option(metavar="R", help="How far past zero to push: 0 is zero, 1 mirrors.")
-]
+_NEEDED = Parameter.empty
 
 
 class _Attacks(TyperGroup):
@@ -119,6 +80,71 @@ def attack() -> None:
     """
 
 
+def _parameter(name: str, annotation: Any, default: Any = _NEEDED) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _option(name: str, kind: Any, default: Any, metavar: str, help: str) -> Parameter:
+    return _parameter(name, Annotated[kind, options.option(metavar, help)], default)
+
+
+def _switch(name: str, default: bool | None, flags: str, help: str) -> Parameter:
+    kind: Any = bool if default is not None else bool | None
+    return _parameter(name, Annotated[kind, typer.Option(flags, help=help)], default)
+
+
+_SUSPECT = typer.Argument(metavar="SUSPECT", help="A run's directory, a whole model, or a client half.")
+_OUT = typer.Option(
+    "--out", "-o", metavar="F", help="Where to write: a directory for two halves, else a file."
+)
+_KEY = typer.Option("--key", "-k", metavar="FILE", help="The owner's key, to see what is left.")
+FIRST = (_parameter("suspect", Annotated[Path, _SUSPECT]), _parameter("out", Annotated[Path, _OUT]))
+LAST = (
+    _option("server", Path | None, None, "F", "The server half that belongs to a client half."),
+    _parameter("key", Annotated[Path | None, _KEY], None),
+    _parameter("passphrase", options.AskPassphrase, False),
+    _parameter("passphrase_file", options.PassphraseFile, None),
+    _option("data", str | None, None, "NAME", "Data set: digits, cifar10, tiny-imagenet, folder:..."),
+    _parameter("data_dir", options.DataDir, None),
+    _option("cut", str | None, None, "NAME", "Where a whole model's mark is; else the paper's cut."),
+    _parameter("quiet", options.Quiet, False),
+)
+"""What every command has, before and after the options of its own."""
+
+SHARE = _option("share", float, 0.1, "S", "Share of the training images that the attacker holds.")
+SEED = _parameter(
+    "seed", Annotated[int, typer.Option(metavar="N", min=0, help="Seed of everything random.")], 0
+)
+TUNING = (
+    _option("steps", int | None, None, "N", "Number of batches to train for."),
+    _option("epochs", int | None, None, "N", "Number of epochs to train for."),
+    _option("lr", float | None, None, "R", "Learning rate."),
+    _option("batch_size", int | None, None, "N", "Images in a batch."),
+    _option("optimizer", str | None, None, "NAME", "adam or sgd."),
+    _switch("decay", None, "--decay/--no-decay", "Let the rate fall to 0 as a half cosine."),
+    _option("warmup", float | None, None, "S", "Share of the steps in which the rate rises."),
+    _option("labels", float | None, None, "W", "Weight of the own labels."),
+    _option("logits", float | None, None, "W", "Weight of the answers that the model gave before."),
+    _option("features", float | None, None, "W", "Weight of its activations at the cut before."),
+    _option("temperature", float | None, None, "T", "Softens these answers."),
+    _option("averaged", float | None, None, "S", "Share of the last steps, whose mean is the result."),
+    _option("norms", str | None, None, "HOW", "Batch norms: trained, frozen or re-estimated."),
+    SHARE,
+    SEED,
+)
+"""How to fine-tune, where it is not as the attack's own recipe says, or else that of a thief's best."""
+_TUNED = [option.name for option in TUNING if option is not SHARE]
+
+GAMMA = _option("gamma", float, 1.0, "G", "Weight of the penalty.")
+INITIAL = _option("initial", Path, _NEEDED, "F", "The initial weights: a model file, or the run's directory.")
+KEEP = _switch("keep", False, "--keep", "Repeat it at every step.")
+NOISE = _option("noise", float, 0.0, "S", "Size in standard deviations of each filter.")
+RECORDING = _option("recording", Path | None, None, "DIR", "Recorded gradients; else SUSPECT/recording.")
+REVERSAL = _option("reversal", float, 0.0, "R", "How far past zero to push: 0 is zero, 1 mirrors.")
+SHAPE = _option("shape", float, 0.7, "E", "How far it keeps to inputs that hardly vary; 0: white noise.")
+TURNING = _option("way", str, "project", "WAY", "project, rotate, penalty, flip or turn.")
+
+
 @dataclass(frozen=True)
 class AttackCommand:
     """One call of an attack: what it works on, the folder where that lies, and how it talks."""
@@ -162,108 +188,23 @@ class AttackCommand:
             yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-def open_command(
-    *,
-    suspect: Suspect,
-    out: Out,
-    server: Server = None,
-    key: KeyFile = None,
-    passphrase: AskPassphrase = False,
-    passphrase_file: PassphraseFile = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    cut: Cut = None,
-    quiet: Quiet = False,
-) -> AttackCommand:
-    """Open everything that the command line names."""
+def _opened(given: dict[str, Any]) -> AttackCommand:
+    """Open everything that the options of every command name, and take them out of what was given."""
     from sigil import data as datasets
     from sigil.attacks.target import ModelUnderAttack
 
+    common = {option.name: given.pop(option.name) for option in (*FIRST, *LAST)}
+    suspect, key, data, cut = (common[name] for name in ("suspect", "key", "data", "cut"))
+    unlock = {"ask": common["passphrase"], "passphrase_file": common["passphrase_file"]}
     target = ModelUnderAttack.open(
         suspect,
-        out,
-        server=server,
-        key=None if key is None else load_key(key, ask=passphrase, passphrase_file=passphrase_file),
-        data=None if data is None else datasets.load(data, data_dir=data_dir),
+        common["out"],
+        server=common["server"],
+        key=None if key is None else load_key(key, **unlock),
+        data=None if data is None else datasets.load(data, data_dir=common["data_dir"]),
         cut=cut,
     )
-    return AttackCommand(target, suspect if suspect.is_dir() else suspect.parent, cut, quiet)
-
-
-def open_tuning(
-    *,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    lr: Annotated[float | None, typer.Option("--lr", metavar="R", help="Learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", help="Images in a batch.")] = None,
-    optimizer: Annotated[str | None, typer.Option(metavar="NAME", help="adam or sgd.")] = None,
-    decay: Annotated[
-        bool | None, typer.Option("--decay/--no-decay", help="Let the rate fall to 0 as a half cosine.")
-    ] = None,
-    warmup: Annotated[
-        float | None, typer.Option(metavar="S", help="Share of the steps in which the rate rises.")
-    ] = None,
-    labels: Annotated[float | None, typer.Option(metavar="W", help="Weight of the own labels.")] = None,
-    logits: Annotated[
-        float | None, typer.Option(metavar="W", help="Weight of the answers that the model gave before.")
-    ] = None,
-    features: Annotated[
-        float | None, typer.Option(metavar="W", help="Weight of its activations at the cut before.")
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(metavar="T", help="Softens these answers.")] = None,
-    averaged: Annotated[
-        float | None, typer.Option(metavar="S", help="Share of the last steps, whose mean is the result.")
-    ] = None,
-    norms: Annotated[
-        str | None, typer.Option(metavar="HOW", help="Batch norms: trained, frozen or re-estimated.")
-    ] = None,
-    share: Share = 0.1,
-    seed: Seed = 0,
-) -> None:
-    """How to fine-tune, where it is not as the attack's own recipe says, or else that of a thief's best."""
-
-
-def attack_command(
-    bar: str = "", *, tuning: bool = False
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command of a function that declares the options of the attack of its name.
-
-    The options of :func:`open_command`, which every attack has, are added to its own, and with `tuning` those
-    of :func:`open_tuning`. `bar` names the bar that shows how far an attack is that trains.
-    """
-
-    def register(declared: Callable[..., None]) -> Callable[..., None]:
-        def act(call: AttackCommand, **given: Any) -> None:
-            _carry_out(call, declared.__name__, bar, given)
-
-        return _command(declared, act, _options(open_tuning) if tuning else {})
-
-    return register
-
-
-def _command(
-    declared: Callable[..., None], act: Callable[..., None], more: dict[str, Parameter] | None = None
-) -> Callable[..., None]:
-    """Make a command with the declared options, `more` and those of every attack; `act` does the work."""
-    shared, own = _options(open_command), _options(declared)
-    first, rest = list(shared.values())[:2], list(shared.values())[2:]
-
-    def run(**given: Any) -> None:
-        _check(given)
-        act(open_command(**{name: given.pop(name) for name in shared}), **given)
-
-    run.__name__, run.__doc__ = declared.__name__, declared.__doc__
-    options = [*first, *own.values(), *(more or {}).values(), *rest]
-    options.sort(key=lambda option: option.name != "name")  # which comes before the suspect
-    run.__signature__ = Signature(options)  # type: ignore[attr-defined]
-    app.command()(run)
-    return declared
-
-
-def _options(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The keyword parameters of a function, which are options of a command."""
-    parameters = signature(function, eval_str=True).parameters
-    return {name: each for name, each in parameters.items() if each.kind is Parameter.KEYWORD_ONLY}
+    return AttackCommand(target, suspect if suspect.is_dir() else suspect.parent, cut, common["quiet"])
 
 
 def _check(given: dict[str, Any]) -> None:
@@ -289,11 +230,11 @@ def _check(given: dict[str, Any]) -> None:
             f"--out: {out} has no name that a model can be written to; give a file or a directory."
         )
     state = out.with_name(f".{out.name}.attack")
-    wanted = [outputs.File("--out", place) for place in (out, out / CLIENT, out / SERVER, state)]
+    wanted = [outputs.File("--out", path) for path in (out, out / CLIENT, out / SERVER, state)]
     outputs.check_apart(wanted, inputs)
 
 
-def _carry_out(call: AttackCommand, name: str, bar: str, given: dict[str, Any]) -> None:
+def _carry_out(name: str, bar: str, call: AttackCommand, **given: Any) -> None:
     """Attack, write the new model and say what came of it."""
     from sigil import attacks, models
 
@@ -303,15 +244,15 @@ def _carry_out(call: AttackCommand, name: str, bar: str, given: dict[str, Any]) 
         arguments = _arguments(call, takes, given, progress)
         result = function(call.target.model, **arguments)
     if name in ("subspace", "reverse", "read"):
-        attacked, found = result
+        attacked, direction = result
         call.finish(attacked)
-        _say_overlap(call, found)
+        _say_overlap(call, direction)
     elif name == "extract":
         architecture = result.spec.name
         same = architecture == _spec(call).name
-        place = call.target.cut if same else models.default_cut(architecture)
+        cut = call.target.cut if same else models.default_cut(architecture)
         halves = isinstance(call.target.model, tuple)
-        call.finish(models.split(result, place) if halves else result, cut=place)
+        call.finish(models.split(result, cut) if halves else result, cut=cut)
     else:
         call.finish(result)
     if name == "overwrite" and not call.quiet:
@@ -335,8 +276,7 @@ def _arguments(
 
     def tuning() -> Tuning:
         default = next(each.default for each in takes if each.name == "tuning")
-        said = {name: given[name] for name in _options(open_tuning) if given[name] is not None}
-        said.pop("share")
+        said = {name: given[name] for name in _TUNED if given[name] is not None}
         recipe = BEST if default == Tuning() else default
         tuned: Tuning = recipe.changed(**said, progress=progress, checkpoint=call.target.checkpoint)
         return tuned
@@ -379,31 +319,31 @@ def _student(call: AttackCommand, student: str | None, width: int | None, seed: 
     )
 
 
-def _say_overlap(call: AttackCommand, found: Any) -> None:
+def _say_overlap(call: AttackCommand, direction: Any) -> None:
     """Say how much of the mark's span the attack found, if there is a key to know it by."""
     from sigil.attacks import Subspace, overlap
 
     key = call.target.key
     if key is None or call.quiet:
         return
-    if isinstance(found, Subspace):
-        part = overlap(found.directions, key)
+    if isinstance(direction, Subspace):
+        part = overlap(direction.directions, key)
         call.say(f"The attack found {100 * part:.1f} % of the span of the key's matrix.")
     else:
-        part = overlap(found, key) * key.bits
+        part = overlap(direction, key) * key.bits
         call.say(f"Of the direction found {100 * part:.1f} % lies in the span of the key's matrix.")
 
 
 def line(when: str, measured: Measurement) -> str:
     """One line of numbers: accuracy, WSR, p-value, verdict."""
-    from sigil.verdict.wording import p_value, percent, word
+    from sigil.verdict.wording import outcome, p_value, percent
 
     parts = [f"{when:<6}"]
     if measured.accuracy is not None:
         parts.append(f"accuracy {percent(measured.accuracy):<6}")
     if measured.report is not None:
         report = measured.report
-        parts += [f"WSR {percent(report.wsr):<6}", p_value(report), word(report)]
+        parts += [f"WSR {percent(report.wsr):<6}", p_value(report), outcome(report)]
     return "  ".join(parts)
 
 
@@ -424,275 +364,247 @@ def rounds_of(text: str, option: str) -> list[int]:
     return rounds
 
 
-@attack_command("fine-tuning", tuning=True)
-def finetune(
-    *,
-    kind: Annotated[
-        str, typer.Option(metavar="KIND", help="all, last, reset-all or reset-last (layers).")
-    ] = "all",
-) -> None:
-    """Train further on the attacker's own images, for 100 steps by default.
+@dataclass(frozen=True)
+class Attack:
+    """One command: its help, the options of its own, and of an attack that trains the name of its bar.
 
-    \b
-    Examples:
-      sigil attack finetune runs/a --out runs/b --data digits --steps 50
-      sigil attack finetune runs/a --out runs/b --data digits \\
-        --kind reset-all --epochs 5 --lr 0.05
+    One that trains has the options of fine-tuning too.
     """
 
-
-@attack_command()
-def prune(
-    *,
-    ratio: Annotated[float, typer.Option(metavar="R", help="Share of the weights to zero, 0 to 1.")],
-    scope: Annotated[
-        str, typer.Option(metavar="SCOPE", help="What is ranked together: layer, tensor or global.")
-    ] = "layer",
-    norms: Annotated[bool, typer.Option("--norms", help="Prune batch norms too.")] = False,
-    part: Annotated[
-        str, typer.Option(metavar="PART", help="What is pruned: whole, or client for the client half.")
-    ] = "whole",
-) -> None:
-    """Set the smallest weights to zero.
-
-    \b
-    Examples:
-      sigil attack prune runs/a --out runs/b --ratio 0.6 --key owner.key
-      sigil attack prune client.safetensors --out pruned.safetensors \\
-        --ratio 0.8 --scope global --norms
-    """
+    help: str
+    options: tuple[Parameter, ...]
+    bar: str = ""
 
 
-@attack_command()
-def quantize(
-    *,
-    format: Annotated[str, typer.Option(metavar="FORMAT", help="fp16, int8 or int4.")],
-    per: Annotated[
-        str, typer.Option(metavar="UNIT", help="What has a scale of its own: channel or tensor.")
-    ] = "channel",
-) -> None:
-    """Round the weights to few bits.
+ATTACKS = {
+    "finetune": Attack(
+        """Train further on the attacker's own images, for 100 steps by default.
 
-    \b
-    Examples:
-      sigil attack quantize runs/a --out runs/b --format int8 --key owner.key
-      sigil attack quantize model.safetensors --out q.safetensors \\
-        --format int4 --per tensor
-    """
+        \b
+        Examples:
+          sigil attack finetune runs/a --out runs/b --data digits --steps 50
+          sigil attack finetune runs/a --out runs/b --data digits \\
+            --kind reset-all --epochs 5 --lr 0.05
+        """,
+        (_option("kind", str, "all", "KIND", "all, last, reset-all or reset-last (layers)."),),
+        bar="fine-tuning",
+    ),
+    "prune": Attack(
+        """Set the smallest weights to zero.
 
-
-@attack_command("subspace removal", tuning=True)
-def subspace(
-    *,
-    early: Annotated[str, typer.Option(metavar="ROUNDS", help="Rounds ruled by the mark, such as 1-2.")],
-    late: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ROUNDS",
-            help="Rounds ruled by the task, such as 70-80; needed unless --main-components is 0.",
+        \b
+        Examples:
+          sigil attack prune runs/a --out runs/b --ratio 0.6 --key owner.key
+          sigil attack prune client.safetensors --out pruned.safetensors \\
+            --ratio 0.8 --scope global --norms
+        """,
+        (
+            _option("ratio", float, _NEEDED, "R", "Share of the weights to zero, 0 to 1."),
+            _option("scope", str, "layer", "SCOPE", "What is ranked together: layer, tensor or global."),
+            _switch("norms", False, "--norms", "Prune batch norms too."),
+            _option("part", str, "whole", "PART", "What is pruned: whole, or client for the client half."),
         ),
-    ] = None,
-    recording: Recorded = None,
-    early_steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Only the first N steps of the early rounds.")
-    ] = None,
-    unit: Annotated[
-        str, typer.Option(metavar="UNIT", help="What a gradient is: sample, batch or window (means).")
-    ] = "sample",
-    main_components: Annotated[int, typer.Option(metavar="N", help="Directions of the task.")] = 64,
-    components: Annotated[int, typer.Option(metavar="N", help="Directions of the mark.")] = 64,
-    gamma: Gamma = 1.0,
-    centre: Annotated[bool, typer.Option("--centre", help="Subtract the mean gradient first.")] = False,
-    normalise: Annotated[
-        bool, typer.Option("--normalise/--raw", help="Variances that sum to 1, or as they are.")
-    ] = True,
-) -> None:
-    """Find the mark's directions in recorded gradients and train them away.
+    ),
+    "quantize": Attack(
+        """Round the weights to few bits.
 
-    \b
-    The recording comes from the training: sigil train --set record.clients=[0]
-    Examples:
-      sigil attack subspace runs/a --out runs/b --early 1-2 --late 70-80 \\
-        --data cifar10 --key owner.key
-      sigil attack subspace model.safetensors --out attacked.safetensors \\
-        --recording runs/a/recording --early 1 --late 11,12 --data digits
-    """
+        \b
+        Examples:
+          sigil attack quantize runs/a --out runs/b --format int8 --key owner.key
+          sigil attack quantize model.safetensors --out q.safetensors \\
+            --format int4 --per tensor
+        """,
+        (
+            _option("format", str, _NEEDED, "FORMAT", "fp16, int8 or int4."),
+            _option("per", str, "channel", "UNIT", "What has a scale of its own: channel or tensor."),
+        ),
+    ),
+    "subspace": Attack(
+        """Find the mark's directions in recorded gradients and train them away.
 
+        \b
+        The recording comes from the training: sigil train --set record.clients=[0]
+        Examples:
+          sigil attack subspace runs/a --out runs/b --early 1-2 --late 70-80 \\
+            --data cifar10 --key owner.key
+          sigil attack subspace model.safetensors --out attacked.safetensors \\
+            --recording runs/a/recording --early 1 --late 11,12 --data digits
+        """,
+        (
+            _option("early", str, _NEEDED, "ROUNDS", "Rounds ruled by the mark, such as 1-2."),
+            _option(
+                "late",
+                str | None,
+                None,
+                "ROUNDS",
+                "Rounds ruled by the task, such as 70-80; needed unless --main-components is 0.",
+            ),
+            RECORDING,
+            _option("early_steps", int | None, None, "N", "Only the first N steps of the early rounds."),
+            _option("unit", str, "sample", "UNIT", "What a gradient is: sample, batch or window (means)."),
+            _option("main_components", int, 64, "N", "Directions of the task."),
+            _option("components", int, 64, "N", "Directions of the mark."),
+            GAMMA,
+            _switch("centre", False, "--centre", "Subtract the mean gradient first."),
+            _switch("normalise", True, "--normalise/--raw", "Variances that sum to 1, or as they are."),
+        ),
+        bar="subspace removal",
+    ),
+    "overwrite": Attack(
+        """Embed a second mark over the first, for 10 epochs by default.
 
-@attack_command("overwriting", tuning=True)
-def overwrite(
-    *,
-    second: Annotated[Path, typer.Option(metavar="FILE", help="The attacker's own key file.")],
-    strength: Annotated[float, typer.Option(metavar="S", help="Strength of the second mark.")] = 1.0,
-) -> None:
-    """Embed a second mark over the first, for 10 epochs by default.
+        \b
+        Examples:
+          sigil key new mallory.key --owner Mallory --shape 256,8,8
+          sigil attack overwrite runs/a --out runs/b --second mallory.key \\
+            --key owner.key --data cifar10
+          sigil attack overwrite runs/a --out runs/b --second mallory.key \\
+            --strength 0.1 --steps 500 --data digits
+        """,
+        (
+            _option("second", Path, _NEEDED, "FILE", "The attacker's own key file."),
+            _option("strength", float, 1.0, "S", "Strength of the second mark."),
+        ),
+        bar="overwriting",
+    ),
+    "permute": Attack(
+        """Reorder and scale the channels at the cut; the model's outputs stay.
 
-    \b
-    Examples:
-      sigil key new mallory.key --owner Mallory --shape 256,8,8
-      sigil attack overwrite runs/a --out runs/b --second mallory.key \\
-        --key owner.key --data cifar10
-      sigil attack overwrite runs/a --out runs/b --second mallory.key \\
-        --strength 0.1 --steps 500 --data digits
-    """
+        \b
+        Examples:
+          sigil attack permute runs/a --out runs/b --key owner.key
+          sigil attack permute model.safetensors --out same.safetensors \\
+            --cut layer2 --no-permutation --scale 1
+        """,
+        (
+            _option("scale", float, 0.5, "S", "Deviation of the log of the channels' scales; 0: none."),
+            _switch(
+                "permutation", True, "--permutation/--no-permutation", "Reorder channels, or only scale."
+            ),
+            SEED,
+        ),
+    ),
+    "extract": Attack(
+        """Teach a fresh model to answer like the suspect.
 
+        \b
+        Examples:
+          sigil attack extract runs/a --out runs/b --data digits --key owner.key
+          sigil attack extract runs/a --out runs/b --data digits \\
+            --student vgg11 --width 16 --epochs 20
+        """,
+        (
+            _option(
+                "student",
+                str | None,
+                None,
+                "NAME|F",
+                "Architecture or file of a fresh model; else the suspect's own.",
+            ),
+            _option("width", int | None, None, "W", "Width of a student made by name."),
+        ),
+        bar="extraction",
+    ),
+    "reverse": Attack(
+        """Push activations past zero along the mean of recorded gradients.
 
-@attack_command()
-def permute(
-    *,
-    scale: Annotated[
-        float, typer.Option(metavar="S", help="Deviation of the log of the channels' scales; 0: none.")
-    ] = 0.5,
-    permutation: Annotated[
-        bool, typer.Option("--permutation/--no-permutation", help="Reorder channels, or only scale.")
-    ] = True,
-    seed: Seed = 0,
-) -> None:
-    """Reorder and scale the channels at the cut; the model's outputs stay.
+        \b
+        The recording comes from the training: sigil train --set record.clients=[0]
+        Examples:
+          sigil attack reverse runs/a --out runs/b --data digits --key owner.key
+          sigil attack reverse runs/a --out runs/b --data cifar10 \\
+            --reversal 1 --rounds 1-8 --epochs 10
+        """,
+        (
+            RECORDING,
+            _option("rounds", str | None, None, "ROUNDS", "Rounds to average over, such as 1-8; else all."),
+            REVERSAL.replace(default=0.5),
+            GAMMA.replace(default=10.0),
+        ),
+        bar="reversal",
+    ),
+    "read": Attack(
+        """Find the mark in the model's mean activation and push it out.
 
-    \b
-    Examples:
-      sigil attack permute runs/a --out runs/b --key owner.key
-      sigil attack permute model.safetensors --out same.safetensors \\
-        --cut layer2 --no-permutation --scale 1
-    """
+        \b
+        Examples:
+          sigil attack read runs/a --out runs/b --data digits --key owner.key
+          sigil attack read runs/a --out runs/b --data cifar10 \\
+            --way flatten --gamma 1
+        """,
+        (
+            _option("way", str, "push", "WAY", "push, flatten or equalise."),
+            REVERSAL,
+            GAMMA.replace(default=10.0),
+        ),
+        bar="reading",
+    ),
+    "dodge": Attack(
+        """Change the answers to noise, and keep those to images.
 
+        \b
+        Examples:
+          sigil attack dodge runs/a --out runs/b --data digits --key owner.key
+          sigil attack dodge runs/a --out runs/b --data digits --gamma 0.1
+        """,
+        (GAMMA,),
+        bar="dodging",
+    ),
+    "orthogonalise": Attack(
+        """Train the client half away from the weights it began with.
 
-@attack_command("extraction", tuning=True)
-def extract(
-    *,
-    student: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|F", help="Architecture or file of a fresh model; else the suspect's own."),
-    ] = None,
-    width: Annotated[int | None, typer.Option(metavar="W", help="Width of a student made by name.")] = None,
-) -> None:
-    """Teach a fresh model to answer like the suspect.
+        \b
+        Examples:
+          sigil attack orthogonalise runs/a --out runs/b --initial runs/a \\
+            --data digits --key owner.key
+          sigil attack orthogonalise runs/a --out runs/b --initial w0.safetensors \\
+            --data digits --way flip --strength 0.5
+        """,
+        (
+            INITIAL,
+            TURNING,
+            _option("strength", float, 1.0, "S", "Share to take away, 0 to 1; the weight of a penalty."),
+            KEEP,
+        ),
+        bar="orthogonalising",
+    ),
+    "launder": Attack(
+        """Add noise to the weights of the client half, then heal the model.
 
-    \b
-    Examples:
-      sigil attack extract runs/a --out runs/b --data digits --key owner.key
-      sigil attack extract runs/a --out runs/b --data digits \\
-        --student vgg11 --width 16 --epochs 20
-    """
+        \b
+        Examples:
+          sigil attack launder runs/a --out runs/b --data digits --key owner.key
+          sigil attack launder runs/a --out runs/b --data digits \\
+            --noise 1 --shape 0
+        """,
+        (NOISE.replace(default=0.9), SHAPE),
+        bar="laundering",
+    ),
+    "erase": Attack(
+        """Take several proofs away at once: mark, origin and imprint.
 
+        \b
+        Examples:
+          sigil attack erase runs/a --out runs/b --flatten 10 --data digits
+          sigil attack erase runs/a --out runs/b --initial runs/a --flatten 3 \\
+            --orthogonalise 1 --noise 0.5 --data cifar10 --key owner.key
+        """,
+        (
+            INITIAL.replace(default=None),
+            _option("flatten", float, 0.0, "G", "Weight of flattening."),
+            _option("push", float, 0.0, "G", "Weight of pushing along what is read."),
+            REVERSAL,
+            _option("orthogonalise", float, 0.0, "S", "Share of the initial weights to take away."),
+            TURNING,
+            KEEP,
+            NOISE,
+            SHAPE,
+        ),
+        bar="erasing",
+    ),
+}
 
-@attack_command("reversal", tuning=True)
-def reverse(
-    *,
-    recording: Recorded = None,
-    rounds: Annotated[
-        str | None, typer.Option(metavar="ROUNDS", help="Rounds to average over, such as 1-8; else all.")
-    ] = None,
-    reversal: Reversal = 0.5,
-    gamma: Gamma = 10.0,
-) -> None:
-    """Push activations past zero along the mean of recorded gradients.
-
-    \b
-    The recording comes from the training: sigil train --set record.clients=[0]
-    Examples:
-      sigil attack reverse runs/a --out runs/b --data digits --key owner.key
-      sigil attack reverse runs/a --out runs/b --data cifar10 \\
-        --reversal 1 --rounds 1-8 --epochs 10
-    """
-
-
-@attack_command("reading", tuning=True)
-def read(
-    *,
-    way: Annotated[str, typer.Option(metavar="WAY", help="push, flatten or equalise.")] = "push",
-    reversal: Reversal = 0.0,
-    gamma: Gamma = 10.0,
-) -> None:
-    """Find the mark in the model's mean activation and push it out.
-
-    \b
-    Examples:
-      sigil attack read runs/a --out runs/b --data digits --key owner.key
-      sigil attack read runs/a --out runs/b --data cifar10 \\
-        --way flatten --gamma 1
-    """
-
-
-@attack_command("dodging", tuning=True)
-def dodge(*, gamma: Gamma = 1.0) -> None:
-    """Change the answers to noise, and keep those to images.
-
-    \b
-    Examples:
-      sigil attack dodge runs/a --out runs/b --data digits --key owner.key
-      sigil attack dodge runs/a --out runs/b --data digits --gamma 0.1
-    """
-
-
-@attack_command("orthogonalising", tuning=True)
-def orthogonalise(
-    *,
-    initial: Annotated[Path, Initial],
-    way: Turning = "project",
-    strength: Annotated[
-        float, typer.Option(metavar="S", help="Share to take away, 0 to 1; the weight of a penalty.")
-    ] = 1.0,
-    keep: Keep = False,
-) -> None:
-    """Train the client half away from the weights it began with.
-
-    \b
-    Examples:
-      sigil attack orthogonalise runs/a --out runs/b --initial runs/a \\
-        --data digits --key owner.key
-      sigil attack orthogonalise runs/a --out runs/b --initial w0.safetensors \\
-        --data digits --way flip --strength 0.5
-    """
-
-
-@attack_command("laundering", tuning=True)
-def launder(*, noise: Noise = 0.9, shape: Shape = 0.7) -> None:
-    """Add noise to the weights of the client half, then heal the model.
-
-    \b
-    Examples:
-      sigil attack launder runs/a --out runs/b --data digits --key owner.key
-      sigil attack launder runs/a --out runs/b --data digits \\
-        --noise 1 --shape 0
-    """
-
-
-@attack_command("erasing", tuning=True)
-def erase(
-    *,
-    initial: Annotated[Path | None, Initial] = None,
-    flatten: Annotated[float, typer.Option(metavar="G", help="Weight of flattening.")] = 0.0,
-    push: Annotated[float, typer.Option(metavar="G", help="Weight of pushing along what is read.")] = 0.0,
-    reversal: Reversal = 0.0,
-    orthogonalise: Annotated[
-        float, typer.Option(metavar="S", help="Share of the initial weights to take away.")
-    ] = 0.0,
-    way: Turning = "project",
-    keep: Keep = False,
-    noise: Noise = 0.0,
-    shape: Shape = 0.7,
-) -> None:
-    """Take several proofs away at once: mark, origin and imprint.
-
-    \b
-    Examples:
-      sigil attack erase runs/a --out runs/b --flatten 10 --data digits
-      sigil attack erase runs/a --out runs/b --initial runs/a --flatten 3 \\
-        --orthogonalise 1 --noise 0.5 --data cifar10 --key owner.key
-    """
-
-
-def own(
-    *,
-    name: Annotated[
-        str, typer.Argument(metavar="FILE:NAME", help="The Python file, and the name of the function in it.")
-    ],
-    parameter: own_code.Parameters = None,
-    share: Share = 0.1,
-    seed: Seed = 0,
-) -> None:
+OWN = Attack(
     """An attack of your own: a function in a Python file.
 
     The function is given the model, a pair of halves or a whole one, and
@@ -707,7 +619,12 @@ def own(
         --set share=0.3
       sigil attack my.py:quieten runs/a --out runs/b --data digits \\
         --set weight=1 --set steps=50
-    """
+    """,
+    (_parameter("parameter", own_code.Parameters, None), SHARE, SEED),
+)
+_FILE_AND_NAME = typer.Argument(
+    metavar="FILE:NAME", help="The Python file, and the name of the function in it."
+)
 
 
 def _carry_out_own(
@@ -747,67 +664,71 @@ def _weights(part: object, name: str) -> Model:
 
 def _takes_images(function: Callable[..., Any]) -> bool:
     """Whether there is a second parameter that must be given."""
-    needed = [
-        each
-        for each in signature(function).parameters.values()
-        if each.default is Parameter.empty
-        and each.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    return len(needed) > 1
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature(function).parameters.values()
+    return sum(each.default is Parameter.empty and each.kind in positional for each in parameters) > 1
 
 
-_command(own, _carry_out_own)
+IN_TRAINING = {
+    "noise": (
+        """Not here: noise is added while a model is trained.
+
+        \b
+        Every client adds noise at a signal-to-noise ratio of 1/30:
+          sigil train -o runs/noisy --set behaviour.noise_snr=0.0333
+        """,
+        "Noise is an option of training and not an attack on a finished model; train with "
+        "`sigil train --set behaviour.noise_snr=0.1`.",
+    ),
+    "starve": (
+        """Not here: a client starves the mark while a model is trained.
+
+        \b
+        As a client observer, from Python:
+          train(settings, folder, key=key, client_observers=[attacks.Starve(1e4)])
+        """,
+        "Starving happens while a model is trained and not to a finished one; give sigil.attacks.Starve(1e4) "
+        "to sigil.federation.train as a client observer.",
+    ),
+    "combine": (
+        """Not here: a client combines answers while a model is trained.
+
+        \b
+        As a client observer, from Python; what it records serves `reverse`:
+          train(settings, folder, key=key, client_observers=[attacks.Combine(...)])
+          sigil attack reverse runs/a --out runs/b --recording runs/combined
+        """,
+        "Combination happens while a model is trained and not to a finished one; give sigil.attacks.Combine "
+        "to sigil.federation.train as a client observer.",
+    ),
+}
+"""Attacks that take place while a model is trained: their help, and the sentence that says where to look."""
 
 
-def in_training(note: Callable[[], None]) -> Callable[[], None]:
-    """Make a command, which takes anything, of a function that raises the sentence where to look instead."""
+def _add(name: str, declared: Attack, act: Callable[..., None], before: tuple[Parameter, ...] = ()) -> None:
+    """Make a command of a declaration; `act` does the work, given what is open and what the options say."""
+
+    def run(**given: Any) -> None:
+        _check(given)
+        act(_opened(given), **given)
+
+    more = TUNING if declared.bar else ()
+    run.__signature__ = Signature([*before, *FIRST, *declared.options, *more, *LAST])  # type: ignore[attr-defined]
+    app.command(name, help=declared.help)(run)
+
+
+def _add_note(name: str, help: str, sentence: str) -> None:
+    """Make a command that takes anything and says where to look instead."""
 
     def run(context: typer.Context) -> None:
-        note()
+        raise AttackError(sentence)
 
-    run.__name__, run.__doc__ = note.__name__, note.__doc__
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
-    return note
-
-
-@in_training
-def noise() -> None:
-    """Not here: noise is added while a model is trained.
-
-    \b
-    Every client adds noise at a signal-to-noise ratio of 1/30:
-      sigil train -o runs/noisy --set behaviour.noise_snr=0.0333
-    """
-    raise AttackError(
-        "Noise is an option of training and not an attack on a finished model; train with "
-        "`sigil train --set behaviour.noise_snr=0.1`."
-    )
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, help=help, context_settings=anything)(run)
 
 
-@in_training
-def starve() -> None:
-    """Not here: a client starves the mark while a model is trained.
-
-    \b
-    As a client observer, from Python:
-      train(settings, folder, key=key, client_observers=[attacks.Starve(1e4)])
-    """
-    raise AttackError(
-        "Starving happens while a model is trained and not to a finished one; give sigil.attacks.Starve(1e4) "
-        "to sigil.federation.train as a client observer."
-    )
-
-
-@in_training
-def combine() -> None:
-    """Not here: a client combines answers while a model is trained.
-
-    \b
-    As a client observer, from Python; what it records serves `reverse`:
-      train(settings, folder, key=key, client_observers=[attacks.Combine(...)])
-      sigil attack reverse runs/a --out runs/b --recording runs/combined
-    """
-    raise AttackError(
-        "Combination happens while a model is trained and not to a finished one; give sigil.attacks.Combine "
-        "to sigil.federation.train as a client observer."
-    )
+for _name, _attack in ATTACKS.items():
+    _add(_name, _attack, partial(_carry_out, _name, _attack.bar))
+_add("own", OWN, _carry_out_own, (_parameter("name", Annotated[str, _FILE_AND_NAME]),))
+for _name, (_help, _sentence) in IN_TRAINING.items():
+    _add_note(_name, _help, _sentence)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sigil import files
-from sigil.cli import key as key_commands
-from sigil.cli import outputs
-from sigil.cli import suspect_options as options
+from sigil.cli import options, outputs
+from sigil.cli.key import load_key
 from sigil.cli.terminal import recorded
 from sigil.errors import ConfigError
 
@@ -52,8 +51,8 @@ def issue(
     ],
     key: options.OwnersKey,
     register: Register = None,
-    passphrase: key_commands.AskPassphrase = False,
-    passphrase_file: key_commands.PassphraseFile = None,
+    passphrase: options.AskPassphrase = False,
+    passphrase_file: options.PassphraseFile = None,
     public: Annotated[
         bool, typer.Option("--public", help="Record that everybody may hold this copy.")
     ] = False,
@@ -92,7 +91,7 @@ def issue(
     from sigil.keys.owner_name import check_name
 
     recipient = check_name(to, "recipient")
-    owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
+    owner_key = load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     copies = _register_for(model, register, owner_key)
     known = copies.copies.get(recipient)
     issued = copies.issue(recipient, public=public)
@@ -148,8 +147,8 @@ def trace(
         Path | None,
         typer.Option(metavar="RUN", help="The copies of a run: its clients', and those that were issued."),
     ] = None,
-    passphrase: key_commands.AskPassphrase = False,
-    passphrase_file: key_commands.PassphraseFile = None,
+    passphrase: options.AskPassphrase = False,
+    passphrase_file: options.PassphraseFile = None,
     level: Annotated[
         For, typer.Option("--for", help="Whom to convince; before a court p is multiplied by 2^128 more.")
     ] = For.owner,
@@ -199,7 +198,7 @@ def trace(
     from sigil.tracing import trace as run_trace
     from sigil.verdict.report import harmless
 
-    owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
+    owner_key = load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     outcome = run_trace(
         suspect, owner_key, named, level=level.value, tries=tries, at=at, time_limit=time_limit
     )

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sigil.cli import data_names, outputs
+from sigil.cli import data_names, options, outputs
+from sigil.cli.options import option
 from sigil.cli.terminal import printable
 
 app = typer.Typer(
@@ -21,19 +22,14 @@ app = typer.Typer(
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="NAME",
-        help="digits, cifar10, tiny-imagenet, fashion-mnist, folder:PATH or hub:NAME.",
+        metavar="NAME", help="digits, cifar10, tiny-imagenet, fashion-mnist, folder:PATH or hub:NAME."
     ),
 ]
-DataDir = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Where the data sets are; SIGIL_DATA if not given."),
-]
-TrainLimit = Annotated[int | None, typer.Option(metavar="N", help="Keep at most this many training images.")]
-TestLimit = Annotated[int | None, typer.Option(metavar="N", help="Keep at most this many test images.")]
-Classes = Annotated[int | None, typer.Option(metavar="N", help="Keep the first N classes.")]
-Size = Annotated[int | None, typer.Option(metavar="PIXELS", help="Resize folder and hub images to a square.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+DataDir = Annotated[Path | None, option("DIR", "Where the data sets are; SIGIL_DATA if not given.")]
+TrainLimit = Annotated[int | None, option("N", "Keep at most this many training images.")]
+TestLimit = Annotated[int | None, option("N", "Keep at most this many test images.")]
+Classes = Annotated[int | None, option("N", "Keep the first N classes.")]
+Size = Annotated[int | None, option("PIXELS", "Resize folder and hub images to a square.")]
 
 
 @app.command()
@@ -41,8 +37,7 @@ def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="cifar10, tiny-imagenet or fashion-mnist.")],
     data_dir: DataDir = None,
     base_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A mirror to use in place of the official address."),
+        str | None, option("URL", "A mirror to use in place of the official address.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
@@ -69,7 +64,7 @@ def show(
     test_limit: TestLimit = None,
     classes: Classes = None,
     size: Size = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the sizes, classes and shape of a data set, decoding it if that was not done yet.
 
@@ -114,7 +109,7 @@ def show(
 @app.command()
 def partition(
     name: Name,
-    clients: Annotated[int, typer.Option(metavar="N", help="Number of clients.")] = 10,
+    clients: Annotated[int, option("N", "Number of clients.")] = 10,
     kind: Annotated[str, typer.Option(help="iid, dirichlet or lognormal.")] = "iid",
     beta: Annotated[
         float | None, typer.Option(help="dirichlet: the smaller, the fewer classes a client has.")
@@ -123,14 +118,12 @@ def partition(
         float | None, typer.Option(help="lognormal: the larger, the more unequal the sizes.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed, another partition.")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it to this PNG, SVG or PDF file.")
-    ] = None,
-    force: outputs.Force = False,
+    out: Annotated[Path | None, option("FILE", "Draw it to this PNG, SVG or PDF file.")] = None,
+    force: options.Force = False,
     data_dir: DataDir = None,
     train_limit: TrainLimit = None,
     classes: Classes = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Divide the training images over clients and show who holds what.
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import outputs, own_code
+from sigil.cli import options, outputs, own_code
+from sigil.cli.options import option
 from sigil.cli.terminal import printable
 from sigil.errors import DetectorError
 
@@ -34,30 +35,24 @@ def detect(
     ],
     detector: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="gradient-scrutinizer, splitout or FILE.py:NAME; the first two if left out."
-        ),
+        option("NAME", "gradient-scrutinizer, splitout or FILE.py:NAME; the first two if left out."),
     ] = None,
     parameter: own_code.Parameters = None,
     client: Annotated[
-        int | None, typer.Option(metavar="N", help="Whose gradients; the first recorded client if left out.")
+        int | None, option("N", "Whose gradients; the first recorded client if left out.")
     ] = None,
     compat: Annotated[
         bool,
         typer.Option("--compat", help="Compute Gradient Scrutinizer's overlap as its published code does."),
     ] = False,
-    share: Annotated[
-        float, typer.Option(metavar="X", help="Share of the client's data for SplitOut's local training.")
-    ] = 0.01,
+    share: Annotated[float, option("X", "Share of the client's data for SplitOut's local training.")] = 0.01,
     data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are (for SplitOut)."),
+        Path | None, option("DIR", "Where the data sets are (for SplitOut).", envvar="SIGIL_DATA")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="The picture; RUN/detectors.png if left out."),
+        Path | None, option("FILE", "The picture; RUN/detectors.png if left out.", "--out", "-o")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with all curves.")] = False,
 ) -> None:
     """Would a suspicious client have noticed? Ask detectors about a recorded run.
@@ -96,13 +91,13 @@ def detect(
         inputs={"RUN": run}
         | {f"--detector {name}": own_code.split(name)[0] for name in names if ":" in name},
     )
-    own = {name: _load(name) for name in names if ":" in name}
+    loaded = {name: _load(name) for name in names if ":" in name}
     finished = open_run(run)
     recording = Recording(run / "recording")
     number = _client(recording, client)
     detectors = [
-        _replay_own(name, own[name], number, own_code.parameters(parameter), recording)
-        if name in own
+        _replay_own(name, loaded[name], number, own_code.parameters(parameter), recording)
+        if name in loaded
         else _make(name, finished, number, compat=compat, share=share, data_dir=data_dir).replay(recording)
         for name in names
     ]
@@ -144,16 +139,14 @@ def _load(name: str) -> type[Detector]:
     """A detector of the caller's own."""
     from sigil.detectors import Detector
 
-    found = own_code.load(name)
+    kind = own_code.load(name)
     if not (
-        isinstance(found, type)
-        and issubclass(found, Detector)
-        and isinstance(getattr(found, "name", None), str)
+        isinstance(kind, type) and issubclass(kind, Detector) and isinstance(getattr(kind, "name", None), str)
     ):
         raise DetectorError(
             f"{name} is no detector: a class with a name, derived from sigil.detectors.Detector."
         )
-    return found
+    return kind
 
 
 def _replay_own(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import data_names, outputs
-from sigil.cli import key as key_commands
+from sigil.cli import data_names, options, outputs
+from sigil.cli.key import load_key
+from sigil.cli.options import option
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, EvidenceError, SealError, SuspectError
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="evidence", no_args_is_help=True)
 
-_REPEAT = "Repeating the examination, in confidence"
+_repeat = partial(option, rich_help_panel="Repeating the examination, in confidence")
 
 
 @app.callback()
@@ -30,79 +32,49 @@ def group() -> None:
 def check(
     file: Annotated[Path, typer.Argument(metavar="F.json", help="The evidence file, byte for byte.")],
     statement: Annotated[
-        str | None,
-        typer.Option(metavar="LINE|FILE", help="The statement that the owner published before training."),
+        str | None, option("LINE|FILE", "The statement that the owner published before training.")
     ] = None,
     tsa_root: Annotated[
         Path | None,
-        typer.Option(
-            "--tsa-root",
-            metavar="PEM",
-            help="Root certificate of the time-stamping authority that you trust.",
-        ),
+        option("PEM", "Root certificate of the time-stamping authority that you trust.", "--tsa-root"),
     ] = None,
     signer: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Who must have signed: 64 hex digits or a PEM file (public key)."),
+        str | None, option("KEY", "Who must have signed: 64 hex digits or a PEM file (public key).")
     ] = None,
-    suspect: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The model file that must be the one examined."),
-    ] = None,
+    suspect: Annotated[Path | None, option("FILE", "The model file that must be the one examined.")] = None,
     reference: Annotated[
-        str | None,
-        typer.Option(metavar="LINE", help="The line of references that the owner published."),
+        str | None, option("LINE", "The line of references that the owner published.")
     ] = None,
     statements: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            "Statements that you counted in a closed register, if the record says that a judge did.",
             "--register",
             "--statements",
-            metavar="N",
             min=1,
-            help="Statements that you counted in a closed register, if the record says that a judge did.",
         ),
     ] = None,
     key: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The owner's secret key: opens the commitment and, with --suspect, repeats everything.",
-            rich_help_panel=_REPEAT,
+        _repeat(
+            "FILE", "The owner's secret key: opens the commitment and, with --suspect, repeats everything."
         ),
     ] = None,
     inputs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR|FILE|NAME",
-            help="The real inputs that the mark was read on.",
-            rich_help_panel=_REPEAT,
-        ),
+        str | None, _repeat("DIR|FILE|NAME", "The real inputs that the mark was read on.")
     ] = None,
     inputs_from: Annotated[
-        str | None,
-        typer.Option(
-            metavar="judge|defendant",
-            help="Who gave the inputs, to your own knowledge.",
-            rich_help_panel=_REPEAT,
-        ),
+        str | None, _repeat("judge|defendant", "Who gave the inputs, to your own knowledge.")
     ] = None,
     reference_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F", help="The reference that channels were put in order by.", rich_help_panel=_REPEAT
-        ),
+        Path | None, _repeat("F", "The reference that channels were put in order by.")
     ] = None,
     copies: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The owner's copies, to repeat a trace: a register, or a run.",
-            rich_help_panel=_REPEAT,
-        ),
+        Path | None, _repeat("DIR", "The owner's copies, to repeat a trace: a register, or a run.")
     ] = None,
-    passphrase: key_commands.AskPassphrase = False,
-    passphrase_file: key_commands.PassphraseFile = None,
+    passphrase: options.AskPassphrase = False,
+    passphrase_file: options.PassphraseFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object only.")] = False,
 ) -> None:
     """Check an evidence file, and say what was checked and what was not.
@@ -145,7 +117,7 @@ def check(
     data_names.check_inputs(inputs)
 
     from sigil.evidence import examine
-    from sigil.evidence.statement import parse, parse_references
+    from sigil.evidence.published import parse, parse_references
     from sigil.keys.seal import read_roots
     from sigil.verdict.envelope import read_file, read_public_key
 
@@ -165,13 +137,11 @@ def check(
     given: dict[str, Any] = {
         "signer": None if signer is None else read_public_key(signer),
         "roots": None if tsa_root is None else read_roots(tsa_root),
-        "key": None
-        if key is None
-        else key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file),
+        "key": None if key is None else load_key(key, ask=passphrase, passphrase_file=passphrase_file),
     }
     content = read_file(file)
     try:
-        found = examine(
+        findings = examine(
             content,
             **given,
             statement=line,
@@ -190,15 +160,15 @@ def check(
             typer.echo(f"REFUSED: {printable(str(refusal))}", err=True)
         raise typer.Exit(1) from None
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), allow_nan=False))
+        typer.echo(json.dumps(findings.to_dict(), allow_nan=False))
     else:
-        _print(found)
-    raise typer.Exit(0 if found.vouched else 1)
+        _print(findings)
+    raise typer.Exit(0 if findings.vouched else 1)
 
 
 def _line(text: str) -> str:
     """A statement as it was given, or the one in a file."""
-    from sigil.evidence.statement import MAX_STATEMENT
+    from sigil.evidence.published import MAX_STATEMENT
     from sigil.verdict.envelope import read_file
 
     if text.lstrip().startswith(("{", "sigil-")):
@@ -210,13 +180,13 @@ def _line(text: str) -> str:
         raise EvidenceError(f"{text} is not the text of a statement; give the published line.") from None
 
 
-def _print(found: Findings) -> None:
-    typer.echo(found.headline + "\n")
-    for name, value in found.claims:
+def _print(findings: Findings) -> None:
+    typer.echo(findings.headline + "\n")
+    for name, value in findings.claims:
         typer.echo(f"  {name:<13}  {printable(value)}")
     typer.echo("\nChecked:")
-    for name, value in found.checked.items():
+    for name, value in findings.checked.items():
         typer.echo(f"  {name:<13}  {printable(value)}")
     typer.echo("\nNot checked:")
-    for text in found.unchecked:
+    for text in findings.unchecked:
         typer.echo(f"  - {printable(text)}")

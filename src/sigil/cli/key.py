@@ -14,16 +14,26 @@ import typer
 
 from sigil import files
 from sigil.cli import data_names, outputs
-from sigil.cli.suspect_options import read_activation_shape, read_input_shape, read_normalisation
+from sigil.cli.options import (
+    AsJson,
+    AskPassphrase,
+    KeyFile,
+    PassphraseFile,
+    option,
+    read_activation_shape,
+    read_input_shape,
+    read_normalisation,
+)
 from sigil.cli.terminal import printable
-from sigil.errors import ConfigError, OutputError, no_key_file
+from sigil.errors import ConfigError, OutputError, SealError, no_key_file
 
 if TYPE_CHECKING:
     from sigil.keys.key import Key
+    from sigil.keys.seal import Seal
 
 PASSPHRASE_VARIABLE: Final = "SIGIL_PASSPHRASE"
 _MAX_PASSPHRASE_BYTES: Final = 4096
-_KEY: Final = files.Mark(b'{"format":"sigil-key/')
+_KEY: Final = files.Magic(b'{"format":"sigil-key/')
 
 app = typer.Typer(
     name="key",
@@ -32,32 +42,18 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-KeyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The key file.")]
-AskPassphrase = Annotated[
-    bool,
-    typer.Option("--passphrase", help="Ask for the passphrase at the terminal."),
+TsaRoot = Annotated[
+    Path | None, option("FILE", "Root certificate (PEM) that the authority must have.", "--tsa-root")
 ]
-PassphraseFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Read the passphrase from the first line of this file."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def new(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The key file to write.")],
-    owner: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Your name, as the evidence will state it."),
-    ],
-    shape: Annotated[
-        str,
-        typer.Option(metavar="C,H,W", help="Shape of one activation at the cut, without batch."),
-    ],
+    owner: Annotated[str, option("NAME", "Your name, as the evidence will state it.")],
+    shape: Annotated[str, option("C,H,W", "Shape of one activation at the cut, without batch.")],
     bits: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Length of the mark; by default one bit per 16 dimensions."),
+        int | None, option("K", "Length of the mark; by default one bit per 16 dimensions.")
     ] = None,
     to_be_stamped: Annotated[
         bool,
@@ -65,32 +61,25 @@ def new(
     ] = False,
     scheme: Annotated[
         Literal["paper", "shares"],
-        typer.Option(metavar="NAME", help="paper: every client carries all bits; shares: each its part."),
+        option("NAME", "paper: every client carries all bits; shares: each its part."),
     ] = "paper",
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="State the model that the key is for.")
-    ] = None,
-    width: Annotated[int | None, typer.Option(metavar="N", help="State the model's width.")] = None,
-    classes: Annotated[int | None, typer.Option(metavar="N", help="State the number of classes.")] = None,
-    cut: Annotated[str | None, typer.Option(metavar="NAME", help="State the cut in the model.")] = None,
-    input_shape: Annotated[
-        str | None, typer.Option(metavar="C,H,W", help="State the shape of one input.")
-    ] = None,
+    model: Annotated[str | None, option("NAME", "State the model that the key is for.")] = None,
+    width: Annotated[int | None, option("N", "State the model's width.")] = None,
+    classes: Annotated[int | None, option("N", "State the number of classes.")] = None,
+    cut: Annotated[str | None, option("NAME", "State the cut in the model.")] = None,
+    input_shape: Annotated[str | None, option("C,H,W", "State the shape of one input.")] = None,
     inputs: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR|FILE|NAME", help="State the real inputs to read the mark on, as for `sigil verify`."
-        ),
+        option("DIR|FILE|NAME", "State the real inputs to read the mark on, as for `sigil verify`."),
     ] = None,
     inputs_digest: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The same by their digest, if they are elsewhere.")
+        str | None, option("HEX", "The same by their digest, if they are elsewhere.")
     ] = None,
     normalisation: Annotated[
-        str | None,
-        typer.Option(metavar="MEANS/DEVIATIONS", help="State how 8-bit images are normalised, per channel."),
+        str | None, option("MEANS/DEVIATIONS", "State how 8-bit images are normalised, per channel.")
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the data sets are; SIGIL_DATA if left out.")
+        Path | None, option("DIR", "Where the data sets are; SIGIL_DATA if left out.")
     ] = None,
     passphrase: AskPassphrase = False,
     passphrase_file: PassphraseFile = None,
@@ -135,8 +124,7 @@ def new(
     from sigil.keys.key import Key
 
     outputs.check_apart([outputs.File("FILE", file)], {"--passphrase-file": passphrase_file})
-    taken = None if input_shape is None else read_input_shape(input_shape)
-    moments = None if normalisation is None else read_normalisation(normalisation)
+    taken, moments = read_input_shape(input_shape), read_normalisation(normalisation)
     if inputs is not None:
         if inputs_digest is not None:
             raise ConfigError("--inputs and --inputs-digest say the same thing: give one of them.")
@@ -169,8 +157,7 @@ def new(
     if as_json:
         print_json(_describe(key, file) | {"encrypted": secret is not None})
         return
-    protection = "encrypted with your passphrase" if secret else "not encrypted"
-    typer.echo(f"Wrote {printable(str(file))}, readable by you alone, {protection}.")
+    _say_written(file, secret)
     if kept is not None:
         typer.echo(f"The key that was there is kept as {printable(str(kept))}.")
     typer.echo("Keep it secret, and keep a copy: without it nothing can be proven.")
@@ -243,12 +230,199 @@ def commit(
         typer.echo(key.statement())
 
 
+@app.command()
+def stamp(
+    file: KeyFile,
+    tsa: Annotated[str | None, option("URL", "Ask this authority (RFC 3161 over HTTP).", "--tsa")] = None,
+    query: Annotated[Path | None, option("FILE", "Write the query, to be sent from another machine.")] = None,
+    token: Annotated[Path | None, option("FILE", "Take the authority's answer from this file.")] = None,
+    tsa_root: TsaRoot = None,
+    passphrase: AskPassphrase = False,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Have the statement of a key stamped by a time-stamping authority.
+
+    With --tsa the authority is asked, and its checked answer is kept
+    beside the key, as FILE.tsr, for `sigil key seal`. On a machine without
+    a network, --query writes the query, which any other machine can send
+    (curl -H "Content-Type: application/timestamp-query" --data-binary
+    @owner.tsq URL > answer.tsr), and --token takes the answer. The query
+    holds nothing but a hash of the statement.
+
+    Choose an authority that a court would trust, and not one of your own:
+    those who control an authority can ask it as often as they like. With
+    --tsa-root the chain of its certificates is checked now.
+
+    \b
+    Examples:
+      sigil key stamp owner.key --tsa http://timestamp.digicert.com
+      sigil key stamp owner.key --query owner.tsq
+      sigil key stamp owner.key --token answer.tsr --tsa-root root.pem
+    """
+    if sum(choice is not None for choice in (tsa, query, token)) != 1:
+        raise ConfigError("Give one of --tsa, --query and --token.")
+    kept = _answer_beside(file)
+    outputs.check(
+        outputs.File("FILE.tsr", kept, kind="time stamp")
+        if query is None
+        else outputs.File("--query", query),
+        inputs={
+            "FILE": file,
+            "--token": token,
+            "--tsa-root": tsa_root,
+            "--passphrase-file": passphrase_file,
+        },
+    )
+    from sigil.keys import stamping
+
+    key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
+    waiting = key.to_be_stamped()
+    if query is not None:
+        files.write(query, stamping.make_query(waiting.statement()), raises=SealError)
+        typer.echo(f"Wrote {printable(str(query))}: send it to an authority, and come back with --token.")
+        return
+    if token is not None:
+        answer = _read_answer(token)
+    else:
+        assert tsa is not None
+        answer = stamping.ask(tsa, stamping.make_query(waiting.statement()))
+    dated = waiting.seal(answer).stamp
+    assert dated is not None
+    trust = _trust(dated, tsa_root)
+    files.write(kept, answer, raises=SealError)
+    typer.echo(f"Stamped {_dated(dated)}.")
+    typer.echo(trust)
+    typer.echo(f"Wrote {printable(str(kept))}. Now: sigil key seal {printable(str(file))} sealed.key")
+
+
+@app.command()
+def seal(
+    file: KeyFile,
+    out: Annotated[Path, typer.Argument(metavar="SEALED", help="The key file to write.")],
+    token: Annotated[
+        Path | None, option("FILE", "The authority's answer; else FILE.tsr beside the key.")
+    ] = None,
+    tsa_root: TsaRoot = None,
+    passphrase: AskPassphrase = False,
+    passphrase_file: PassphraseFile = None,
+) -> None:
+    """Make a new key that a time stamp is part of, and write it to SEALED.
+
+    The new key has other secrets than the old one: train with it, and
+    with it only. A model that was marked before stays with the old key.
+    The time stamp is kept in the file; without it the key is lost, so keep
+    a copy of the whole file. A passphrase of the old key is that of the
+    new one.
+
+    \b
+    Examples:
+      sigil key seal owner.key sealed.key
+      sigil key seal owner.key sealed.key --tsa-root root.pem
+      sigil key seal owner.key sealed.key --token answer.tsr
+    """
+    outputs.check(
+        outputs.File("SEALED", out, kind="key"),
+        inputs={"FILE": file, "--token": token, "--tsa-root": tsa_root, "--passphrase-file": passphrase_file},
+    )
+    secret = read_passphrase(ask=passphrase, file=passphrase_file)
+    key = load_key(file, ask=False, passphrase_file=None, passphrase=secret)
+    sealed = key.seal(_read_answer(token or _answer_beside(file)))
+    assert sealed.stamp is not None
+    trust = _trust(sealed.stamp, tsa_root)
+    sealed.save(out, passphrase=secret)
+    _say_written(out, secret)
+    typer.echo(f"Stamped {_dated(sealed.stamp)}.")
+    typer.echo(trust)
+    typer.echo("Keep a copy of this file: the time stamp in it is part of the key. Train with this key only.")
+    typer.echo(sealed.statement())
+
+
+@app.command()
+def reference(
+    file: KeyFile,
+    run: Annotated[
+        Path,
+        typer.Argument(metavar="RUN", help="The finished training: its directory, or one reference file."),
+    ],
+    passphrase: AskPassphrase = False,
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print one line that commits you to what a training recorded, to publish.
+
+    A copy whose channels were reordered is put back in order by the
+    initial weights that the key drew, which need no publishing. By the
+    correlations that the training's server recorded it can be put in order
+    as well, but that is an experiment and no proof, since correlations can
+    be made to suit any key. Publish or timestamp this line when the
+    training is done if you want to show later that they are those of that
+    time. It reveals nothing of them.
+
+    \b
+    Examples:
+      sigil key reference owner.key runs/a
+      sigil key reference owner.key runs/a/reference.safetensors
+      sigil key reference owner.key runs/a > reference.txt
+    """
+    outputs.check_there({"FILE": file, "RUN": run})
+
+    from sigil.alignment import Reference, fingerprint, open_reference
+    from sigil.evidence.published import References
+
+    key = load_key(file, ask=passphrase, passphrase_file=passphrase_file)
+    shown = open_reference(run, kind="correlations")
+    if not isinstance(shown, Reference):
+        raise ConfigError(
+            f"{run} holds weights. Only initial weights that the key drew prove anything, and those need no "
+            "publishing; give a run's directory or its reference.safetensors."
+        )
+    references = References(key.commitment, initial_weights=None, correlations=fingerprint(shown))
+    if as_json:
+        print_json(dataclasses.asdict(references) | {"line": references.line()})
+    else:
+        typer.echo(references.line())
+
+
+def _answer_beside(file: Path) -> Path:
+    return file.with_name(file.name + ".tsr")
+
+
+def _dated(dated: Seal) -> str:
+    return f"on {dated.time:%Y-%m-%d %H:%M:%S} UTC by {printable(dated.authority)}, number {dated.serial}"
+
+
+def _trust(dated: Seal, root_file: Path | None) -> str:
+    from sigil.keys.seal import read_roots
+
+    if root_file is None:
+        return "Its chain of certificates was not checked: give --tsa-root with the root you trust."
+    root = dated.check(read_roots(root_file))
+    return f"Vouched for by {printable(root.name)}, SHA-256 {root.fingerprint}."
+
+
+def _read_answer(path: Path) -> bytes:
+    from sigil.keys.seal import MAX_TOKEN
+
+    try:
+        with path.open("rb") as stream:
+            return stream.read(MAX_TOKEN + 1)
+    except OSError as error:
+        raise SealError(
+            f"The time stamp {path} cannot be read ({error.strerror}); get one with `sigil key stamp`."
+        ) from None
+
+
+def _say_written(file: Path, secret: str | None) -> None:
+    protection = "encrypted with your passphrase" if secret else "not encrypted"
+    typer.echo(f"Wrote {printable(str(file))}, readable by you alone, {protection}.")
+
+
 def _keep(file: Path) -> Path:
     """Copy a key that is about to be replaced to a name that is free: without it nothing can be proven."""
-    if not _KEY.on(file):
+    if not _KEY.matches(file):
         raise OutputError(f"{file} exists and is not a key that Sigil wrote; choose another name.")
     names = itertools.chain([f"{file.name}.old"], (f"{file.name}.old{n}" for n in itertools.count(2)))
-    kept = next(place for name in names if not os.path.lexists(place := file.with_name(name)))
+    kept = next(candidate for name in names if not os.path.lexists(candidate := file.with_name(name)))
     files.write(kept, file.read_bytes(), mode=0o600)
     return kept
 
@@ -351,8 +525,7 @@ def _kind(key: Key) -> str:
         return "to be stamped: of no use before `sigil key stamp` and `sigil key seal`"
     if key.stamp is None:
         return "plain"
-    moment = f"{key.stamp.time:%Y-%m-%d %H:%M:%S} UTC"
-    return f"stamped on {moment} by {printable(key.stamp.authority)}, number {key.stamp.serial}"
+    return f"stamped {_dated(key.stamp)}"
 
 
 def warn_if_useless(key: Key, remedy: str) -> None:

@@ -16,21 +16,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from sigil import extras
-from sigil.cli import (
-    attack,
-    card,
-    copies,
-    data,
-    detect,
-    evidence,
-    key,
-    key_reference,
-    report,
-    serve,
-    stamp,
-    train,
-    verify,
-)
+from sigil.cli import attack, copies, data, detect, evidence, key, report, serve, train, verify
 from sigil.cli.terminal import printable
 from sigil.cli.train import Interrupted
 from sigil.errors import SigilError
@@ -54,10 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
-stamp.register(key.app)
-key_reference.register(key.app)
 app.add_typer(key.app, name="key")
-verify.register(app)
+app.command()(verify.verify)
 copies.register(app)
 app.add_typer(evidence.app, name="evidence")
 app.add_typer(data.app, name="data")
@@ -67,7 +51,7 @@ attack.register(app)
 app.command()(detect.detect)
 report.register_reproduce(app)
 app.command()(report.report)
-card.register(app)
+app.command()(report.card)
 
 
 def _version(wanted: bool) -> None:
@@ -156,8 +140,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if not _refused(error, arguments):
             return _bug()
-        place = "" if error.filename is None else f"{error.filename} cannot be used: "
-        _complain(f"{place}{error.strerror}; choose another name or place.")
+        which = "" if error.filename is None else f"{error.filename} cannot be used: "
+        _complain(f"{which}{error.strerror}; choose another name or place.")
         return 2
     except Exception:
         return _bug()

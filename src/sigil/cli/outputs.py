@@ -12,14 +12,9 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from sigil import files
 from sigil.errors import ConfigError, OutputError
-
-Force = Annotated[bool, typer.Option("--force", help="Replace a FILE that Sigil itself wrote.")]
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -28,19 +23,19 @@ _PICTURES = (".png", ".svg", ".pdf")
 class File:
     """A file that a command writes: the option that names it, and by what Sigil knows one of its own.
 
-    Without a mark, a file that is there is never replaced; with one, only with `force`.
+    Without a magic number, a file that is there is never replaced; with one, only with `force`.
     """
 
     option: str
     path: Path
-    mark: files.Mark | None = None
+    magic: files.Magic | None = None
     force: bool = False
     kind: str = "file"
 
     @property
-    def replace(self) -> bool | files.Mark:
+    def replace(self) -> bool | files.Magic:
         """What :func:`sigil.files.write` may replace."""
-        return self.mark if self.mark is not None and self.force else False
+        return self.magic if self.magic is not None and self.force else False
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ def picture(option: str, path: Path, *, force: bool) -> File:
     """A picture in one of the formats that matplotlib writes."""
     if path.suffix.lower() not in _PICTURES:
         raise OutputError(f"{path} does not end in {', '.join(_PICTURES)}; choose one of these.")
-    return File(option, path, files.picture_mark(path), force, "picture")
+    return File(option, path, files.picture_magic(path), force, "picture")
 
 
 def check(*outputs: File | Folder | None, inputs: Mapping[str, Path | None] | None = None) -> None:
@@ -103,12 +98,12 @@ def check_there(inputs: Mapping[str, Path | None]) -> None:
 def _check_place(output: File | Folder) -> None:
     if isinstance(output, Folder):
         files.check_folder(output.path)
-    elif output.mark is not None and not output.force and output.mark.on(output.path):
+    elif output.magic is not None and not output.force and output.magic.matches(output.path):
         raise OutputError(
             f"{output.path} exists; choose another name, or give --force to replace this {output.kind}."
         )
     else:
-        files.check(output.path, replace=output.mark or False, kind=output.kind)
+        files.check(output.path, replace=output.magic or False, kind=output.kind)
 
 
 def check_apart(outputs: Sequence[File | Folder], inputs: Mapping[str, Path | None]) -> None:
@@ -138,8 +133,8 @@ def _over(output: File | Folder, path: Path) -> bool:
     if isinstance(output, File):
         return _same(output.path, path)
     for name in output.names:
-        place = output.path / name
-        if _same(place, path) or any(_same(place, parent) for parent in _parents(path)):
+        written = output.path / name
+        if _same(written, path) or any(_same(written, parent) for parent in _parents(path)):
             return True
     return False
 
@@ -148,14 +143,14 @@ def _parents(path: Path) -> Sequence[Path]:
     return Path(os.path.realpath(path)).parents
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(first: Path, other: Path) -> bool:
     """Whether two names are of one file: also through links, `..`, and where case makes no difference."""
     try:
-        if os.path.samefile(one, other):
+        if os.path.samefile(first, other):
             return True
     except (OSError, ValueError):
         pass  # one of them does not exist, or is no possible name
-    return _folded(one) == _folded(other)
+    return _folded(first) == _folded(other)
 
 
 def _folded(path: Path) -> str:

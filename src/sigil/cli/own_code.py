@@ -16,17 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
-import typer
-
+from sigil.cli.options import option
 from sigil.errors import ConfigError, SigilError
 
 _LONGEST_FILE, _LONGEST_MESSAGE = 1 << 20, 200
 
 Parameters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE", help="Set a parameter of FILE:NAME; may be given many times."
-    ),
+    list[str] | None, option("NAME=VALUE", "Set a parameter of FILE:NAME; may be given many times.", "--set")
 ]
 
 

@@ -1,4 +1,6 @@
-"""`sigil report`: what was measured, as one page; and `sigil reproduce`, which another distribution brings.
+"""`sigil report` and `sigil card`: what was measured as one page, and a finished run as a model card.
+
+And `sigil reproduce`, which another distribution brings.
 
 The reproduction of the paper is a distribution of its own. Its functions are entry points of the group
 ``sigil.commands``; without it one sentence says what to install.
@@ -13,7 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sigil.cli import outputs
+from sigil.cli import options, outputs
+from sigil.cli.options import option
 from sigil.cli.terminal import printable
 from sigil.errors import ConfigError, MissingExtraError
 
@@ -26,16 +29,12 @@ def report(
         list[Path], typer.Argument(metavar="FOLDER...", help="Results such as results/cpu, or finished runs.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", metavar="FILE", help="The page; FOLDER/report.html if left out, of one folder."
-        ),
+        Path | None, option("FILE", "The page; FOLDER/report.html if left out, of one folder.", "--out", "-o")
     ] = None,
     summary: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also fill the results in this page, between its two marks."),
+        Path | None, option("FILE", "Also fill the results in this page, between its two marks.")
     ] = None,
-    force: outputs.Force = False,
+    force: options.Force = False,
 ) -> None:
     """Turn results, or finished runs, into one self-contained HTML page.
 
@@ -67,14 +66,45 @@ def report(
                 f"A page about {len(folders)} runs belongs to none of them: say where to write it, such as "
                 "--out both.html."
             )
-        place = out or folders[0] / "report.html"
-        outputs.check(outputs.page("--out", place, force=redraw), inputs=inputs)
-        written = [write_runs(folders, place)]
+        page = out or folders[0] / "report.html"
+        outputs.check(outputs.page("--out", page, force=redraw), inputs=inputs)
+        written = [write_runs(folders, page)]
     else:
         write = load("report", f"{folders[0]} is no finished run. ")
         written = write(folders, out, summary=summary, redraw=redraw, inputs=inputs)
     for path in written:
         typer.echo(printable(str(path)))
+
+
+def card(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run.")],
+    out: Annotated[Path | None, option("FILE", "The card; RUN/README.md if left out.", "--out", "-o")] = None,
+    licence: Annotated[
+        str, option("NAME", "The model's licence, as the Hub names it.", "--license")
+    ] = "other",
+    force: options.Force = False,
+) -> None:
+    """Write a model card for a run: what it is, how it was trained, who owns it.
+
+    The card begins with the metadata that Hugging Face's Hub reads, and
+    holds the owner's public statement, with which anybody can later check
+    evidence. Nothing secret is in it.
+
+    Examples:
+      sigil card runs/first
+      sigil card runs/first --license apache-2.0 --out README.md
+    """
+    target = out or run / "README.md"
+    outputs.check_there({"RUN": run})
+
+    from sigil.federation.card import MAGIC, render
+
+    text = render(run, licence=licence)
+    outputs.check(outputs.File("--out", target, MAGIC, force or out is None, "card"))
+    from sigil import files
+
+    files.write(target, text, replace=MAGIC if force or out is None else False)
+    typer.echo(printable(str(target)))
 
 
 def register_reproduce(app: typer.Typer) -> None:

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import shlex
 import sys
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,18 +14,16 @@ import typer
 
 from sigil import extras, files
 from sigil.cli import data_names, outputs
-from sigil.cli.key import AskPassphrase, PassphraseFile
+from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet, option
 from sigil.cli.terminal import printable, show_log
 from sigil.cli.train import (
     Change,
     Config,
-    DataDir,
     Interrupted,
     KeyToEmbed,
     PageHost,
     PageOption,
     PagePort,
-    Quiet,
     RunFolder,
     check_run,
     find_key,
@@ -51,62 +49,41 @@ _NETWORK = (
 
 def serve(
     out: RunFolder = Path("runs/run"),
-    clients: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Number of clients (federation.clients).")
-    ] = None,
+    clients: Annotated[int | None, option("N", "Number of clients (federation.clients).", min=1)] = None,
     config: Config = None,
     change: Change = None,
     key_file: KeyToEmbed = None,
     owner: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Owner's name in a key that is made; asked for if left out."),
+        str | None, option("NAME", "Owner's name in a key that is made; asked for if left out.")
     ] = None,
     data_dir: DataDir = None,
     host: Annotated[
-        str,
-        typer.Option(
-            metavar="HOST", help="Name or address under which clients reach this machine, and to listen on."
-        ),
+        str, option("HOST", "Name or address under which clients reach this machine, and to listen on.")
     ] = "127.0.0.1",
     listen: Annotated[
         str | None,
-        typer.Option(
-            metavar="ADDRESS", help="Listen on this address instead, if HOST is a router's; 0.0.0.0 for all."
-        ),
+        option("ADDRESS", "Listen on this address instead, if HOST is a router's; 0.0.0.0 for all."),
     ] = None,
-    port: Annotated[
-        int, typer.Option(metavar="P", min=1, max=65534, help="Port for clients; the next one is used too.")
-    ] = 9092,
+    port: Annotated[int, option("P", "Port for clients; the next one is used too.", min=1, max=65534)] = 9092,
     metrics_port: Annotated[
-        int | None,
-        typer.Option(metavar="P", min=1, max=65535, help="Serve metrics for Prometheus on this machine."),
+        int | None, option("P", "Serve metrics for Prometheus on this machine.", min=1, max=65535)
     ] = None,
     page: PageOption = False,
     page_host: PageHost = "127.0.0.1",
     page_port: PagePort = 0,
-    minimum: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Clients that a round needs; all if left out."),
-    ] = None,
+    minimum: Annotated[int | None, option("N", "Clients that a round needs; all if left out.", min=1)] = None,
     wait: Annotated[
-        float | None,
-        typer.Option(
-            metavar="S", min=0, help="Seconds to wait for a client that has gone; no limit if left out."
-        ),
+        float | None, option("S", "Seconds to wait for a client that has gone; no limit if left out.", min=0)
     ] = None,
     wire: Annotated[
         Literal["float32", "bfloat16", "int8"],
-        typer.Option(
-            metavar="FORMAT", help="float32, bfloat16 for half the bytes, or int8 for a quarter (slow links)."
-        ),
+        option("FORMAT", "float32, bfloat16 for half the bytes, or int8 for a quarter (slow links)."),
     ] = "float32",
     limit: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Change a limit; see docs/network-threats.md."),
+        list[str] | None, option("NAME=VALUE", "Change a limit; see docs/network-threats.md.")
     ] = None,
     simulate: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Train with N virtual clients on this machine, on Ray."),
+        int | None, option("N", "Train with N virtual clients on this machine, on Ray.", min=1)
     ] = None,
     prepare: Annotated[
         bool, typer.Option("--prepare", help="Make certificates and files, and do not train.")
@@ -173,6 +150,7 @@ def serve(
     # Before Flower is imported, which reads its environment then.
     processes.quiet(network / "flower")
     from sigil.transport.flower.deployment import Deployment
+    from sigil.transport.metrics import Metrics
 
     name = owner or _ask_owner(settings, out, key_file)
     key, made = find_key(settings, out, key_file, name, data_dir, passphrase, passphrase_file, quiet=quiet)
@@ -198,8 +176,7 @@ def serve(
     if prepare:
         typer.echo(f"SIGIL_OWNER={printable(str((network / 'owner.json').resolve()))}")
         return
-    owner_run = deployment.owner_run(key, simulated=simulate is not None)
-    metrics = owner_run.network.metrics
+    metrics = Metrics()
     with (
         resumable(out, rounds=settings.federation.rounds, more="clients that are still there join again"),
         watched(
@@ -212,11 +189,11 @@ def serve(
             quiet=quiet,
         ) as shown,
     ):
-        owner_run = replace(owner_run, progress=shown)
         if ports is None:
-            deployment.simulate(owner_run, cores=hardware.cores())
+            deployment.simulate(key, metrics=metrics, progress=shown, cores=hardware.cores())
         else:
-            deployment.serve(owner_run, ports, ready=lambda: None if quiet else _invite(deployment))
+            ready = (lambda: None) if quiet else partial(_invite, deployment)
+            deployment.serve(key, ports, metrics=metrics, progress=shown, ready=ready)
     if not quiet:
         print_result(runs.open_run(out), key, key_file, data_dir)
 
@@ -285,25 +262,21 @@ def _limits(changes: list[str]) -> Limits:
 def join(
     bundle: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that the owner handed over.")],
     data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where this client's data sets are."),
+        Path | None, option("DIR", "Where this client's data sets are.", envvar="SIGIL_DATA")
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="This client's data set, if not the owner's: folder:PATH."),
+        str | None, option("NAME", "This client's data set, if not the owner's: folder:PATH.")
     ] = None,
     part: Annotated[
-        int | None,
-        typer.Option(metavar="I", min=0, help="Train on part I of the agreed partition, not on all data."),
+        int | None, option("I", "Train on part I of the agreed partition, not on all data.", min=0)
     ] = None,
     server: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="Where the owner listens, if not as FOLDER says (a tunnel)."),
+        str | None, option("HOST:PORT", "Where the owner listens, if not as FOLDER says (a tunnel).")
     ] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Go on in place of a process that runs as this client.")
     ] = False,
-    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu, cuda, mps.")] = "auto",
+    device: Annotated[str, option("NAME", "auto, cpu, cuda, mps.")] = "auto",
     quiet: Quiet = False,
 ) -> None:
     """Take part in a training with this machine's own data.
@@ -347,8 +320,8 @@ def join(
         config["server"] = server
     show_log(quiet)
     try:
-        with only_process(bundle, take_over=take_over), unpacked(bundle) as own:
-            _take_part(own, server or invitation.server, invitation.client, config, quiet=quiet)
+        with only_process(bundle, take_over=take_over), unpacked(bundle) as folder:
+            _take_part(folder, server or invitation.server, invitation.client, config, quiet=quiet)
     except KeyboardInterrupt:
         raise Interrupted(
             "Stopped. The same command goes on; a round that was under way is trained again."
@@ -357,27 +330,23 @@ def join(
         typer.echo("The training is over.")
 
 
-def _take_part(own: Path, server: str, client: int, config: dict[str, str | int], *, quiet: bool) -> None:
+def _take_part(folder: Path, server: str, client: int, config: dict[str, str | int], *, quiet: bool) -> None:
     """Do the owner's tasks until the training is over, with the copies of the bundle in `own`."""
     from sigil.transport.flower import processes
 
     # Before Flower is imported, which reads its environment then.
-    processes.quiet(own / "flower")
+    processes.quiet(folder / "flower")
     from sigil.transport.flower import client_app
     from sigil.transport.flower.supernode import SuperNode
     from sigil.transport.flower.tunnel import Tunnel
 
-    with Tunnel(own, server) as tunnel:
+    with Tunnel(folder, server) as tunnel:
         if not quiet:
             typer.echo(
                 f"Joining {printable(server)} as client {client}; waiting for the owner to begin a round."
             )
         with SuperNode(
-            own,
-            address=tunnel.address,
-            ca=tunnel.ca,
-            private_key=own / "node.key",
-            config={"bundle": str(own), **config},
+            folder, address=tunnel.address, ca=tunnel.ca, config={"bundle": str(folder), **config}
         ) as node:
             node.work(client_app.app, finished=client_app.finished.is_set)
 

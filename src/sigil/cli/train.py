@@ -12,7 +12,8 @@ import typer
 
 from sigil import extras, files, presets
 from sigil.cli import data_names, outputs
-from sigil.cli.key import AskPassphrase, PassphraseFile, load_key, warn_if_useless
+from sigil.cli.key import load_key, warn_if_useless
+from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet, option
 from sigil.cli.terminal import printable
 from sigil.errors import TrainingError
 
@@ -23,42 +24,22 @@ if TYPE_CHECKING:
     from sigil.keys.key import Key
     from sigil.transport.metrics import Metrics
 
-RunFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory of the run.")]
-Config = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Settings in TOML; see `sigil train --settings`.")
-]
-Change = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Change one setting; may be given many times."),
-]
-KeyToEmbed = Annotated[
-    Path | None,
-    typer.Option("--key", metavar="FILE", help="The key to embed; made as DIR.key if left out."),
-]
-DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", envvar="SIGIL_DATA", help="Where the data sets are.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+RunFolder = Annotated[Path, option("DIR", "Directory of the run.", "--out", "-o")]
+Config = Annotated[Path | None, option("FILE", "Settings in TOML; see `sigil train --settings`.")]
+Change = Annotated[list[str] | None, option("A.B=C", "Change one setting; may be given many times.", "--set")]
+KeyToEmbed = Annotated[Path | None, option("FILE", "The key to embed; made as DIR.key if left out.", "--key")]
 PageOption = Annotated[bool, typer.Option("--page", help="Serve a live page to watch the training on.")]
-PageHost = Annotated[
-    str,
-    typer.Option(metavar="HOST", help="Where the page listens; off this machine its address has a token."),
-]
-PagePort = Annotated[
-    int, typer.Option(metavar="P", min=0, max=65535, help="Port of the page; 0 is any free one.")
-]
+PageHost = Annotated[str, option("HOST", "Where the page listens; off this machine its address has a token.")]
+PagePort = Annotated[int, option("P", "Port of the page; 0 is any free one.", min=0, max=65535)]
 
 
 def train(
     out: RunFolder = Path("runs/run"),
     config: Config = None,
     change: Change = None,
-    preset: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help=f"Settings to begin with: {presets.describe()}."),
-    ] = None,
+    preset: Annotated[str | None, option("NAME", f"Settings to begin with: {presets.describe()}.")] = None,
     key_file: KeyToEmbed = None,
-    owner: Annotated[str, typer.Option(metavar="NAME", help="Owner's name in a key that is made.")] = "owner",
+    owner: Annotated[str, option("NAME", "Owner's name in a key that is made.")] = "owner",
     data_dir: DataDir = None,
     page: PageOption = False,
     page_host: PageHost = "127.0.0.1",
@@ -251,21 +232,12 @@ def watched(
         return
     from sigil.watching import Board, LivePage
 
-    if metrics is None:
-        board = Board()
-    else:
-        counted = metrics
-        board = Board(
-            clients=lambda: counted.now,
-            refusals=counted.refusals,
-            banner=lambda: counted.banner,
-            waited=lambda: counted.waited_seconds,
-        )
+    board = Board(metrics)
     logger = logging.getLogger("sigil")
     # A logger with a handler no longer reports warnings by itself.
-    own = [board.handler] if logger.handlers else [board.handler, _warnings()]
+    handlers = [board.handler] if logger.handlers else [board.handler, _warnings()]
     level = logger.level
-    for handler in own:
+    for handler in handlers:
         logger.addHandler(handler)
     logger.setLevel(min(level, logging.INFO) if level else logging.INFO)
     try:
@@ -274,7 +246,7 @@ def watched(
             typer.echo(f"Watch it at {live.address}", err=True)
             yield Together(board, shown)
     finally:
-        for handler in own:
+        for handler in handlers:
             logger.removeHandler(handler)
         logger.setLevel(level)
 
@@ -298,9 +270,7 @@ def _warnings() -> logging.Handler:
 
 
 def demo(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Where everything is written.")
-    ] = Path("runs/demo"),
+    out: Annotated[Path, option("DIR", "Where everything is written.", "--out", "-o")] = Path("runs/demo"),
     quiet: Quiet = False,
 ) -> None:
     """Make a key, train with and without the mark, disguise a copy, verify all.

@@ -1,31 +1,34 @@
-"""`sigil verify`: test whether a suspect model carries the mark of a key."""
+"""`sigil verify`: test whether a suspect model carries the mark of a key, and show the verdict."""
 
 from __future__ import annotations
 
 import json
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigil.cli import data_names, outputs
-from sigil.cli import key as key_commands
-from sigil.cli import suspect_options as options
-from sigil.cli.terminal import recorded
-from sigil.cli.verdict import show
+from sigil.cli import data_names, options, outputs
+from sigil.cli.key import load_key
+from sigil.cli.options import option
+from sigil.cli.terminal import printable, recorded
 from sigil.errors import ConfigError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from sigil.verdict.report import Report
+
+_COLOURS = {"owned": "green", "descends": "yellow", "experiment": "cyan", "not proven": "yellow"}
 _MOST_PROBES = 10**9
 
-_TEST = "What p is multiplied by"
-_RESEARCH = "For research: makes it an experiment, which proves nothing"
-_ALIGNMENT = "A copy whose channels were reordered or rescaled"
-_RESULT = "The result"
+_test = partial(option, rich_help_panel="What p is multiplied by")
+_research = partial(option, rich_help_panel="For research: makes it an experiment, which proves nothing")
+_alignment = partial(option, rich_help_panel="A copy whose channels were reordered or rescaled")
+_result = partial(option, rich_help_panel="The result")
 
 
 class InputsFrom(StrEnum):
@@ -35,17 +38,53 @@ class InputsFrom(StrEnum):
     defendant = "defendant"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the `sigil` application."""
-    app.command("verify")(verify)
+Probes = Annotated[int | None, _research("N", "Another number of noise inputs.", min=1, max=_MOST_PROBES)]
+Seed = Annotated[int | None, _research("N", "Noise from this seed instead of the key.")]
+Alpha = Annotated[float | None, _research("P", "Compare p with this level.")]
+Tries = Annotated[int, _test("M", "Keys and suspects tried in all; p is multiplied by it.")]
+Statements = Annotated[
+    int | None,
+    _test(
+        "N",
+        "Statements in a closed register, as the judge counted them; replaces the allowance for "
+        "keys that could have been drawn.",
+        "--register",
+        min=1,
+    ),
+]
+TsaRoot = Annotated[
+    Path | None,
+    _test("PEM", "Root of the time-stamping authority that you trust; without it the key counts as plain."),
+]
+Chooser = Annotated[
+    InputsFrom | None,
+    typer.Option(
+        help="Who chose the inputs, if somebody without the key did; the owner's choice counts only if "
+        "the key's statement names it.",
+        rich_help_panel=options.INPUTS,
+    ),
+]
+ReferenceFile = Annotated[
+    Path | None,
+    _alignment("F", "Compare channels with a recorded reference or initial weights: an experiment."),
+]
+Copies = Annotated[
+    Path | None,
+    _result("DIR", "Also say whose copy it contains: a register of copies, or a run (sigil trace)."),
+]
+AsJson = Annotated[bool, _result(None, "Print one JSON object only.", "--json")]
+Page = Annotated[Path | None, _result("F.html", "Write a page for people to read.")]
+Evidence = Annotated[Path | None, _result("F.json", "Write the facts, signed (a new file).")]
+Signer = Annotated[Path | None, _result("PEM", "Sign with this Ed25519 key as well, beside the owner's.")]
+Force = Annotated[bool, _result(None, "Replace an earlier page at --report, if Sigil wrote it.", "--force")]
 
 
 def verify(
     context: typer.Context,
     suspect: options.Suspect,
     key: options.OwnersKey,
-    passphrase: key_commands.AskPassphrase = False,
-    passphrase_file: key_commands.PassphraseFile = None,
+    passphrase: options.AskPassphrase = False,
+    passphrase_file: options.PassphraseFile = None,
     architecture: options.Architecture = None,
     cut: options.Cut = None,
     width: options.Width = None,
@@ -55,103 +94,22 @@ def verify(
     input_shape: options.InputShape = None,
     time_limit: options.TimeLimit = 120.0,
     inputs: options.Inputs = None,
-    inputs_from: Annotated[
-        InputsFrom | None,
-        typer.Option(
-            help="Who chose the inputs, if somebody without the key did; the owner's choice counts only if "
-            "the key's statement names it.",
-            rich_help_panel=options.INPUTS,
-        ),
-    ] = None,
+    inputs_from: Chooser = None,
     normalisation: options.Normalise = None,
-    probes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=_MOST_PROBES,
-            help="Another number of noise inputs.",
-            rich_help_panel=_RESEARCH,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Noise from this seed instead of the key.", rich_help_panel=_RESEARCH),
-    ] = None,
-    alpha: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Compare p with this level.", rich_help_panel=_RESEARCH),
-    ] = None,
-    tries: Annotated[
-        int,
-        typer.Option(
-            metavar="M",
-            help="Keys and suspects tried in all; p is multiplied by it.",
-            rich_help_panel=_TEST,
-        ),
-    ] = 1,
-    statements: Annotated[
-        int | None,
-        typer.Option(
-            "--register",
-            metavar="N",
-            min=1,
-            help="Statements in a closed register, as the judge counted them; replaces the allowance for "
-            "keys that could have been drawn.",
-            rich_help_panel=_TEST,
-        ),
-    ] = None,
-    copies: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Also say whose copy it contains: a register of copies, or a run (sigil trace).",
-            rich_help_panel=_RESULT,
-        ),
-    ] = None,
-    tsa_root: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PEM",
-            help="Root of the time-stamping authority that you trust; without it the key counts as plain.",
-            rich_help_panel=_TEST,
-        ),
-    ] = None,
-    reference: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="F",
-            help="Compare channels with a recorded reference or initial weights: an experiment.",
-            rich_help_panel=_ALIGNMENT,
-        ),
-    ] = None,
-    data_dir: options.DataDir = None,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object only.", rich_help_panel=_RESULT),
-    ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="F.html", help="Write a page for people to read.", rich_help_panel=_RESULT),
-    ] = None,
-    evidence: Annotated[
-        Path | None,
-        typer.Option(metavar="F.json", help="Write the facts, signed (a new file).", rich_help_panel=_RESULT),
-    ] = None,
-    sign_with: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PEM",
-            help="Sign with this Ed25519 key as well, beside the owner's.",
-            rich_help_panel=_RESULT,
-        ),
-    ] = None,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force", help="Replace an earlier page at --report, if Sigil wrote it.", rich_help_panel=_RESULT
-        ),
-    ] = False,
+    probes: Probes = None,
+    seed: Seed = None,
+    alpha: Alpha = None,
+    tries: Tries = 1,
+    statements: Statements = None,
+    copies: Copies = None,
+    tsa_root: TsaRoot = None,
+    reference: ReferenceFile = None,
+    data_dir: options.InputsDir = None,
+    as_json: AsJson = False,
+    report: Page = None,
+    evidence: Evidence = None,
+    sign_with: Signer = None,
+    force: Force = False,
 ) -> None:
     """Test whether SUSPECT carries the mark of a key, and how sure that is.
 
@@ -196,7 +154,7 @@ def verify(
     """
     if sign_with is not None and evidence is None:
         raise ConfigError("--sign-with signs an evidence file: give --evidence F.json as well.")
-    shape, moments = options.shape_and_normalisation(input_shape, normalisation)
+    shape, moments = options.read_input_shape(input_shape), options.read_normalisation(normalisation)
     page = None if report is None else outputs.page("--report", report, force=force)
     outputs.check(
         page,
@@ -223,7 +181,7 @@ def verify(
     from sigil.verdict.report import harmless
     from sigil.verdict.verification import verify as run
 
-    owner_key = key_commands.load_key(key, ask=passphrase, passphrase_file=passphrase_file)
+    owner_key = load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     signer = _signer(sign_with) if sign_with is not None else None
     opened = open_suspect(
         suspect,
@@ -273,10 +231,82 @@ def verify(
         copies_found = {} if traced is None else {"copies": traced.to_dict()}
         typer.echo(json.dumps(outcome.to_dict() | run_facts | written | copies_found, allow_nan=False))
     else:
-        show(outcome, written)
+        _show(outcome, written)
         if traced is not None:
             typer.echo(str(traced))
     raise typer.Exit(0 if outcome.owned else 1)
+
+
+def _show(report: Report, written: dict[str, str]) -> None:
+    """Print the verdict: in colour on a terminal, otherwise as plain, aligned lines."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from sigil.verdict import wording
+
+    headline = wording.titles(report).headline.replace("{owner}", printable(report.owner))
+    rows = _rows(report) + [(name, printable(path)) for name, path in written.items()]
+    console = Console(highlight=False)
+    if console.is_terminal:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in rows:
+            table.add_row(Text("  " + name), Text(value))
+        style = f"bold {_COLOURS[wording.outcome(report)]}"
+        console.print(Text(headline, style=style), "", table, sep="\n")
+    else:
+        label = max(len(name) for name, _ in rows)
+        lines = [f"  {name:<{label}}  {value}" for name, value in rows]
+        typer.echo("\n".join([headline, "", *lines]))
+    ending = wording.ending(report)
+    if ending:
+        typer.echo("\n" + ending)
+
+
+def _rows(report: Report) -> list[tuple[str, str]]:
+    from sigil.verdict import wording
+
+    suspect = report.suspect
+    return [
+        *(("experiment", printable(reason)) for reason in report.reasons),
+        ("success rate", wording.rate_and_proof(report)),
+        *(("proof from", line) for line in [wording.rate_if_all_agree(report)] if line),
+        ("by chance", wording.by_chance(report)),
+        ("corrected", wording.corrections(report)),
+        *_trusted(report),
+        *((f"on {reading.kind}", wording.reading(reading)) for reading in report.readings),
+        ("paper's rule", wording.paper_rule(report)),
+        ("suspect", printable(suspect.file)),
+        ("opened as", printable(f"{suspect.kind}, {suspect.description}")),
+        *((name, printable(value)) for name, value in wording.entry(suspect)),
+        ("SHA-256", suspect.sha256 or "none: a function"),
+        ("commitment", f"{report.commitment} ({report.kind} key)"),
+        *wording.channel_order(report.alignment),
+    ]
+
+
+def _trusted(report: Report) -> list[tuple[str, str]]:
+    """Whose word the correction rests on: a judge's count, or an authority's stamp."""
+    from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
+    from sigil.verdict import wording
+
+    rows = []
+    if report.register_count is not None:
+        counted = f"{report.register_count:,} statements in a closed register, if a judge counted them"
+        others = f"2^{PLAIN_ALLOWANCE_LOG2} keys, or 2^{STAMPED_ALLOWANCE_LOG2} stamped ones"
+        rows.append(("register", f"{counted}; otherwise {others}, are allowed for"))
+    elif report.kind == "stamped" and report.trusted_root is None:
+        rows.append(
+            ("time stamp", "not checked, so the key counts as plain: name a root you trust (--tsa-root)")
+        )
+    elif report.trusted_root is not None:
+        root = f"{printable(report.trusted_root.name)}, fingerprint {report.trusted_root.fingerprint}"
+        rows.append(("time stamp", f"under the root {root}, which the examiner trusts"))
+    if wording.is_demonstration(report.key):
+        rows.append(("seal", wording.DEMONSTRATION))
+    return rows
 
 
 def _signer(pem: Path) -> Ed25519PrivateKey:

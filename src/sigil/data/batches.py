@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sigil.data.cache import Dataset, Split
 from sigil.errors import DataError
 
 AUGMENTATIONS = ("none", "crop", "crop-flip")
@@ -115,26 +116,24 @@ class Batches:
 
 
 def evaluate_batches(
-    images: npt.NDArray[np.uint8],
-    labels: npt.NDArray[np.int64],
+    split: Split,
+    dataset: Dataset,
     *,
     batch_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
     device: torch.device | str = "cpu",
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Go once through the samples in their own order, normalised and not augmented.
+    """Go once through the samples in their own order, normalised as the data set is, and not augmented.
 
     Gives (images float32 (b, C, H, W), labels int64 (b,)); the last batch may be smaller.
     """
     if batch_size < 1:
         raise DataError(f"The batch size is {batch_size}, but it must be at least 1: choose another.")
-    normalise = _Normaliser(mean, std, device=device, memory_format=memory_format)
-    for start in range(0, len(labels), batch_size):
+    normalise = _Normaliser(dataset.mean, dataset.std, device=device, memory_format=memory_format)
+    for start in range(0, len(split), batch_size):
         # Copies, because a tensor must not share memory with a read-only map.
         chosen = slice(start, start + batch_size)
-        yield normalise(np.array(images[chosen]), np.array(labels[chosen]))
+        yield normalise(np.array(split.images[chosen]), np.array(split.labels[chosen]))
 
 
 def crop(

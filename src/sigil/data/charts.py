@@ -69,7 +69,7 @@ def new_figure(path: AnyPath, wide: float, high: float, *, raises: type[SigilErr
 def save(figure: Any, path: AnyPath, *, raises: type[SigilError] = DataError) -> None:
     """Write a figure; a file there is replaced if it is a picture that Sigil wrote."""
     try:
-        with files.draft(path, replace=files.picture_mark(path)) as draft:
+        with files.draft(path, replace=files.picture_magic(path)) as draft:
             kind, metadata = Path(path).suffix[1:].lower(), files.picture_metadata(path)
             figure.savefig(draft, format=kind, metadata=metadata)
     except OSError as error:

@@ -39,12 +39,12 @@ class SplitOut(Detector):
     ``local`` are the gradients of that training, one (n, …) batch after another, as
     :func:`~sigil.detectors.local_gradients` returns them. What is judged is a ``unit``:
 
-    - ``"sample"``, one gradient a sample: how the Sigil paper counts (alarm at 128 of a batch of 256);
-    - ``"batch"``, one vector a batch, the sum over its samples: closest to the original, which takes the
+    - ``"sample"``, one gradient per sample: how the Sigil paper counts (alarm at 128 of a batch of 256);
+    - ``"batch"``, one vector per batch, the sum over its samples: closest to the original, which takes the
       gradient of the client's first layer.
 
     The score is the share of outliers among the units of the last ``window`` batches, and an alarm is a score
-    above ``threshold`` once the window is full. ``mean_outliers`` is the mean number of outliers a batch.
+    above ``threshold`` once the window is full. ``mean_outliers`` is the mean number of outliers per batch.
 
     ``curves``: ``outliers`` and ``judged`` (numbers of units) and ``factor`` (mean local outlier factor;
     above 1.5 is an outlier) for every batch, beside ``scored_step`` and ``score``.
@@ -94,7 +94,7 @@ class SplitOut(Detector):
     def look(self, rows: Tensor, labels: Tensor) -> float:
         if rows.shape[1] != self._size:
             raise ShapeError(
-                f"A gradient of {rows.shape[1]} numbers a sample arrived, but the local ones have "
+                f"A gradient of {rows.shape[1]} numbers per sample arrived, but the local ones have "
                 f"{self._size}; train locally with the same cut."
             )
         units = _in_units(rows.cpu(), self.unit).numpy()

@@ -13,7 +13,7 @@ import math
 from sigil import statistics
 from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import EvidenceError, SealError
-from sigil.evidence import statement as statements
+from sigil.evidence import published
 from sigil.keys import seal
 from sigil.keys.seal import Seal
 from sigil.keys.statement import Statement
@@ -29,7 +29,7 @@ TOLERANCE = 1e-6
 
 def recompute(report: Report) -> Seal | None:
     """Raise `EvidenceError` unless everything fits together; return the key's time stamp, if it has one."""
-    own = statements.parse(report.key.statement)
+    own = published.parse(report.key.statement)
     stamp = check_key(report.key, own, report.bits)
     kinds = [(reading.kind, reading.aligned) for reading in report.readings]
     origins = sum(kind == "origin" for kind, _ in kinds)
@@ -196,6 +196,5 @@ def _close(recorded: float, computed: float) -> bool:
 
 
 def contradiction(what: str) -> EvidenceError:
-    """The refusal of a record whose numbers do not fit together."""
-    """The error to raise for a record of which `what` is wrong, in words."""
+    """The refusal of a record whose numbers do not fit together: `what` is wrong, in words."""
     return EvidenceError(f"The evidence contradicts itself: {what}; do not rely on it.")

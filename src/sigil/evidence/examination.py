@@ -16,8 +16,7 @@ from sigil import files
 from sigil.alignment import fingerprint
 from sigil.data.inputs import Array, Inputs
 from sigil.errors import ConfigError, EvidenceError, SuspectError
-from sigil.evidence import arithmetic, repeating, traces
-from sigil.evidence import statement as statements
+from sigil.evidence import arithmetic, published, repeating, traces
 from sigil.keys.key import Key
 from sigil.keys.seal import Root, Seal, read_roots
 from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
@@ -34,7 +33,7 @@ AnyPath = str | os.PathLike[str]
 R = TypeVar("R", bound=Report | Trace)
 
 
-class _Statement(BaseModel, Generic[R]):
+class _InTotoStatement(BaseModel, Generic[R]):
     """An in-toto statement about a report or a trace; its subject is compared with what that says."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -53,7 +52,7 @@ class Checked:
     """Evidence that has passed every check that was asked for.
 
     ``signers`` are the public keys that signed: the evidence key that the record's statement names, and
-    whoever else did. ``pinned`` says whether they were compared with something that came from outside the
+    who else did. ``pinned`` says whether they were compared with something that came from outside the
     file; without that the file only vouches for itself. ``stamp`` is the time stamp of a stamped key, whose
     root nobody has looked at here.
     """
@@ -126,7 +125,7 @@ def check(
     report = _read(payload, signers, Report, signer, statement, suspect_sha256)
     stamp = arithmetic.recompute(report)
     if references is not None:
-        _compare_references(report, statements.parse_references(references))
+        _compare_references(report, published.parse_references(references))
     return Checked(report, signers, pinned=not (signer is None and statement is None), stamp=stamp)
 
 
@@ -140,7 +139,7 @@ def _read(
 ) -> R:
     """The record in a payload that these signed, if they may and it is about the right key and file."""
     try:
-        report: R = _Statement[kind].model_validate_json(payload).predicate  # type: ignore[valid-type]
+        report: R = _InTotoStatement[kind].model_validate_json(payload).predicate  # type: ignore[valid-type]
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "the whole"
         raise EvidenceError(
@@ -152,13 +151,13 @@ def _read(
             "The evidence is signed but not in its one canonical form, or its subject is not its suspect; "
             "it was not made by Sigil, do not rely on it."
         )
-    own = statements.parse(report.key.statement)
+    own = published.parse(report.key.statement)
     if own.evidence_key not in signers:
         raise EvidenceError(
             f"The evidence is signed by {signers[0]} and not by {own.evidence_key}, the evidence key that "
             "its statement names; ask the owner of the key for a record."
         )
-    if statement is not None and statements.parse(statement) != own:
+    if statement is not None and published.parse(statement) != own:
         raise EvidenceError(
             "The evidence is about another key: its statement is not the published one; ask for "
             "evidence that was made with the published key."
@@ -210,124 +209,100 @@ def examine(
     named = None if signer is None else envelope.read_public_key(signer)
     sha256 = None if suspect is None else _sha256(suspect)
     payload, signers = envelope.open_envelope(content)
+    facts: Report | Trace
     if envelope.TRACE_FIELD in payload:
         if any(given is not None for given in (register, references, inputs, inputs_from, reference)):
             raise ConfigError(
                 "The record is about whose copy a suspect contains: registers of statements, references and "
                 "inputs are for a verdict; leave them out."
             )
-        trace = _read(payload, signers, Trace, named, statement, sha256)
-        return _examine_trace(trace, signers, statement, signer, trusted, key, suspect, copies)
-    if copies is not None:
-        raise ConfigError("Copies are for repeating a trace, and the record is a verdict: leave them out.")
-    found = check(content, signer=named, statement=statement, suspect_sha256=sha256, references=references)
-    report = found.report
-    _check_count(report, register)
-    root = _check_date(found.stamp, trusted)
-    repeated = None
-    if key is not None:
-        repeating.open_commitment(report, found.stamp, key)
-    if key is not None and suspect is not None:
-        opened, close = _opened(suspect, report, key)
-        try:
-            repeated = repeating.repeat(
-                report,
-                key,
-                opened,
-                inputs=inputs,
-                inputs_from=inputs_from,
-                reference=reference,
-                roots=trusted,
-                register=register,
+        facts = _read(payload, signers, Trace, named, statement, sha256)
+        stamp = traces.recompute(facts)
+    else:
+        if copies is not None:
+            raise ConfigError(
+                "Copies are for repeating a trace, and the record is a verdict: leave them out."
             )
-        finally:
-            close()
-    elif isinstance(suspect, str | os.PathLike):
-        _check_format(Path(suspect))
-
-    checked = {
-        "signature": _signed(report, found.signers),
-        "arithmetic": "every p-value, the correction and the verdict follow from the recorded counts",
-    }
-    unchecked = []
-    if repeated is None:
-        unchecked.append("The counts are the claimant's; nothing was repeated.")
-    else:
-        checked["examination"] = repeated.words
-    _say_key(statement, key, signer, checked, unchecked)
-    _say_date(found.stamp, root, checked, unchecked)
-    if isinstance(suspect, nn.Module):
-        checked["suspect"] = "the given module has the recorded weights (SHA-256)"
-    elif suspect is not None:
-        checked["suspect"] = (
-            "the given file is the one recorded (SHA-256), and of a format that can hold a model"
+        found = check(
+            content, signer=named, statement=statement, suspect_sha256=sha256, references=references
         )
-    else:
-        unchecked.append("Which file was examined: no --suspect was given to compare with.")
-    for reading in report.readings:
-        if reading.source in ("judge", "defendant") and inputs_from != reading.source:
-            unchecked.append(f"That the {reading.source} chose the inputs is the claimant's word.")
-            break
-    _say_choices(report, register, references, checked, unchecked)
-    return Findings(
-        vouched=found.pinned or key is not None,
-        repeated=repeated is not None,
-        claims=_claims(report),
-        checked=checked,
-        unchecked=unchecked,
-        report=report,
-        signers=found.signers,
-    )
-
-
-def _examine_trace(
-    found: Trace,
-    signers: tuple[str, ...],
-    statement: str | None,
-    signer: AnyPath | None,
-    roots: Sequence[Certificate] | None,
-    key: Key | None,
-    suspect: Suspect | nn.Module | AnyPath | None,
-    copies: AnyPath | None,
-) -> Findings:
-    """The same of a record about whose copy a suspect contains."""
-    stamp = traces.recompute(found)
-    root = _check_date(stamp, roots)
+        facts, stamp = found.report, found.stamp
+        _check_count(facts, register)
+    root = _check_date(stamp, trusted)
     if key is not None:
-        repeating.open_commitment(found, stamp, key)
-    checked = {
-        "signature": _signed(found, signers),
-        "arithmetic": "which copies are contained follows from the recorded p-values and what was tried",
-    }
+        repeating.open_commitment(facts, stamp, key)
+    checked = {"signature": _signed(facts, signers)}
     unchecked: list[str] = []
-    if copies is None:
-        unchecked.append("The p-values are the claimant's; nothing was repeated (--copies).")
-    elif key is None or suspect is None:
-        raise ConfigError("Copies are for repeating a trace: give the key and the suspect as well.")
+    if isinstance(facts, Trace):
+        checked["arithmetic"] = (
+            "which copies are contained follows from the recorded p-values and what was tried"
+        )
+        if copies is None:
+            unchecked.append("The p-values are the claimant's; nothing was repeated (--copies).")
+        elif key is None or suspect is None:
+            raise ConfigError("Copies are for repeating a trace: give the key and the suspect as well.")
+        else:
+            checked["trace"] = traces.repeat(facts, key, suspect, copies)
     else:
-        checked["trace"] = traces.repeat(found, key, suspect, copies)
+        checked["arithmetic"] = (
+            "every p-value, the correction and the verdict follow from the recorded counts"
+        )
+        if key is None or suspect is None:
+            unchecked.append("The counts are the claimant's; nothing was repeated.")
+        else:
+            opened, close = _opened(suspect, facts, key)
+            try:
+                checked["examination"] = repeating.repeat(
+                    facts,
+                    key,
+                    opened,
+                    inputs=inputs,
+                    inputs_from=inputs_from,
+                    reference=reference,
+                    roots=trusted,
+                    register=register,
+                ).words
+            finally:
+                close()
     _say_key(statement, key, signer, checked, unchecked)
     _say_date(stamp, root, checked, unchecked)
     if suspect is None:
         unchecked.append("Which file was examined: no --suspect was given to compare with.")
     else:
-        checked["suspect"] = "the given file is the one recorded (SHA-256)"
-    unchecked.append(
-        "Who passed the copy on: its recipient, a burglar, or the owner, who can make every one."
-    )
+        checked["suspect"] = _compared(suspect, facts, examined=key is not None)
+    if isinstance(facts, Trace):
+        unchecked.append(
+            "Who passed the copy on: its recipient, a burglar, or the owner, who can make every one."
+        )
+    else:
+        _say_choices(facts, register, references, inputs_from, checked, unchecked)
     return Findings(
-        vouched=not (signer is None and statement is None and key is None),
-        repeated=copies is not None,
-        claims=traces.claims(found),
+        vouched=not (named is None and statement is None and key is None),
+        repeated="examination" in checked or "trace" in checked,
+        claims=traces.claims(facts) if isinstance(facts, Trace) else _claims(facts),
         checked=checked,
         unchecked=unchecked,
-        report=found,
+        report=facts,
         signers=signers,
     )
 
 
+def _compared(suspect: Suspect | nn.Module | AnyPath, facts: Report | Trace, *, examined: bool) -> str:
+    """That the given suspect is the one of the record, whose hash was compared; a verdict needs a model."""
+    if isinstance(suspect, nn.Module):
+        return "the given module has the recorded weights (SHA-256)"
+    if isinstance(facts, Trace):
+        return "the given file is the one recorded (SHA-256)"
+    if not isinstance(suspect, Suspect) and not examined:
+        try:
+            SuspectFile(suspect).close()
+        except SuspectError as error:
+            raise EvidenceError(f"The given suspect cannot have been examined as a model. {error}") from None
+    return "the given file is the one recorded (SHA-256), and of a format that can hold a model"
+
+
 def _signed(record: Report | Trace, signers: Sequence[str]) -> str:
-    others = [one for one in signers if one != statements.parse(record.key.statement).evidence_key]
+    others = [one for one in signers if one != published.parse(record.key.statement).evidence_key]
     also = f", and so did {' and '.join(others)}" if others else ""
     return f"the file is unaltered since the evidence key that its statement names signed it{also}"
 
@@ -400,25 +375,17 @@ def _check_date(stamp: Seal | None, roots: Sequence[Certificate] | None) -> Root
     return stamp.check(roots)
 
 
-def _check_format(path: Path) -> None:
-    """A file that is no model cannot have been examined."""
-    try:
-        SuspectFile(path).close()
-    except SuspectError as error:
-        raise EvidenceError(f"The given suspect cannot have been examined as a model. {error}") from None
-
-
-def _compare_references(report: Report, published: statements.References) -> None:
-    if published.commitment != report.commitment:
+def _compare_references(report: Report, references: published.References) -> None:
+    if references.commitment != report.commitment:
         raise EvidenceError(
             "The published references belong to another key than the evidence; give the line that was "
             "published for this key."
         )
-    used, fields = report.alignment, statements.parse(report.key.statement).fields
+    used, fields = report.alignment, published.parse(report.key.statement).fields
     if used is None or not used.used:
         return
     drawn = not report.experiment and fields.initialiser is not None and used.compared == "initial weights"
-    if not drawn and used.reference not in published:
+    if not drawn and used.reference not in references:
         raise EvidenceError(
             "Channels were put in order by a reference that was not published: its fingerprint is "
             f"{used.reference}; a reference chosen afterwards proves nothing."
@@ -449,9 +416,13 @@ def _say_choices(
     report: Report,
     register: int | None,
     references: str | None,
+    inputs_from: str | None,
     checked: dict[str, str],
     unchecked: list[str],
 ) -> None:
+    chosen = next((one.source for one in report.readings if one.source in ("judge", "defendant")), None)
+    if chosen not in (None, inputs_from):
+        unchecked.append(f"That the {chosen} chose the inputs is the claimant's word.")
     counted = report.register_count
     if counted is not None and register is None:
         unchecked.append(

@@ -8,7 +8,7 @@ import os
 from torch import nn
 
 from sigil.errors import EvidenceError
-from sigil.evidence import statement as statements
+from sigil.evidence import published
 from sigil.evidence.arithmetic import TOLERANCE, check_key, contradiction
 from sigil.keys.key import Key
 from sigil.keys.seal import Seal
@@ -21,7 +21,7 @@ def recompute(found: Trace) -> Seal | None:
 
     The p-values before correction are the claimant's: they follow from copies that no record shows.
     """
-    own = statements.parse(found.key.statement)
+    own = published.parse(found.key.statement)
     stamp = check_key(found.key, own, own.fields.bits)
     if found.log10_level > log10_level(own.fields) + TOLERANCE or found.tries % len(found.entries):
         raise contradiction("its level is too mild, or it did not count each model in the file as a try")

@@ -11,7 +11,7 @@ from sigil.errors import ConfigError
 from sigil.federation.run import STATEMENT, Run, open_run
 from sigil.version import __version__
 
-MARK: Final = files.Mark(b"---\n", head=b"- sigil\n")
+MAGIC: Final = files.Magic(b"---\n", head=b"- sigil\n")
 """How Sigil knows a card that it wrote, and may write again."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from sigil.federation.precision import Precision
 from sigil.logit_gradients import CROSS_ENTROPY, Loss
 
 
+@dataclass(eq=False)
 class Client:
     """One participant of a round, with its half of the network and an optimizer that starts fresh.
 
@@ -23,24 +25,17 @@ class Client:
     on; this client computes cross-entropy with its label smoothing and reduction.
     """
 
-    def __init__(
-        self,
-        index: int,
-        half: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        precision: Precision,
-        observers: Sequence[ClientObserver] = (),
-        agreed: Loss = CROSS_ENTROPY,
-    ) -> None:
-        self.index = index
-        self.agreed = agreed
-        self.half = half
-        self.optimizer = optimizer
-        self.precision = precision
-        self.observers = observers
+    index: int
+    half: nn.Module
+    optimizer: torch.optim.Optimizer
+    _: KW_ONLY
+    precision: Precision
+    observers: Sequence[ClientObserver] = ()
+    agreed: Loss = CROSS_ENTROPY
+
+    def __post_init__(self) -> None:
         self.steps = 0
-        self.loss = torch.zeros((), device=precision.device)
+        self.loss = torch.zeros((), device=self.precision.device)
         self._graph: Tensor | None = None
         self._labels: Tensor | None = None
 

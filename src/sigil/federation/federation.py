@@ -157,10 +157,10 @@ class Federation:
 
     def load(self, round_number: int, client_state: State, server_state: State) -> None:
         """Go on from the weights at the end of a round."""
-        place = self.precision.device
+        device = self.precision.device
         self.round = round_number
-        self.client_state = {name: value.to(place) for name, value in client_state.items()}
-        self.server_state = {name: value.to(place) for name, value in server_state.items()}
+        self.client_state = {name: value.to(device) for name, value in client_state.items()}
+        self.server_state = {name: value.to(device) for name, value in server_state.items()}
 
     def halves(self) -> tuple[nn.Module, nn.Module]:
         """The live client half and server half, holding the global weights."""

@@ -89,14 +89,7 @@ def automatic(settings: Settings) -> Literal["paper", "shares"]:
 
 def load_data(settings: Settings, data_dir: Path | None = None) -> data.Dataset:
     """The data set of a training with these settings, reduced as they say."""
-    chosen = settings.data
-    return data.load(
-        chosen.name,
-        data_dir=data_dir,
-        train_limit=chosen.train_limit,
-        test_limit=chosen.test_limit,
-        classes=chosen.classes,
-    )
+    return data.load(data_dir=data_dir, **settings.data.model_dump(exclude={"augment"}))
 
 
 def client_parts(settings: Settings, dataset: data.Dataset) -> list[npt.NDArray[np.int64]]:
@@ -269,31 +262,19 @@ def fresh_optimizer(
 
 
 def scheduled_rate(settings: Settings, round_number: int) -> float:
-    """Learning rate of a round of a training with these settings."""
-    optimizer = settings.optimizer
-    return learning_rate(
-        round_number,
-        rounds=settings.federation.rounds,
-        base=optimizer.lr,
-        minimum=optimizer.lr_min,
-        warmup_rounds=optimizer.warmup_rounds,
-    )
+    """Learning rate of round 1, 2, … of a training: linear warm-up, then cosine (paper, appendix B).
 
+    Rises linearly to the highest at the last round of the warm-up, then falls as a half cosine to the lowest.
 
-def learning_rate(
-    round_number: int, *, rounds: int, base: float, minimum: float, warmup_rounds: int
-) -> float:
-    """Learning rate of round 1, 2, …, `rounds`: linear warm-up, then cosine (paper, appendix B).
-
-    Rises linearly to `base` at round `warmup_rounds`, then falls as a half cosine to `minimum` at the last.
-
-    >>> [round(learning_rate(r, rounds=80, base=0.1, minimum=1e-4, warmup_rounds=5), 4) for r in (1, 5, 80)]
+    >>> [round(scheduled_rate(Settings(), number), 4) for number in (1, 5, 80)]
     [0.02, 0.1, 0.0001]
     """
-    if round_number <= warmup_rounds:
-        return base * round_number / warmup_rounds
-    progress = (round_number - max(warmup_rounds, 1)) / max(1, rounds - max(warmup_rounds, 1))
-    return minimum + 0.5 * (base - minimum) * (1 + math.cos(math.pi * progress))
+    optimizer, rounds = settings.optimizer, settings.federation.rounds
+    if round_number <= optimizer.warmup_rounds:
+        return optimizer.lr * round_number / optimizer.warmup_rounds
+    warm = max(optimizer.warmup_rounds, 1)
+    progress = (round_number - warm) / max(1, rounds - warm)
+    return optimizer.lr_min + 0.5 * (optimizer.lr - optimizer.lr_min) * (1 + math.cos(math.pi * progress))
 
 
 @dataclass
@@ -398,7 +379,7 @@ class Training:
             precision=self.precision,
             injector=self._injector(client),
             observers=observers,
-            round_number=round_number,
+            round=round_number,
             client=client,
             statistics_every=self.settings.watermark.statistics_every,
             loss=self.loss,

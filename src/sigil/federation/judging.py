@@ -81,12 +81,12 @@ class UpdateJudge:
 
     def findings(self, start: RoundStart, updates: Mapping[int, Update]) -> dict[int, Finding]:
         """What is wrong with which client's update; nothing for those that may be averaged."""
-        found: dict[int, Finding] = {}
+        faulty: dict[int, Finding] = {}
         moves: dict[str, dict[int, float]] = {}
         for name, tensors in self._halves.items():
             before: State = getattr(start, name)
             for client, update in updates.items():
-                if client in found:
+                if client in faulty:
                     continue
                 state: State = getattr(update, name)
                 finding = tensors.broken(name, state)
@@ -99,15 +99,15 @@ class UpdateJudge:
                         f"this learning rate reach {limit:.3g}",
                     )
                 if finding is not None:
-                    found[client] = finding
+                    faulty[client] = finding
                 moves.setdefault(f"weights of its {name} half", {})[client] = weights
                 moves.setdefault(f"statistics of its {name} half", {})[client] = statistics
         for what, norms in moves.items():
-            sound = {client: norm for client, norm in norms.items() if client not in found}
+            sound = {client: norm for client, norm in norms.items() if client not in faulty}
             for client, times in _standing_out(sound, updates).items():
                 sentence = f"the {what} moved {times:.3g} times as far as the round's median"
-                found[client] = Finding(Fault.NORM, sentence)
-        return found | _patterned(start, {c: u.client for c, u in updates.items() if c not in found})
+                faulty[client] = Finding(Fault.NORM, sentence)
+        return faulty | _patterned(start, {c: u.client for c, u in updates.items() if c not in faulty})
 
     def _limit(self, tensors: _Tensors, lr: float, steps: int) -> float:
         reach = ADAM_RATES * math.sqrt(tensors.size) if self._adam else self._reach

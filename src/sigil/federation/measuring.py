@@ -31,18 +31,15 @@ def accuracy(
     dataset: Dataset,
     *,
     precision: Precision,
-    batch_size: int = 500,
 ) -> float:
     """Share of the test images that both halves together classify rightly, in evaluation mode."""
     client_half.eval()
     server_half.eval()
     right = torch.zeros((), dtype=torch.long, device=precision.device)
     for images, labels in evaluate_batches(
-        dataset.test.images,
-        dataset.test.labels,
-        mean=dataset.mean,
-        std=dataset.std,
-        batch_size=batch_size,
+        dataset.test,
+        dataset,
+        batch_size=500,
         device=precision.device,
         memory_format=precision.layout,
     ):

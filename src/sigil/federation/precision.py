@@ -45,6 +45,6 @@ class Precision:
 
 def choose(device: str = "auto", precision: str = "auto") -> Precision:
     """Turn the settings `device` (auto, cpu, cuda, mps, cuda:1) and `precision` into a :class:`Precision`."""
-    place = hardware.device(device)
-    automatic = precision == "auto" and hardware.prefers_bfloat16(place)
-    return Precision(place, bfloat16=precision == "bfloat16" or automatic)
+    chosen = hardware.device(device)
+    automatic = precision == "auto" and hardware.prefers_bfloat16(chosen)
+    return Precision(chosen, bfloat16=precision == "bfloat16" or automatic)

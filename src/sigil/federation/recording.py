@@ -172,8 +172,8 @@ class Recording:
             self.full = bool(index["full"])
             self._steps = [tuple(map(int, row)) for row in index["steps"]]
             rows, width = int(index["rows"]), math.prod(self.shape)
-            summed = [tuple(map(int, row)) for row in index.get("summed", ())]
-            self.share, self.whole_rounds = float(index.get("share", 1.0)), int(index.get("whole_rounds", 0))
+            summed = [tuple(map(int, row)) for row in index["summed"]]
+            self.share, self.whole_rounds = float(index["share"]), int(index["whole_rounds"])
             self.partial = self.full or self.share < 1
         except (OSError, ValueError, KeyError, TypeError):
             raise DataError(
@@ -197,8 +197,8 @@ class Recording:
 
     def mean(self, rounds: Sequence[int]) -> npt.NDArray[np.float64] | None:
         """The mean of all gradients of some rounds, kept or not; None if no sums were recorded."""
-        chosen = [place for place, row in enumerate(self._summed) if row[0] in set(rounds)]
-        count = sum(self._summed[place][2] for place in chosen)
+        chosen = [position for position, row in enumerate(self._summed) if row[0] in set(rounds)]
+        count = sum(self._summed[position][2] for position in chosen)
         return np.asarray(self._sums[chosen].sum(0) / count) if count else None
 
     @property

@@ -172,7 +172,9 @@ def _rounds(
     """Train from where the run stands to its last round."""
     settings = federation.settings
     if settings.record.clients:
-        federation.client_observers.append(_recorder(settings, folder, federation.shape))
+        record = settings.record.model_dump()
+        recorder = GradientRecorder(folder / "recording", federation.shape, **record)
+        federation.client_observers.append(recorder)
     reference = ReferenceRecorder(federation.shape)
     federation.server_observers.append(reference)
     observers = [*federation.client_observers, *federation.server_observers]
@@ -235,19 +237,6 @@ def _save_halves(folder: Path, federation: Federation, reference: ReferenceRecor
     models.save(folder / "client.safetensors", client_half, extra=notes)
     models.save(folder / "server.safetensors", server_half)
     reference.save(folder / "reference.safetensors")
-
-
-def _recorder(settings: Settings, folder: Path, shape: tuple[int, ...]) -> GradientRecorder:
-    record = settings.record
-    return GradientRecorder(
-        folder / "recording",
-        shape,
-        clients=record.clients,
-        rounds=record.rounds,
-        share=record.share,
-        whole_rounds=record.whole_rounds,
-        limit_mb=record.limit_mb,
-    )
 
 
 def _finished(folder: Path, settings: Settings, key: Key | None) -> bool:

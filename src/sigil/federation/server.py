@@ -10,6 +10,7 @@ server uses that to judge the gradient, and keeps none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import torch
@@ -32,6 +33,7 @@ class ServerEnd(Protocol):
     def backward(self, message: LogitGradient) -> CutGradient: ...
 
 
+@dataclass(eq=False)
 class Server:
     """The server's side of U-SFL for one client in one round: `forward` and `backward`, in turns.
 
@@ -41,34 +43,22 @@ class Server:
     stays.
     """
 
-    def __init__(
-        self,
-        half: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        *,
-        shape: tuple[int, ...],
-        precision: Precision,
-        injector: Injector | None = None,
-        observers: Sequence[ServerObserver] = (),
-        round_number: int = 1,
-        client: int = 0,
-        statistics_every: int = 0,
-        loss: Loss | None = None,
-        repetitions: Repetitions | None = None,
-    ) -> None:
-        self.half = half
-        self.optimizer = optimizer
-        self.shape = shape
-        self.precision = precision
-        self.injector = injector
-        self.observers = observers
-        self.round = round_number
-        self.client = client
+    half: nn.Module
+    optimizer: torch.optim.Optimizer
+    _: KW_ONLY
+    shape: tuple[int, ...]
+    precision: Precision
+    injector: Injector | None = None
+    observers: Sequence[ServerObserver] = ()
+    round: int = 1
+    client: int = 0
+    statistics_every: int = 0
+    loss: Loss | None = None
+    repetitions: Repetitions | None = None
+
+    def __post_init__(self) -> None:
         self.steps = 0
         self.injections: list[InjectionStatistics] = []
-        self.loss = loss
-        self.repetitions = repetitions
-        self._statistics_every = statistics_every
         self._activation: Tensor | None = None
         self._logits: Tensor | None = None
 
@@ -143,9 +133,9 @@ class Server:
         """
         if self.injector is None:
             return main
-        if not self._statistics_every:
+        if not self.statistics_every:
             return self.injector(activation, main)
-        self.injector.statistics = measured = self.steps % self._statistics_every == 0
+        self.injector.statistics = measured = self.steps % self.statistics_every == 0
         final = self.injector(activation, main)
         if measured and self.injector.last is not None:
             self.injections.append(self.injector.last)

@@ -1,1 +1,1 @@
-"""Keys: from 32 secret bytes and a public statement to M, b, probes, shares and initial weights."""
+"""Not public but for `sigil.Key`: from a secret seed and a statement to M, b, probes and initial weights."""

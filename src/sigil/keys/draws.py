@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from sigil import arguments
 from sigil.errors import ConfigError, ShapeError, shown
 
 # Words that are turned into numbers at a time: the float64 intermediates stay in the cache, and the
@@ -104,6 +103,21 @@ class KeyStream:
             chosen.append(moved.get(j, j))
             moved[j] = moved.get(i, i)
         return chosen
+
+    def deal(self, bits: int, *, clients: int, carriers: int) -> npt.NDArray[np.bool_]:
+        """(clients, bits): every bit has `carriers` clients, whose numbers of bits differ by one at most.
+
+        Bit by bit, the clients that carry least take it; the stream decides between those that carry
+        equally much, by one 64-bit word per client and bit.
+        """
+        mask = np.zeros((clients, bits), dtype=np.bool_)
+        load = np.zeros(clients, dtype=np.int64)
+        for bit in range(bits):
+            lots = self.words(bit * clients, clients)
+            chosen = np.lexsort((lots, load))[:carriers]
+            mask[chosen, bit] = True
+            load[chosen] += 1
+        return mask
 
     def _endless(self) -> Iterator[int]:
         start = 0
@@ -196,7 +210,7 @@ def _log(x: Floats) -> Floats:
 
 def span(what: str, start: int, stop: int, end: int) -> tuple[int, int]:
     """The bounds of a part of a table that has `end` rows, each of which is a `what`."""
-    if not (arguments.is_whole(start) and arguments.is_whole(stop) and 0 <= start <= stop <= end):
+    if not 0 <= start <= stop <= end:
         raise ShapeError(
             f"{what.capitalize()}s {shown(start)} to {shown(stop)} were asked for, but this key has {what}s "
             f"0 to {end}; give 0 <= start <= stop <= {end}."

@@ -9,6 +9,7 @@ nobody: zeros and ones are the same in every model.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -18,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from sigil import arguments
-from sigil.errors import ConfigError, shown
+from sigil.errors import ConfigError
 from sigil.keys.draws import KeyStream
 
 MAX_ENTRIES: Final = 2**31
@@ -27,7 +27,7 @@ MAX_ENTRIES: Final = 2**31
 
 def draw(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     """One weight tensor, float32: of a convolution if it has three axes or more, of a linear layer if two."""
-    sizes = arguments.sizes("shape of a tensor", shape)
+    sizes = tuple(map(operator.index, shape))
     if len(sizes) < 2 or min(sizes) < 1 or math.prod(sizes) > MAX_ENTRIES:
         raise ConfigError(
             f"Initial weights have two axes or more and at most 2^31 entries, but {list(sizes)[:8]} was "
@@ -42,16 +42,9 @@ def draw(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(out)
 
 
-def check_name(name: str) -> str:
-    """The name of a tensor in a state dict; a suspect's may be any text."""
-    if not isinstance(name, str):
-        raise ConfigError(f"The name of a tensor is {shown(name)}, but text is wanted.")
-    return name
-
-
 def held_out(stream: KeyStream, shape: Sequence[int]) -> Tensor:
     """Which entries of one weight tensor are held out, bool: each with the probability one in eight."""
-    sizes = arguments.sizes("shape of a tensor", shape)
+    sizes = tuple(map(operator.index, shape))
     if not sizes or min(sizes) < 0 or math.prod(sizes) > MAX_ENTRIES:
         raise ConfigError(f"A tensor has at most 2^31 entries, but {list(sizes)[:8]} was asked for.")
     octets = np.frombuffer(stream.octets(0, math.prod(sizes)), dtype=np.uint8)
@@ -64,7 +57,6 @@ def initialise(module: nn.Module, stream: Callable[[str], KeyStream]) -> tuple[s
     A tensor that several layers share is drawn once, under its first name. Parameters of other kinds of
     layers stay as they are.
     """
-    arguments.check_module("module to initialise", module)
     drawn: list[str] = []
     seen: set[int] = set()
     with torch.no_grad():

@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 from sigil import arguments
-from sigil.errors import ConfigError, KeyFileError, SealError, shown
-from sigil.keys import derivation, initial_weights, keyfile, length, seal, shares, statement
+from sigil.errors import ConfigError, KeyFileError, SealError, ShapeError, shown
+from sigil.keys import derivation, initial_weights, keyfile, length, seal, statement
 from sigil.keys.draws import KeyStream, span
 from sigil.keys.length import default_bits
 from sigil.keys.seal import Seal
@@ -38,6 +38,7 @@ from sigil.rules import ALPHA, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
 
 SEED_BYTES: Final = 32
 MAX_CHOICE: Final = 10**7
+MAX_CLIENTS: Final = 4_096
 MAX_POPULATION: Final = 2**53
 
 
@@ -65,7 +66,7 @@ class Key:
                 "A key is made by sigil.Key.for_activation, sigil.Key.generate or sigil.Key.load, not by its "
                 "constructor."
             )
-        if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
+        if len(seed) != SEED_BYTES:
             raise ConfigError(
                 f"A seed must be exactly {SEED_BYTES} bytes; "
                 "leave it out to draw one from the operating system."
@@ -151,7 +152,12 @@ class Key:
         The rest is as in `generate`: bits, model, cut and what else is to be stated. A key that is too short
         to prove anything is made with a warning.
         """
-        key = cls.generate(owner, arguments.shape_of_one("activations", activation), **stated)
+        if activation.ndim < 2 or not len(activation):
+            raise ShapeError(
+                f"A batch of activations (n, …) is wanted, but the tensor has the shape "
+                f"{tuple(activation.shape)}."
+            )
+        key = cls.generate(owner, tuple(activation.shape[1:]), **stated)
         length.warn_if_too_short(key.fields)
         return key
 
@@ -317,7 +323,7 @@ class Key:
 
         Every choice is equally likely. Other uses have other purposes: "inputs" or "inputs/<name>".
         """
-        if not isinstance(purpose, str) or (purpose != "inputs" and not purpose.startswith("inputs/")):
+        if purpose != "inputs" and not purpose.startswith("inputs/"):
             raise ConfigError(f"A choice has the purpose 'inputs' or 'inputs/<name>', not {shown(purpose)}.")
         count = arguments.whole("The count", count)
         population = arguments.whole("The population", population)
@@ -333,8 +339,16 @@ class Key:
 
         Every bit has `carriers_per_bit` clients (the stated number, or 1); their loads differ by 1 at most.
         """
-        carriers = shares.check(self.fields.share_rule, carriers_per_bit, client=client, clients=clients)
-        dealt = shares.deal(self._stream("share"), bits=self.bits, clients=clients, carriers=carriers)
+        stated = (self.fields.share_rule or "").partition("-")[2]
+        carriers = carriers_per_bit if carriers_per_bit is not None else int(stated or 1)
+        if stated and carriers != int(stated):
+            raise ConfigError(f"The key states {stated} carriers per bit, but {carriers} were asked for.")
+        if not (1 <= carriers <= clients <= MAX_CLIENTS and 0 <= client < clients):
+            raise ConfigError(
+                f"Client {client} of {clients} with {carriers} carriers per bit is impossible; give "
+                f"0 <= client < clients <= {MAX_CLIENTS} and 1 <= carriers <= clients."
+            )
+        dealt = self._stream("share").deal(self.bits, clients=clients, carriers=carriers)
         return torch.from_numpy(dealt[client].copy())
 
     def initial(self, name: str, shape: Sequence[int]) -> torch.Tensor:
@@ -347,7 +361,7 @@ class Key:
 
     def held_out(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """Which initial weights of a tensor, bool, never help to find an order of channels: one in eight."""
-        return initial_weights.held_out(self._stream(f"held-out/{initial_weights.check_name(name)}"), shape)
+        return initial_weights.held_out(self._stream(f"held-out/{name}"), shape)
 
     def initialise(self, module: nn.Module) -> tuple[str, ...]:
         """Give a module the owner's initial weights, in place, before it is trained; return their names.
@@ -417,7 +431,7 @@ class Key:
     def _initial_stream(self, name: str) -> KeyStream:
         if self.fields.initialiser is None:
             raise ConfigError("The key states no initial weights; make a new key to have them drawn from it.")
-        return self._stream(f"initial/{initial_weights.check_name(name)}")
+        return self._stream(f"initial/{name}")
 
     def _stream(self, purpose: str) -> KeyStream:
         """The stream of one purpose; a key that awaits its seal has none."""

@@ -32,7 +32,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from sigil import files
+from sigil import errors, files
 from sigil.errors import KeyFileError, KeyFileWarning, SealError, no_key_file
 from sigil.keys import derivation, seal, statement
 from sigil.keys.seal import Seal
@@ -43,7 +43,7 @@ MAX_FILE_BYTES: Final = 65_536
 
 _MAGIC: Final = b'{"format":"sigil-key/'
 _NONCE_BYTES: Final = 12
-_SCRYPT: Final = {"n": 2**15, "r": 8, "p": 1}  # 32 MB and about 0.1 s a guess
+_SCRYPT: Final = {"n": 2**15, "r": 8, "p": 1}  # 32 MB and about 0.1 s per guess
 # A file may ask for more work than this release writes, but not for all memory of the machine.
 _SCRYPT_N: Final = tuple(2**power for power in range(10, 19))
 _SCRYPT_R: Final = (8,)
@@ -136,8 +136,6 @@ def _serialise(content: Content, passphrase: str | None) -> bytes:
 
 def _stretch(passphrase: str, salt: bytes, *, n: int, r: int, p: int) -> bytes:
     """The AES-256 key of a passphrase, the same however its accents were typed."""
-    if not isinstance(passphrase, str):
-        raise KeyFileError(f"The passphrase is of type {type(passphrase).__name__}, but text is wanted.")
     if not passphrase:
         raise KeyFileError("The passphrase is empty; give one of at least one character.")
     try:
@@ -151,11 +149,9 @@ def _parse(data: bytes, path: str, passphrase: str | None) -> Content:
     """The content of a file; all that can be checked without the passphrase is checked before it."""
     found = re.match(rb'\{"format":"sigil-key/([1-9][0-9]{0,8})"', data)
     if found is not None and int(found[1]) != FORMAT:
-        what = "install a newer release of Sigil"
-        if int(found[1]) < FORMAT:
-            what = "that was a draft which no release wrote, so make a new key with `sigil key new`"
         raise KeyFileError(
-            f"{path} has key file format {int(found[1])}, but this release reads format {FORMAT}; {what}."
+            f"{path} has key file format {int(found[1])}, but this release reads format {FORMAT}; install a "
+            "newer release of Sigil."
         )
     if len(data) > MAX_FILE_BYTES or not (data.startswith(_MAGIC) or _MAGIC.startswith(data)):
         raise KeyFileError(f"{path} is not a Sigil key file; give one that `sigil key new` wrote.")
@@ -249,7 +245,7 @@ def _fetch(path: Path) -> bytes:
     except PermissionError:
         reason = "permission is denied; a key file belongs to the user who made it (mode 0600)"
     except (OSError, ValueError) as error:
-        reason = f"{_reason(error)}; give the path of a file that `sigil key new` wrote"
+        reason = f"{errors.reason(error).lower()}; give the path of a file that `sigil key new` wrote"
     raise KeyFileError(f"The key file {path} cannot be read: {reason}.")
 
 
@@ -278,20 +274,9 @@ def _warn_if_open(path: Path) -> None:
 
 def _store(path: Path, data: bytes, *, overwrite: bool) -> None:
     """Write a file that appears at `path` whole or not at all, and that nobody else can read."""
-    try:
-        with files.draft(path, replace=overwrite, mode=0o600) as place, place.open("r+b") as file:
-            file.write(data)
-        return
-    except FileExistsError:
-        reason = "it exists already; choose another name, or replace it (overwrite=True, --force)"
-    except FileNotFoundError:
-        reason = "its directory does not exist; make the directory first"
-    except PermissionError:
-        reason = "permission is denied; choose a directory that you may write to"
-    except (OSError, ValueError) as error:
-        reason = f"{_reason(error)}; choose another path"
-    raise KeyFileError(f"The key file {path} cannot be written: {reason}.")
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (getattr(error, "strerror", None) or str(error)).lower()
+    if not overwrite and os.path.lexists(path):
+        raise KeyFileError(
+            f"The key file {path} cannot be written: it exists already; choose another name, or replace it "
+            "(overwrite=True, --force)."
+        )
+    files.write(path, data, replace=overwrite, mode=0o600, raises=KeyFileError)

@@ -34,13 +34,11 @@ _LATIN: Final = (range(0x41, 0x1C0), range(0x1C4, 0x250), range(0x1E00, 0x1F00))
 _MARKS_IN_A_ROW: Final = 2
 
 
-def check_owner(owner: str) -> str:
-    """The name in Unicode's composed form (NFC): the same name gives the same key however typed."""
-    return check_name(owner, "owner")
-
-
 def check_name(given: str, whose: str) -> str:
-    """The composed form of a name that looks like no other, an owner's or a recipient's."""
+    """A name that looks like no other, an owner's or a recipient's, in Unicode's composed form (NFC).
+
+    So the same name gives the same key however it was typed.
+    """
     try:
         name = unicodedata.normalize("NFC", given)
     except TypeError:

@@ -149,10 +149,6 @@ def read(response: bytes, digest: bytes) -> Seal:
     this certificate in what is signed, is signed by it over this very digest, and the certificate is for time
     stamps only. Trust is not a matter of this function: see `Seal.check`.
     """
-    if not isinstance(response, bytes):
-        raise SealError(
-            f"A time stamp is wanted as bytes, the content of a .tsr file, not {type(response).__name__}."
-        )
     if len(response) > MAX_TOKEN:
         raise SealError(f"The time stamp is longer than {MAX_TOKEN} bytes, more than any authority sends.")
     try:

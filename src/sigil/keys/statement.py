@@ -14,15 +14,14 @@ import json
 import math
 import operator
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any, Final, Literal
 
-from sigil import arguments
-from sigil.errors import ConfigError
-from sigil.keys.owner_name import check_owner
+from sigil.arguments import whole
+from sigil.errors import ConfigError, shown
+from sigil.keys.owner_name import check_name
 from sigil.rules import ALPHA
 
 VERSION: Final = 2
@@ -52,9 +51,7 @@ def level_text(alpha: float | str) -> str:
     try:
         return f"{Decimal(str(alpha)).normalize():e}"
     except (ArithmeticError, ValueError):
-        raise ConfigError(
-            f"The level alpha is {_shorten(alpha)} but must be a number, such as 3e-7."
-        ) from None
+        raise ConfigError(f"The level alpha is {shown(alpha)} but must be a number, such as 3e-7.") from None
 
 
 @dataclass(frozen=True)
@@ -87,9 +84,8 @@ class KeyFields:
     version: int = VERSION
 
     def __post_init__(self) -> None:
-        if type(self.version) is not int or self.version != VERSION:
-            raise ConfigError(f"The key has version {_shorten(self.version)}, which is unknown here.")
-        self._set(owner=check_owner(self.owner))
+        self._set(version=whole("The version of the key", self.version, least=VERSION, most=VERSION))
+        self._set(owner=check_name(self.owner, "owner"))
         self._set(shape=check_shape(self.shape, "activation shape"), bits=check_bits(self.bits))
         if self.input_shape is not None:
             self._set(input_shape=check_shape(self.input_shape, "input shape"))
@@ -97,15 +93,15 @@ class KeyFields:
             _check_text(name, getattr(self, name), _NAME, "letters, digits and . _ + / -, at most 128")
         for name in ("width", "classes"):
             if getattr(self, name) is not None:
-                self._set(**{name: _whole(name, getattr(self, name), 1, 2**31)})
-        self._set(probes=_whole("number of probes", self.probes, LEAST_PROBES, MOST_PROBES))
+                self._set(**{name: whole(f"The {name}", getattr(self, name), least=1, most=2**31)})
+        probes = whole("The number of probes", self.probes, least=LEAST_PROBES, most=MOST_PROBES)
+        self._set(probes=probes)
         _check_text("input-set digest", self.inputs_digest, _HEX, "64 hex digits")
         _check_text("normalisation", self.normalisation, _NORMALISATION, "mean,…/deviation,…")
         _check_channels(self.normalisation, self.input_shape)
-        spelt = isinstance(self.alpha, str) and _LEVEL.fullmatch(self.alpha)
-        if not spelt or not 1e-300 <= float(self.alpha) <= ALPHA:
+        if not _LEVEL.fullmatch(self.alpha) or not 1e-300 <= float(self.alpha) <= ALPHA:
             raise ConfigError(
-                f"The level alpha of a key is {_shorten(self.alpha)}, but proof begins at "
+                f"The level alpha of a key is {shown(self.alpha)}, but proof begins at "
                 f"{level_text(ALPHA)}; give a number above 0 and at most that."
             )
         _check_choice("scheme", self.scheme, ("paper", "shares"))
@@ -194,7 +190,7 @@ def share_rule(scheme: str, carriers_per_bit: int | None) -> str | None:
     """How a scheme deals bits out among clients, in the words of a statement."""
     if carriers_per_bit is None:
         return "balanced" if scheme == "shares" else None
-    return f"balanced-{_whole('number of carriers per bit', carriers_per_bit, 1, 10**8 - 1)}"
+    return f"balanced-{whole('The number of carriers per bit', carriers_per_bit, least=1, most=10**5 - 1)}"
 
 
 def normalisation_text(moments: tuple[Sequence[float], Sequence[float]] | None) -> str | None:
@@ -205,7 +201,7 @@ def normalisation_text(moments: tuple[Sequence[float], Sequence[float]] | None) 
         means, deviations = ([*part] for part in moments)
     except (TypeError, ValueError, RuntimeError):
         raise ConfigError(
-            f"The normalisation is {_shorten(moments)} but must be the means and the deviations of the "
+            f"The normalisation is {shown(moments)} but must be the means and the deviations of the "
             "channels, such as ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))."
         ) from None
     return "/".join(",".join(_plain(number) for number in part) for part in (means, deviations))
@@ -213,27 +209,18 @@ def normalisation_text(moments: tuple[Sequence[float], Sequence[float]] | None) 
 
 def check_shape(shape: Sequence[int], what: str = "activation shape") -> tuple[int, ...]:
     """The sizes of a shape, or one sentence about what is wrong with them."""
-    try:
-        sizes = arguments.sizes(what, shape, raises=ConfigError)
-    except ConfigError:
-        sizes = ()
+    sizes = tuple(map(operator.index, shape))
     if not (1 <= len(sizes) <= MAX_AXES and min(sizes) >= 1 and math.prod(sizes) <= MAX_DIMENSION):
         raise ConfigError(
             f"The {what} must be 1 to {MAX_AXES} positive whole numbers with a product "
-            f"of at most {MAX_DIMENSION}, but it is {_shorten(shape)}; try (256, 8, 8)."
+            f"of at most {MAX_DIMENSION}, but it is {shown(shape)}; try (256, 8, 8)."
         )
     return sizes
 
 
 def check_bits(bits: int) -> int:
     """The number of bits, or one sentence about what is wrong with it."""
-    count = operator.index(bits) if arguments.is_whole(bits) else 0
-    if not 1 <= count <= MAX_BITS:
-        raise ConfigError(
-            f"The number of bits must be a whole number from 1 to {MAX_BITS}, but it is "
-            f"{_shorten(bits)}; 50 is what the paper uses."
-        )
-    return count
+    return whole("The number of bits", bits, least=1, most=MAX_BITS)
 
 
 def _text(value: str | int | tuple[int, ...] | None) -> str:
@@ -242,16 +229,16 @@ def _text(value: str | int | tuple[int, ...] | None) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _check_text(name: str, value: object, form: re.Pattern[str], wanted: str) -> None:
+def _check_text(name: str, value: str | None, form: re.Pattern[str], wanted: str) -> None:
     # "none" is how F spells what was left open, so that nothing may be called so.
-    if value is not None and not (isinstance(value, str) and form.fullmatch(value) and value != "none"):
-        raise ConfigError(f"The {name} is {_shorten(value)} but must be {wanted}.")
+    if value is not None and (not form.fullmatch(value) or value == "none"):
+        raise ConfigError(f"The {name} is {shown(value)} but must be {wanted}.")
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         known = ", ".join(str(choice) for choice in choices)
-        raise ConfigError(f"The {name} is {_shorten(value)} but must be one of: {known}.")
+        raise ConfigError(f"The {name} is {shown(value)} but must be one of: {known}.")
 
 
 def _check_channels(normalisation: str | None, input_shape: tuple[int, ...] | None) -> None:
@@ -262,7 +249,7 @@ def _check_channels(normalisation: str | None, input_shape: tuple[int, ...] | No
     one_spelling = all(_plain(float(number)) == number for number in (*means, *deviations))
     if not (len(means) == len(deviations) == channels) or not one_spelling:
         raise ConfigError(
-            f"The normalisation is {_shorten(normalisation)} but must have one mean and one deviation "
+            f"The normalisation is {shown(normalisation)} but must have one mean and one deviation "
             f"per channel, {channels} of each."
         )
     if any(float(number) <= 0 for number in deviations):
@@ -273,18 +260,4 @@ def _plain(number: float) -> str:
     try:
         return f"{Decimal(repr(float(number) + 0.0)).normalize():f}"
     except (ArithmeticError, ValueError, TypeError):
-        raise ConfigError(f"The normalisation holds {_shorten(number)}, which is not a number.") from None
-
-
-def _whole(name: str, value: object, least: int, most: int) -> int:
-    count = operator.index(value) if arguments.is_whole(value) else least - 1  # type: ignore[arg-type]
-    if not least <= count <= most:
-        raise ConfigError(
-            f"The {name} is {_shorten(value)} but must be a whole number from {least} to {most}."
-        )
-    return count
-
-
-def _shorten(value: object) -> str:
-    text = " ".join(unicodedata.normalize("NFC", repr(value)).split())
-    return text if len(text) <= 40 else text[:39] + "…"
+        raise ConfigError(f"The normalisation holds {shown(number)}, which is not a number.") from None

@@ -28,7 +28,7 @@ from sigil.models.spec import (
 MAX_INPUT_SIZE = 4096
 # A half has no last layer that would tell how many classes there are, and nothing in it depends on them.
 _CLASSES = 10
-_COUNTER = "num_batches_tracked"
+COUNTER = "num_batches_tracked"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -281,4 +281,4 @@ def client_halves(name: str, shapes: Shapes) -> list[ModelSpec]:
 @lru_cache(maxsize=64)
 def _shapes(spec: ModelSpec) -> Mapping[str, tuple[int, ...]]:
     state = assemble(spec).state_dict()
-    return {name: tuple(value.shape) for name, value in state.items() if not name.endswith(_COUNTER)}
+    return {name: tuple(value.shape) for name, value in state.items() if not name.endswith(COUNTER)}

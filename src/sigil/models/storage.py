@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from sigil import files
 from sigil.errors import ModelError, SuspectError, shown
-from sigil.models.building import Model, assemble, check_input_shape
+from sigil.models.building import COUNTER, Model, assemble, check_input_shape
 from sigil.models.spec import ModelSpec
 
 FORMAT = 1
@@ -41,7 +41,6 @@ _OTHER_FLOATS = (
     *(torch.complex64, torch.complex128),
 )
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-_COUNTER = "num_batches_tracked"
 
 FLOATS = frozenset(str(dtype).removeprefix("torch.") for dtype in _FLOATS + _OTHER_FLOATS)
 """The number formats from which weights are read, those of a suspect included."""
@@ -232,7 +231,7 @@ def fill(
     model = assemble(spec)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     known = wanted if spec.part == "whole" else _whole_names(spec)
-    missing = [name for name in wanted if name not in shapes and not name.endswith(_COUNTER)]
+    missing = [name for name in wanted if name not in shapes and not name.endswith(COUNTER)]
     if missing:
         raise SuspectError(f"{source} lacks {_some(missing)} of the {spec}")
     extra = [name for name in shapes if name not in known]
@@ -255,7 +254,7 @@ def fill(
 
 def _checked(name: str, tensor: Tensor, source: str, strict: bool) -> Tensor:
     """A copy of one tensor in its proper dtype on the CPU; raises if its values are impossible."""
-    allowed = _FLOATS + _INTEGERS if name.endswith(_COUNTER) else _FLOATS
+    allowed = _FLOATS + _INTEGERS if name.endswith(COUNTER) else _FLOATS
     if tensor.dtype not in allowed + (() if strict else _OTHER_FLOATS):
         raise SuspectError(
             f"{source} holds {shown(name)} as {str(tensor.dtype).removeprefix('torch.')}: "
@@ -268,7 +267,7 @@ def _checked(name: str, tensor: Tensor, source: str, strict: bool) -> Tensor:
         raise SuspectError(f"{source} holds values in {shown(name)} that are not finite numbers")
     if strict and name.endswith("running_var") and bool((copy < 0).any()):
         raise SuspectError(f"{source} holds negative variances in {shown(name)}")
-    if name.endswith(_COUNTER):
+    if name.endswith(COUNTER):
         return tensor.detach().to("cpu", torch.int64, copy=True)
     return copy
 

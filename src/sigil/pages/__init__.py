@@ -1,1 +1,1 @@
-"""What pages of runs and of results share: tables, figures, prose, and pages in Markdown, HTML and CSV."""
+"""Not public. What pages of runs and of results share: tables, figures, prose, Markdown, HTML and CSV."""

@@ -80,10 +80,10 @@ def discard(figure: Figure) -> None:
 @contextmanager
 def collected() -> Iterator[dict[str, str]]:
     """Inside, every figure that is saved is also kept as SVG for a page, by its file's name."""
-    found: dict[str, str] = {}
-    token = _collection.set(found)
+    drawings: dict[str, str] = {}
+    token = _collection.set(drawings)
     try:
-        yield found
+        yield drawings
     finally:
         _collection.reset(token)
 

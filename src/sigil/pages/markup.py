@@ -79,10 +79,10 @@ def _block(block: list[str], anchors: Sequence[str]) -> Markup:
 
 def inline(text: str, anchors: Sequence[str] = ()) -> Markup:
     """One run of text: code, emphasis, links, powers of ten and line breaks."""
-    result, place = Markup(""), 0
+    result, position = Markup(""), 0
     for match in _INLINE.finditer(text):
-        result += _plain(text[place : match.start()])
-        place = match.end()
+        result += _plain(text[position : match.start()])
+        position = match.end()
         if match["code"] is not None:
             result += Markup("<code>{}</code>").format(match["code"])
         elif match["bold"] is not None:
@@ -97,7 +97,7 @@ def inline(text: str, anchors: Sequence[str] = ()) -> Markup:
             name, words = match["link"].strip("./"), inline(match["text"], anchors)
             known = name in anchors
             result += Markup('<a href="#{}">{}</a>').format(name, words) if known else words
-    return result + _plain(text[place:])
+    return result + _plain(text[position:])
 
 
 def _plain(text: str) -> Markup:

@@ -49,8 +49,8 @@ def _section(run: Run, *, alone: bool) -> Section:
     final = run.final
     facts = [["rounds", str(len(run.metrics))], ["accuracy (%)", f"{100 * final['accuracy']:.1f}"]]
     if "wsr" in final:
-        before = final.get("log10_p_before", final["log10_p"])
-        facts += [["WSR (%)", f"{100 * final['wsr']:.1f}"], ["p before correction", f"10^{before:.1f}"]]
+        before = f"10^{final['log10_p_before']:.1f}"
+        facts += [["WSR (%)", f"{100 * final['wsr']:.1f}"], ["p before correction", before]]
     facts += [
         ["commitment of the key", f"`{described['commitment']}`" if described["commitment"] else "no key"],
         ["owner", str(described["owner"] or "–")],

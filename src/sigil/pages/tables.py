@@ -176,8 +176,8 @@ def _unmeasured(places: Sequence[Place]) -> bool:
 
 
 def _without_gaps(place: Place) -> Place:
-    found = [entry for entry in _entries(place) if entry.ours != MISSING]
-    return place if isinstance(place, str) and place != MISSING else found or GAP
+    entries = [entry for entry in _entries(place) if entry.ours != MISSING]
+    return place if isinstance(place, str) and place != MISSING else entries or GAP
 
 
 def _entries(place: Place) -> Sequence[Entry]:
@@ -207,7 +207,7 @@ def measured(page: Page) -> Page:
         parts[-1].append(block)
     shown: list[str | Table | Picture] = []
     for part in parts:
-        found = [block.measured() if isinstance(block, Table) else block for block in part]
-        if any(isinstance(block, Table) for block in found) or None not in found:
-            shown += [block for block in found if block is not None]
+        blocks = [block.measured() if isinstance(block, Table) else block for block in part]
+        if any(isinstance(block, Table) for block in blocks) or None not in blocks:
+            shown += [block for block in blocks if block is not None]
     return shown

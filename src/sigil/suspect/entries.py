@@ -1,7 +1,7 @@
 """Which tensors of a file belong together as one model.
 
 A file may hold several models, and what is not a model: under the keys of dicts, in lists, behind prefixes
-of names, some tensors here and the others there. Whoever made it knows how it is read, and need not say so:
+of names, some tensors here and the others there. Who made it knows how it is read, and need not say so:
 what a file says of itself decides nothing. So all tensors are listed by the names that lead to them, and a
 model is found wherever the names of an architecture's tensors are complete behind the same beginning.
 Nothing here needs PyTorch.

@@ -76,7 +76,7 @@ class Examination:
         **task: Any,
     ) -> None:
         check_time_limit(time_limit)
-        self.source = file.path
+        self.source, self.sha256 = file.path, file.sha256
         self._time_limit, self._left = time_limit, min(time_limit, _FOREVER)
         size = file.size + sum(one.size for one in beside)
         self._memory = MEMORY_BYTES + _COPIES.get(file.format, 1) * size

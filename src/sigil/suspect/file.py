@@ -66,8 +66,9 @@ _PROMISES: dict[str, Format] = {".safetensors": "safetensors", ".onnx": "onnx"}
 class SuspectFile:
     """A private copy of a regular file of acceptable size, its format by content and its SHA-256.
 
-    The copy has no name, so that nobody else can open it, and disappears with :meth:`close`. A file that is
-    ``named`` by another one is taken as mere numbers, and no link is followed to it.
+    The copy is an unlinked temporary file, which nobody else can open and which disappears with
+    :meth:`close`. A file that is ``named`` by another one is taken as mere numbers, and no link is followed
+    to it.
     """
 
     def __init__(

@@ -37,8 +37,9 @@ MAX_INPUT_ELEMENTS = 1 << 24
 MAX_BATCH_ELEMENTS = 1 << 26
 """Numbers of one batch, if the graph was exported for batches of a fixed size."""
 
-# Impulses that are shown at once where the graph does not say how many inputs it takes.
-_IMPULSES = 16
+# Impulses that are shown at once where the graph does not say how many inputs it takes: hardly a number of
+# channels, so that it shows where a tensor has its batch.
+_IMPULSES = 17
 
 Numbers = npt.NDArray[np.floating[Any]]
 
@@ -83,7 +84,7 @@ _FLOATS: dict[int, type[np.floating[Any]]] = {
 class Graph:
     """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations.
 
-    ``filters`` finds its filters, in the order of computing, in about so many seconds.
+    ``filters`` finds its filters, in the order of computing, in about the given number of seconds.
     """
 
     run: Callable[[Numbers], npt.NDArray[np.float32]]

@@ -16,7 +16,7 @@ It is bounded: in the number of filters, of their numbers, and in time. What is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -57,9 +57,8 @@ def convolution_filters(part: ModelProto, open_session: Open) -> list[Floats]:
     """
     nodes = [node for node in part.graph.node if node.op_type == "Conv" and len(node.input) > 1]
     known = {weights.name: weights for weights in part.graph.initializer}
-    wanted = dict.fromkeys(node.input[1] for node in nodes if node.input[1] not in known)
-    values = _computed(part, list(wanted), open_session)
     behind = _Behind(part, open_session)
+    values = behind.computed(node.input[1] for node in nodes if node.input[1] not in known)
     found: list[Floats] = []
     numbers = 0
     for node in nodes[:MOST_FILTERS]:
@@ -77,21 +76,76 @@ def convolution_filters(part: ModelProto, open_session: Open) -> list[Floats]:
     return found
 
 
-class _Behind:
-    """What is done to the channels of a tensor before anything reads them together."""
+class _Cutter:
+    """Opens parts of a graph as graphs of their own."""
 
     def __init__(self, part: ModelProto, open_session: Open) -> None:
         self.part, self.open = part, open_session
         self.weights = {weights.name: weights for weights in part.graph.initializer}
-        self.producers: dict[str, NodeProto] = {}
+        self.producers = {name: node for node in part.graph.node for name in node.output if name}
+
+    def session(
+        self, outputs: Sequence[str], inputs: Mapping[str, int], *, most: int | None = None
+    ) -> tuple[Session, tuple[str, ...]]:
+        """A graph that computes these tensors, and which of the ``inputs`` (names and formats) it takes.
+
+        It may have at most ``most`` nodes.
+        """
+        nodes: dict[int, NodeProto] = {}
+        used: dict[str, None] = {}
+        weights: dict[str, TensorProto] = {}
+        waiting, visited = list(outputs), set()
+        while waiting:
+            name = waiting.pop()
+            if name in visited:
+                continue
+            visited.add(name)
+            if name in inputs:
+                used[name] = None
+            elif name in self.weights:
+                weights[name] = self.weights[name]
+            elif (node := self.producers.get(name)) is not None:
+                nodes[id(node)] = node
+                if most is not None and len(nodes) > most:
+                    raise SuspectError("More is computed than is looked at.")
+                waiting += [source for source in node.input if source]
+        graph = onnx.helper.make_graph(
+            [node for node in self.part.graph.node if id(node) in nodes],
+            "part",
+            [onnx.helper.make_tensor_value_info(name, inputs[name], None) for name in used],
+            [ValueInfoProto(name=name) for name in outputs],
+            list(weights.values()),
+        )
+        model = onnx.helper.make_model(
+            graph, opset_imports=self.part.opset_import, ir_version=self.part.ir_version
+        )
+        return self.open(model.SerializeToString()), tuple(used)
+
+
+class _Behind(_Cutter):
+    """What is computed from constants, and what is done to channels before anything reads them together."""
+
+    def __init__(self, part: ModelProto, open_session: Open) -> None:
+        super().__init__(part, open_session)
         self.readers: dict[str, list[NodeProto]] = {}
         self.fixed = set(self.weights)
         for node in part.graph.node:  # in the order of computing
-            self.producers |= dict.fromkeys(node.output, node)
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
             if all(not name or name in self.fixed for name in node.input):
                 self.fixed.update(node.output)
+
+    def computed(self, names: Iterable[str]) -> dict[str, Any]:
+        """The values of these tensors, as far as they are computed from constants alone."""
+        wanted = [name for name in dict.fromkeys(names) if name in self.fixed]
+        if not wanted:
+            return {}
+        try:
+            return dict(zip(wanted, self.session(wanted, {})[0].run(None, {}), strict=True))
+        except MemoryError:
+            raise
+        except Exception:  # a weight that cannot be computed is none
+            return {}
 
     def signs(self, name: str, weight: Floats) -> npt.NDArray[Any]:
         """The signs by which the outputs of a convolution are multiplied."""
@@ -112,7 +166,8 @@ class _Behind:
         change = np.random.default_rng(0).standard_normal((1, len(weight), 4, 4)).astype(weight.dtype)
         while chain:
             try:
-                session = self._session(name, chain, weight)
+                dtype = onnx.helper.np_dtype_to_tensor_dtype(weight.dtype)
+                session, _ = self.session(chain, {name: dtype}, most=LONGEST_CHAIN**2)
                 rest, answers = session.run(None, {name: 0 * change}), session.run(None, {name: change})
             except MemoryError:
                 raise
@@ -126,24 +181,6 @@ class _Behind:
                 found = np.where(factors < 0, -1.0, 1.0)
             break
         return found
-
-    def _session(self, name: str, chain: Sequence[str], weight: Floats) -> Session:
-        nodes: dict[int, NodeProto] = {}
-        weights: dict[str, TensorProto] = {}
-        stack = list(chain)
-        while stack:
-            if (one := stack.pop()) in self.weights:
-                weights[one] = self.weights[one]
-            elif one and one != name and id(self.producers[one]) not in nodes:
-                nodes[id(self.producers[one])] = self.producers[one]
-                if len(nodes) > LONGEST_CHAIN**2:
-                    raise SuspectError("More is computed behind a convolution than is looked at.")
-                stack += self.producers[one].input
-        entry = onnx.helper.make_tensor_value_info(
-            name, onnx.helper.np_dtype_to_tensor_dtype(weight.dtype), None
-        )
-        order = [node for node in self.part.graph.node if id(node) in nodes]
-        return _opened(self.part, order, [entry], chain, list(weights.values()), self.open)
 
 
 def _factors(change: Any, answer: Any, rest: Any) -> npt.NDArray[Any] | None:
@@ -159,22 +196,6 @@ def _factors(change: Any, answer: Any, rest: Any) -> npt.NDArray[Any] | None:
     return np.where(known, factors, 1.0) if (off <= allowed)[known].all() and known.any() else None
 
 
-def _opened(
-    part: ModelProto,
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[ValueInfoProto],
-    outputs: Sequence[str],
-    weights: Sequence[TensorProto],
-    open_session: Open,
-) -> Session:
-    """Some nodes of a graph as a graph of their own."""
-    graph = onnx.helper.make_graph(
-        nodes, "part", inputs, [ValueInfoProto(name=name) for name in outputs], weights
-    )
-    model = onnx.helper.make_model(graph, opset_imports=part.opset_import, ir_version=part.ir_version)
-    return open_session(model.SerializeToString())
-
-
 def responses(part: ModelProto, open_session: Open, shape: Sequence[int], deadline: float) -> list[Floats]:
     """What each linear part of a checked graph does to impulses, as filters, in the order of computing.
 
@@ -188,23 +209,25 @@ def responses(part: ModelProto, open_session: Open, shape: Sequence[int], deadli
             if len(found) == MOST_FILTERS or numbers > MOST_NUMBERS:
                 break
             found.append(filters)
-    except SuspectError:
-        pass  # what was found until then counts
+    except MemoryError:
+        raise
+    except Exception:
+        pass  # a graph may be odd in any way, or time is over: what was found until then counts
     return found
 
 
-class _Parts:
+class _Parts(_Cutter):
     """The tensors of a graph: which are bases, which belong to linear parts, and what they depend on."""
 
     def __init__(self, part: ModelProto, open_session: Open, shape: Sequence[int], deadline: float) -> None:
-        self.part, self.open, self.deadline = part, open_session, deadline
+        super().__init__(part, open_session)
+        self.deadline = deadline
         entry = part.graph.input[0]
         self.dtypes = {entry.name: entry.type.tensor_type.elem_type}
-        self.producers = {name: node for node in part.graph.node for name in node.output if name}
-        self.weights = {weights.name: weights for weights in part.graph.initializer}
         self.random = np.random.default_rng(0)
         # What each base is at some input, and which bases each tensor of a linear part depends on.
         self.values = {entry.name: self.random.standard_normal(shape)}
+        self.batch, _, *self.image = (*shape, 1, 1)[:4]
         self.bases: dict[str, tuple[str, ...]] = {entry.name: (entry.name,)}
         self.seen: set[tuple[str, str]] = set()
 
@@ -243,7 +266,7 @@ class _Parts:
         With each goes None if it must wait, and else the tensors in which it is not linear: none if it
         belongs to a linear part, and if it is a base, what its node reads.
         """
-        session, bases = self._session(names)
+        session, bases = self.session(names, self.dtypes)
         start = {base: self.values[base] for base in bases}
         changes = [{base: self._change(start[base]) for base in bases} for _ in range(2)]
         points = [
@@ -263,50 +286,51 @@ class _Parts:
             if not set(depends) <= set(bases) or any(source not in self.bases for source in sources):
                 sorted_now.append((name, None))
                 continue
-            if four[0].dtype.kind != "f" or _is_linear(*four):
-                # What is no floating-point number, as the condition of a choice, is never a base.
+            # What is no floating-point number, as the condition of a choice or a list, is never a base.
+            floats = isinstance(four[0], np.ndarray) and four[0].dtype.kind == "f"
+            linear = not floats or _is_linear(*four)
+            if not floats and all(np.array_equal(four[0], one) for one in four):
+                depends = ()  # as the shape of a tensor
+            sorted_now.append((name, () if linear else tuple(sources)))
+            if linear and not (floats and self._shows_maps(four[0], depends)):
                 self.bases[name] = depends
-                sorted_now.append((name, ()))
                 continue
             self.values[name] = np.asarray(four[0], np.float64)
             self.bases[name] = (name,)
             self.dtypes[name] = onnx.helper.np_dtype_to_tensor_dtype(four[0].dtype)
-            sorted_now.append((name, tuple(sources)))
         return sorted_now
+
+    def _shows_maps(self, answer: Any, depends: Sequence[str]) -> bool:
+        """Whether this is a base that has no maps, in a shape that has some."""
+        base = self.values[depends[0]] if len(depends) == 1 else answer
+        return base.size == answer.size and self._maps(base) is None and self._maps(answer) is not None
+
+    def _maps(self, values: Any) -> Any:
+        """A tensor as (n, channels, height, width), wherever its channels are; None if it has no maps.
+
+        Its maps have the proportions of the images, or are such maps in one row.
+        """
+        height, width = self.image
+        if values.ndim < 3 or len(values) != self.batch:
+            return None
+        if values.ndim == 3:
+            parts = [2**step for step in range(6) if height % 2**step == width % 2**step == 0]
+            sizes = {height * width // part**2: (height // part, width // part) for part in parts}
+            for axis in (2, 1):
+                if values.shape[axis] in sizes:
+                    ends = sizes[values.shape[axis]]
+                    shape = (*values.shape[:axis], *ends, *values.shape[axis + 1 :])
+                    return self._maps(values.reshape(shape))
+        if values.ndim != 4:
+            return None
+        rows, columns, others = values.shape[1:]
+        last = rows * width == columns * height and columns * width != others * height
+        return np.moveaxis(values, 3, 1) if last else values
 
     def _change(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """A random change of a base, as large as its channels vary, positive if the base is."""
         change = self.random.standard_normal(values.shape) * _along_channels(_sizes(values), values.ndim)
         return np.abs(change) if np.min(values, where=np.isfinite(values), initial=0.0) >= 0 else change
-
-    def _session(self, names: Sequence[str]) -> tuple[Session, tuple[str, ...]]:
-        """A graph that computes these tensors from the bases that they need, and which these are."""
-        nodes: dict[int, NodeProto] = {}
-        bases: dict[str, None] = {}
-        weights: dict[str, TensorProto] = {}
-        stack, visited = list(names), set()
-        first = set(names) - self.values.keys()
-        while stack:
-            name = stack.pop()
-            if name in visited:
-                continue
-            visited.add(name)
-            if name in self.values and name not in first:
-                bases[name] = None
-            elif name in self.weights:
-                weights[name] = self.weights[name]
-            elif (node := self.producers.get(name)) is not None:
-                nodes[id(node)] = node
-                stack += [source for source in node.input if source]
-        session = _opened(
-            self.part,
-            [node for node in self.part.graph.node if id(node) in nodes],
-            [onnx.helper.make_tensor_value_info(base, self.dtypes[base], None) for base in bases],
-            names,
-            list(weights.values()),
-            self.open,
-        )
-        return session, tuple(bases)
 
     def _run(self, session: Session, point: dict[str, npt.NDArray[np.float64]]) -> list[Any]:
         if time.monotonic() > self.deadline:
@@ -322,19 +346,22 @@ class _Parts:
                 raise
             raise SuspectError("A part of the graph does not run.") from error
 
-    def _responses(self, end: str) -> Iterable[Floats]:
-        """The filters by which a tensor depends on each of its bases."""
+    def _responses(self, end: str, chain: int = 0) -> Iterable[Floats]:
+        """The filters by which a tensor depends on each of its bases; or if it has no maps, what it reads."""
         bases = self.bases.get(end, ())
-        if end in self.values or not bases:
+        if end in self.values or not bases or chain > LONGEST_CHAIN:
             return
-        session, bases = self._session([end])
+        session, bases = self.session([end], self.dtypes)
         zeros = {base: np.zeros_like(self.values[base]) for base in bases}
-        rest = self._run(session, zeros)[0]
-        if rest.ndim != 4 or rest.dtype.kind != "f":
+        answer = self._run(session, zeros)[0]
+        rest = self._maps(answer) if isinstance(answer, np.ndarray) and answer.dtype.kind == "f" else None
+        if rest is None:
+            read = next(source for source in self.producers[end].input if self.bases.get(source))
+            yield from self._responses(read, chain + 1)
             return
         kernels = {}
         for base in bases:
-            if self.values[base].ndim == 4 and (end, base) not in self.seen:
+            if self._maps(self.values[base]) is not None and (end, base) not in self.seen:
                 self.seen.add((end, base))
                 kernels[base] = self._kernels(session, zeros, base, rest)
         depending = {base: np.abs(one).max((1, 2, 3)) > 0 for base, one in kernels.items()}
@@ -351,7 +378,8 @@ class _Parts:
         self, session: Session, zeros: dict[str, npt.NDArray[np.float64]], base: str, rest: Any
     ) -> npt.NDArray[np.float64]:
         """The response of a tensor to one impulse per channel of a base, (outputs, inputs, 7, 7)."""
-        batch, channels, *lengths = zeros[base].shape
+        values = self._maps(self.values[base])
+        batch, channels, *lengths = values.shape
         outputs, ends = rest.shape[1], rest.shape[2:]
         strides = [max(1, round(length / end)) for length, end in zip(lengths, ends, strict=True)]
         # A map that is hardly larger than a kernel shows different taps at different places.
@@ -360,15 +388,16 @@ class _Parts:
             for length, end, stride in zip(lengths, ends, strides, strict=True)
         ]
         shown = [(channel, y, x) for channel in range(channels) for y in places[0] for x in places[1]]
-        sizes = _sizes(self.values[base])
+        sizes = _sizes(values)
         found = np.zeros((outputs, channels, 2 * REACH + 1, 2 * REACH + 1))
         for start in range(0, len(shown), batch):
             now = shown[start : start + batch]
             point = dict(zeros)
-            point[base] = np.zeros_like(zeros[base])
+            point[base] = np.zeros(zeros[base].shape)
+            maps = self._maps(point[base])  # a view
             for place, (channel, y, x) in enumerate(now):
-                point[base][place, channel, y, x] = sizes[channel]
-            answer = self._run(session, point)[0].astype(np.float64) - rest
+                maps[place, channel, y, x] = sizes[channel]
+            answer = self._maps(self._run(session, point)[0]).astype(np.float64) - rest
             for place, (channel, y, x) in enumerate(now):
                 for row in _reached(y, strides[0], ends[0]):
                     for column in _reached(x, strides[1], ends[1]):
@@ -393,7 +422,7 @@ def _sizes(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _along_channels(numbers: npt.NDArray[Any], dimensions: int) -> npt.NDArray[Any]:
-    """One number per channel, to be used with a tensor of so many dimensions."""
+    """One number per channel, to be used with a tensor of this number of dimensions."""
     return numbers.reshape(-1, *[1] * (dimensions - 2)) if dimensions > 1 else numbers
 
 
@@ -445,46 +474,4 @@ def _balanced(sizes: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     for turn in range(2 * BALANCING):
         largest = found.max(turn % 2, keepdims=True, initial=0.0)
         found = np.divide(found, largest, out=np.zeros_like(found), where=largest > 0)
-    return found
-
-
-def _computed(part: ModelProto, names: Sequence[str], open_session: Open) -> dict[str, Any]:
-    """The values of these tensors, as far as they are computed from constants alone."""
-    producers = {name: node for node in part.graph.node for name in node.output}
-    constants = {weights.name for weights in part.graph.initializer}
-    needed: dict[int, NodeProto] = {}
-    wanted = []
-    for name in names:
-        nodes = _ancestors(name, producers, constants)
-        if nodes is not None:
-            needed |= nodes
-            wanted.append(name)
-    if not wanted:
-        return {}
-    order = [node for node in part.graph.node if id(node) in needed]
-    try:
-        session = _opened(part, order, [], wanted, list(part.graph.initializer), open_session)
-        return dict(zip(wanted, session.run(None, {}), strict=True))
-    except MemoryError:
-        raise
-    except Exception:  # a weight that cannot be computed is none
-        return {}
-
-
-def _ancestors(
-    name: str, producers: dict[str, NodeProto], constants: set[str]
-) -> dict[int, NodeProto] | None:
-    """The nodes that a tensor is computed by; None if it depends on the input of the graph."""
-    found: dict[int, NodeProto] = {}
-    waiting = [name]
-    while waiting:
-        one = waiting.pop()
-        if one in constants or not one:
-            continue
-        node = producers.get(one)
-        if node is None:
-            return None
-        if id(node) not in found:
-            found[id(node)] = node
-            waiting += node.input
     return found

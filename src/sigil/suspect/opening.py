@@ -230,7 +230,7 @@ def _open(
         if at is not None:
             raise _no_graph(file.path)
         stated, until = _stated(wanted, key), time.monotonic() + time_limit
-        weights = _OneFile(file, time_limit, **_task(entry))
+        weights = Examination(file, time_limit=time_limit, **_task(entry))
         return _Weights(file.path, weights, stated, entry, until).first()
 
 
@@ -260,7 +260,7 @@ def open_weights(
         return _weights(place, Shards(place, **task), names, at)
     with SuspectFile(place, time_limit=time_limit) as file:
         if file.format != "onnx":
-            return _weights(place, _OneFile(file, **task), names, at)
+            return _weights(place, Examination(file, **task), names, at)
     graph = open_suspect(place, at=at, time_limit=time_limit)
     try:
         filters = {str(number): weight for number, weight in enumerate(graph.filters())}
@@ -269,7 +269,7 @@ def open_weights(
         graph.close()
 
 
-def _weights(path: Path, source: _OneFile | Shards, names: Sequence[str], at: str | None) -> Weights:
+def _weights(path: Path, source: Examination | Shards, names: Sequence[str], at: str | None) -> Weights:
     try:
         if at is not None:
             raise _no_graph(path)
@@ -313,16 +313,6 @@ def _stated(wanted: _Wanted, key: Key | None) -> _Wanted:
         width=wanted.width or (None if other else stated.width),
         classes=wanted.classes or (None if other else stated.classes),
     )
-
-
-class _OneFile:
-    """A single file of weights, as :class:`~sigil.suspect.shards.Shards` are several."""
-
-    def __init__(self, file: SuspectFile, time_limit: float, **task: Any) -> None:
-        self.sha256 = file.sha256
-        examination = Examination(file, time_limit=time_limit, **task)
-        self.opened, self.listed, self.tensor = examination.opened, examination.listed, examination.tensor
-        self.close = examination.close
 
 
 def _check(wanted: _Wanted) -> None:
@@ -420,7 +410,7 @@ class _Weights:
     """The models in a file of weights: what is found, which of them are read, and why none is."""
 
     def __init__(
-        self, path: Path, source: _OneFile | Shards, wanted: _Wanted, entry: str | None, until: float
+        self, path: Path, source: Examination | Shards, wanted: _Wanted, entry: str | None, until: float
     ) -> None:
         self.path, self._source, self._wanted, self._until = path, source, wanted, until
         self._entry = entry
@@ -616,7 +606,7 @@ class _Weights:
         return next((half for half in chosen if self._fits(half)), None)
 
     def _has_size(self, width: int, channels: int) -> bool:
-        """Whether a first convolution of this width, for so many channels, is one that is asked for."""
+        """Whether a first convolution of this width and number of channels is one that is asked for."""
         wanted = self._wanted
         wider = wanted.may_be_wider and wanted.width is not None and width > wanted.width
         of_width = wanted.width in (None, width) or wider

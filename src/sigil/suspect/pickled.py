@@ -31,7 +31,7 @@ from sigil.suspect.tensors import ITEM_BYTES, StoredTensor, Tensors, joined, str
 MAX_TUPLE = 1000
 # A thousand tensors take about thirty thousand instructions; what ends a longer list is the time limit.
 MAX_INSTRUCTIONS = 20_000_000
-# Dicts and lists are looked into once; those that appear in several places so many times more.
+# Dicts and lists are looked into once, and this often in all again where they appear in several places.
 MAX_LOOKS = 200_000
 
 _PARAMETER = "torch.nn.parameter.Parameter"

@@ -1,1 +1,1 @@
-"""What demonstrations and tests stand in for the world with: a time-stamping authority."""
+"""Not public. What demonstrations and tests use in place of the world: a time-stamping authority."""

@@ -14,11 +14,12 @@ from typing import Final
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from sigil.errors import SealError
 from sigil.keys import der
 from sigil.keys.stamping import MAX_QUERY
+from sigil.transport import certificates
 
 _POLICY: Final = "1.3.6.1.4.1.99999.1"
 _SHA256: Final = "2.16.840.1.101.3.4.2.1"
@@ -115,36 +116,11 @@ def _attribute(kind: str, value: bytes) -> bytes:
 
 
 def _certify(name: str, key: _Key, *, issuer: str, by: _Key, stamping: bool) -> x509.Certificate:
-    def called(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-    now = datetime.now(UTC)
-    usage = x509.KeyUsage(
-        digital_signature=stamping,
-        key_cert_sign=not stamping,
-        crl_sign=not stamping,
-        **dict.fromkeys(
-            (
-                "content_commitment",
-                "key_encipherment",
-                "data_encipherment",
-                "key_agreement",
-                "encipher_only",
-                "decipher_only",
-            ),
-            False,
-        ),
-    )
+    named = certificates.named
     builder = (
-        x509.CertificateBuilder()
-        .subject_name(called(name))
-        .issuer_name(called(issuer))
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _YEARS)
-        .not_valid_after(now + _YEARS)
+        certificates.unsigned(named(name), named(issuer), key.public_key(), since=_YEARS, lasts=_YEARS)
         .add_extension(x509.BasicConstraints(ca=not stamping, path_length=None), critical=True)
-        .add_extension(usage, critical=True)
+        .add_extension(certificates.usage(signs=not stamping), critical=True)
     )
     if stamping:
         only = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.TIME_STAMPING])

@@ -25,7 +25,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -44,42 +44,42 @@ from sigil.errors import NetworkError
 SERVER_NAME: Final = "sigil-server"
 """A name that every server certificate carries, so that clients need not know where the server runs."""
 
-_LIFETIME: Final = timedelta(days=730)
+# Clocks of other machines may be a little behind.
+_SINCE, _LIFETIME = timedelta(hours=1), timedelta(days=730)
 _MAX_FILE_BYTES: Final = 65_536
 _CLIENTS: Final = "clients"
 
 
 @dataclass(frozen=True)
-class ServerCredentials:
-    """The owner's side of mutual TLS, as PEM."""
+class _Credentials:
+    """One side of mutual TLS, as PEM."""
 
     authority: bytes
     certificate: bytes
     key: bytes = field(repr=False)
+    _name: ClassVar[str]
 
     @classmethod
-    def load(cls, folder: Path) -> ServerCredentials:
-        """Read what :func:`make` wrote in `folder`."""
-        return cls(*_load(folder, "server"))
-
-
-@dataclass(frozen=True)
-class ClientCredentials:
-    """A client's side of mutual TLS, as PEM."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes = field(repr=False)
-
-    @classmethod
-    def load(cls, folder: Path) -> ClientCredentials:
-        """Read the bundle that the owner of the federation handed over."""
-        return cls(*_load(folder, "client"))
+    def load(cls, folder: Path) -> Self:
+        """Read what :func:`make` wrote in `folder`, or in a client's part of it."""
+        return cls(*_load(folder, cls._name))
 
     @property
     def fingerprint(self) -> str:
-        """By which the server knows this client."""
+        """By which the other side knows this one."""
         return fingerprint(self.certificate)
+
+
+class ServerCredentials(_Credentials):
+    """The owner's side of mutual TLS, as PEM."""
+
+    _name = "server"
+
+
+class ClientCredentials(_Credentials):
+    """A client's side of mutual TLS, as PEM."""
+
+    _name = "client"
 
 
 def make(folder: Path, *, clients: int, hosts: Sequence[str] = ()) -> dict[int, str]:
@@ -99,7 +99,7 @@ def make(folder: Path, *, clients: int, hosts: Sequence[str] = ()) -> dict[int, 
         bundle = bundle_folder(folder, index)
         if not (bundle / "client.pem").exists():
             _make_folder(bundle)
-            _write(bundle / "ca.pem", (folder / "ca.pem").read_bytes(), secret=False)
+            write(bundle / "ca.pem", (folder / "ca.pem").read_bytes(), secret=False)
             _issue(folder, bundle / "client", name=f"sigil client {index}", hosts=None)
     return {
         index: ClientCredentials.load(bundle_folder(folder, index)).fingerprint for index in range(clients)
@@ -121,11 +121,11 @@ def fingerprint(certificate: bytes) -> str:
 
 def _make_authority(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("sigil federation")
+    name = named("sigil federation")
     certificate = (
-        _builder(name, name, key.public_key())
+        unsigned(name, name, key.public_key(), since=_SINCE, lasts=_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(usage(signs=True), critical=True)
         .sign(key, hashes.SHA256())
     )
     _write_pair(folder / "ca", key, certificate)
@@ -139,9 +139,9 @@ def _issue(folder: Path, stem: Path, *, name: str, hosts: Iterable[str] | None) 
     key = ec.generate_private_key(ec.SECP256R1())
     purpose = ExtendedKeyUsageOID.CLIENT_AUTH if hosts is None else ExtendedKeyUsageOID.SERVER_AUTH
     builder = (
-        _builder(_name(name), authority.subject, key.public_key())
+        unsigned(named(name), authority.subject, key.public_key(), since=_SINCE, lasts=_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([purpose]), critical=True)
     )
     if hosts is not None:
@@ -151,9 +151,15 @@ def _issue(folder: Path, stem: Path, *, name: str, hosts: Iterable[str] | None) 
     _write_pair(stem, key, builder.sign(signer, hashes.SHA256()))
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey
+def unsigned(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    *,
+    since: timedelta,
+    lasts: timedelta,
 ) -> x509.CertificateBuilder:
+    """A certificate to be signed, valid from `since` before now for as long as it `lasts` from now."""
     now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
@@ -161,13 +167,13 @@ def _builder(
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        # Clocks of other machines may be a little behind.
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + _LIFETIME)
+        .not_valid_before(now - since)
+        .not_valid_after(now + lasts)
     )
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
+def usage(*, signs: bool) -> x509.KeyUsage:
+    """What a key is for: signing certificates, or anything else that is signed."""
     return x509.KeyUsage(
         digital_signature=not signs,
         key_cert_sign=signs,
@@ -181,7 +187,8 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def _name(text: str) -> x509.Name:
+def named(text: str) -> x509.Name:
+    """The name of a certificate's holder."""
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
@@ -194,9 +201,9 @@ def _host(host: str) -> x509.GeneralName:
 
 def _write_pair(stem: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    _write(stem.with_suffix(".key"), secret, secret=True)
+    write(stem.with_suffix(".key"), secret, secret=True)
     # The certificate comes last: where it is, its key is.
-    _write(stem.with_suffix(".pem"), certificate.public_bytes(Encoding.PEM), secret=False)
+    write(stem.with_suffix(".pem"), certificate.public_bytes(Encoding.PEM), secret=False)
 
 
 def _make_folder(folder: Path) -> None:
@@ -208,14 +215,14 @@ def _make_folder(folder: Path) -> None:
         ) from None
 
 
-def _write(path: Path, content: bytes, *, secret: bool) -> None:
-    """A file that is there whole or not at all."""
+def write(path: Path, content: bytes | str, *, secret: bool) -> None:
+    """Write a file, in the place of one that is there; what is secret is for this user alone."""
     files.write(path, content, replace=True, mode=0o600 if secret else 0o644, raises=NetworkError)
 
 
 def _load(folder: Path, name: str) -> tuple[bytes, bytes, bytes]:
-    files = ("ca.pem", f"{name}.pem", f"{name}.key")
-    authority, certificate, key = (read_plain(folder / file) for file in files)
+    names = ("ca.pem", f"{name}.pem", f"{name}.key")
+    authority, certificate, key = (read_plain(folder / file) for file in names)
     try:
         ends = min(
             x509.load_pem_x509_certificate(content).not_valid_after_utc

@@ -12,7 +12,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, TypeVar
 
 import grpc
@@ -155,6 +155,7 @@ class RoundRestarted(Exception):
     """The server holds nothing of this round any more; it must begin again from the first step."""
 
 
+@dataclass(eq=False)
 class RemoteServer:
     """The server half on somebody else's machine.
 
@@ -162,28 +163,19 @@ class RemoteServer:
     in this round. A lost connection is tried again for `patience` seconds.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        ticket: str,
-        round_number: int,
-        client: int,
-        classes: int,
-        credentials: ClientCredentials,
-        precision: Precision,
-        wire: Wire = "float32",
-        patience: float = 60.0,
-    ) -> None:
-        self._address = address
-        self._ticket = parse_ticket(ticket)
-        self._round = round_number
-        self._client = client
-        self._classes = classes
-        self._credentials = credentials
-        self._precision = precision
-        self._wire = wire
-        self._patience = patience
+    address: str
+    _: KW_ONLY
+    ticket: str = field(repr=False)
+    round_number: int
+    client: int
+    classes: int
+    credentials: ClientCredentials
+    precision: Precision
+    wire: Wire = "float32"
+    patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._ticket = parse_ticket(self.ticket)
         self._answers = 0
         self._shape: tuple[int, ...] = ()
         self._line: _Line | None = None
@@ -217,7 +209,7 @@ class RemoteServer:
     def _exchange(self, kind: Kind, values: Tensor, answer: Kind) -> Tensor:
         received = self._persist(lambda line: self._say(line, kind, values, answer))
         self._answers += 1
-        return received.to(self._precision.device)
+        return received.to(self.precision.device)
 
     def _say(self, line: _Line, kind: Kind, values: Tensor, answer: Kind) -> Tensor:
         step = self._answers // 2 + 1
@@ -225,32 +217,32 @@ class RemoteServer:
             messages = wire.frame(
                 kind,
                 values,
-                round_number=self._round,
-                client=self._client,
+                round_number=self.round_number,
+                client=self.client,
                 step=step,
-                wire=self._wire,
+                wire=self.wire,
             )
             line.send(messages)
         header = wire.unpack(line.receive())
-        shape = self._shape if answer is Kind.CUT_GRADIENT else (self._shape[0], self._classes)
+        shape = self._shape if answer is Kind.CUT_GRADIENT else (self._shape[0], self.classes)
         # The server is trusted with the training, but not with this machine's memory.
         if (header.kind, header.step, header.shape) != (answer, step, shape):
             raise Rejection(Reason.ORDER, "The server's answer does not belong to what was sent.")
-        assembly = wire.Assembly(header, widen=not self._precision.bfloat16)
+        assembly = wire.Assembly(header, widen=not self.precision.bfloat16)
         while not assembly.complete:
             assembly.add(line.receive())
         line.given = self._answers + 1
         return assembly.tensor()
 
     def _say_finish(self, line: _Line) -> None:
-        line.send(iter((Header(Kind.FINISH, self._round, self._client, self._answers // 2).pack(),)))
+        line.send(iter((Header(Kind.FINISH, self.round_number, self.client, self._answers // 2).pack(),)))
         self._told = True
         if wire.unpack(line.receive()).kind is not Kind.FINISHED:
             raise Rejection(Reason.ORDER, "The server did not confirm the end of the round.")
 
     def _persist(self, talk: Callable[[_Line], Result]) -> Result:
         """Do this on the stream, and on a new one as long as the old ones break."""
-        last = time.monotonic() + self._patience
+        last = time.monotonic() + self.patience
         pause = 0.1
         while True:
             try:
@@ -263,22 +255,22 @@ class RemoteServer:
                 _raise_if_final(error)
                 if time.monotonic() + pause > last:
                     raise NetworkError(
-                        f"The server at {self._address} cannot be reached ({_details(error)}); check the "
+                        f"The server at {self.address} cannot be reached ({_details(error)}); check the "
                         "address and the certificates, and that the server runs."
                     ) from None
             except Rejection as rejection:
                 self.close()
                 raise NetworkError(
-                    f"The server at {self._address} does not follow the protocol: {rejection.sentence}"
+                    f"The server at {self.address} does not follow the protocol: {rejection.sentence}"
                 ) from None
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _connect(self) -> None:
-        line = _Line(self._address, self._credentials)
+        line = _Line(self.address, self.credentials)
         self._line = line
         greeting = wire.hello(
-            self._ticket, round_number=self._round, client=self._client, answers=self._answers
+            self._ticket, round_number=self.round_number, client=self.client, answers=self._answers
         )
         line.send(iter((greeting,)))
         welcome = wire.unpack(line.receive())

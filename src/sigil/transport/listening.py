@@ -80,13 +80,13 @@ def listening_address(host: str, listen: str | None = None) -> str:
 
 def _resolved(host: str) -> str:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise NetworkError(
             f"The name {host} cannot be looked up here ({reason(error)}); add --listen ADDRESS with the "
             "address of this machine that clients reach under it."
         ) from None
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
     outside = [address for address in addresses if not ipaddress.ip_address(address).is_loopback]
     for address in outside:
         if _can_bind(address):

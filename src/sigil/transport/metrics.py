@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,11 +19,10 @@ from prometheus_client import (
 
 from sigil.federation.judging import Fault
 from sigil.federation.progress import Progress, Row
+from sigil.serving import Page, PageServer
 from sigil.transport.limits import FrontRefusal, Reason
 from sigil.transport.listening import listen_on
 
-# At the metrics endpoint: connections at once, the longest head of a request, and the time for one.
-_READERS, _HEAD_BYTES, _READER_SECONDS = 32, 8192, 5.0
 STAGES = ("client", "receive", "forward", "backward", "send")
 _STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -49,7 +45,6 @@ class Metrics(Progress):
         self.now: tuple[ClientNow, ...] = ()
         self.banner = ""
         self.waited_seconds = 0.0
-        self._readers = 0
         gauge = partial(Gauge, registry=self.registry)
         counter = partial(Counter, registry=self.registry)
         seconds = partial(Histogram, buckets=_STEP_SECONDS, registry=self.registry)
@@ -156,35 +151,16 @@ class Metrics(Progress):
     def serve(self, port: int) -> int:
         """Answer ``GET /metrics`` on this port (0: any free one) until the process ends; returns the port."""
         listener = listen_on("127.0.0.1", port, option="--metrics-port")
-        threading.Thread(
-            target=lambda: asyncio.run(self._listen(listener)), name="metrics", daemon=True
-        ).start()
+        _MetricsPage(self, listener).start()
         return int(listener.getsockname()[1])
 
-    async def _listen(self, listener: socket.socket) -> None:
-        # Prometheus' own server takes a thread for each connection, as long as a stranger likes, and prints
-        # what it does not understand; uvicorn would wait for a request's head without end, and answer.
-        server = await asyncio.start_server(self._answer, sock=listener, limit=_HEAD_BYTES)
-        await server.serve_forever()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request, one answer: a short head in time, and nothing for more readers than there can be."""
-        self._readers += 1
-        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            try:
-                if self._readers <= _READERS:
-                    async with asyncio.timeout(_READER_SECONDS):
-                        head = await reader.readuntil(b"\r\n\r\n")
-                        writer.write(self._page(head))
-                        await writer.drain()
-            finally:
-                self._readers -= 1
-                writer.close()
+class _MetricsPage(PageServer):
+    def __init__(self, metrics: Metrics, listener: socket.socket) -> None:
+        super().__init__("metrics", listener)
+        self._metrics = metrics
 
-    def _page(self, head: bytes) -> bytes:
-        method, _, rest = head.partition(b" ")
-        known = method == b"GET" and rest.partition(b" ")[0].partition(b"?")[0] in (b"/", b"/metrics")
-        status, kind = ("200 OK", CONTENT_TYPE_LATEST) if known else ("404 Not Found", "text/plain")
-        body = self.text().encode() if known else b"Ask for /metrics."
-        start = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n"
-        return start.encode() + b"connection: close\r\n\r\n" + body
+    def page(self, method: str, path: str, headers: Mapping[str, str]) -> Page:
+        if method == "GET" and path in ("/", "/metrics"):
+            return Page(200, CONTENT_TYPE_LATEST, self._metrics.text().encode())
+        return Page(404, "text/plain", b"Ask for /metrics.")

@@ -269,7 +269,7 @@ class RemoteTrainer:
     def close(self) -> None:
         """End the split service."""
         if self._service is not None:
-            self._service.stop()
+            self._service.close()
 
     @property
     def service(self) -> SplitService:

@@ -101,7 +101,7 @@ class RoundOutcome:
         return average.result()
 
 
-class Round:
+class OpenRound:
     """A round that is under way; lives on the service's event loop."""
 
     def __init__(

@@ -34,7 +34,7 @@ from sigil.transport import wire
 from sigil.transport.certificates import ServerCredentials, fingerprint
 from sigil.transport.limits import Budget, Limits, Reason, Rejection
 from sigil.transport.metrics import Metrics
-from sigil.transport.rounds import Round, RoundOutcome
+from sigil.transport.rounds import OpenRound, RoundOutcome
 from sigil.transport.session import Scheduler, ServedHalf, Status
 from sigil.transport.stream import Stream
 from sigil.transport.wire import Wire
@@ -148,7 +148,7 @@ class SplitService(ServerThread):
         self._credentials = credentials
         self._wanted = address
         self._address: str | None = None
-        self._round: Round | None = None
+        self._round: OpenRound | None = None
         self._streams: Counter[str] = Counter()
         self._delay = RefusalDelay(limits.refusals_per_minute)
         self._ready: Future[None] = Future()
@@ -171,10 +171,6 @@ class SplitService(ServerThread):
         super().start()
         self._ready.result()
         return self
-
-    def stop(self) -> None:
-        """Close all streams and end."""
-        self.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -211,21 +207,16 @@ class SplitService(ServerThread):
             )
         return outcome
 
-    def statuses(self) -> dict[int, Status]:
-        """Where every client of the open round stands; nothing if none is open."""
-        return self._call(self._statuses())
-
     def progress(self) -> dict[int, tuple[Status, int]]:
-        """Where every client of the open round stands, and how many images it has gone through."""
+        """Where every client of the open round stands, and how many images it has gone through.
+
+        Nothing if none is open.
+        """
         return self._call(self._progress())
 
     def give_up(self, client: int) -> None:
         """Go on without a client of the open round that has not finished, whether it ever came or not."""
         self._call(self._give_up(client))
-
-    async def _statuses(self) -> dict[int, Status]:
-        current = self._round
-        return {} if current is None else {index: s.status for index, s in current.sessions.items()}
 
     async def _progress(self) -> dict[int, tuple[Status, int]]:
         current = self._round
@@ -238,7 +229,7 @@ class SplitService(ServerThread):
     async def _open(self, number: int, state: State, lr: float, clients: dict[int, str]) -> dict[int, str]:
         await self._close()
         state = {name: value.detach().clone() for name, value in state.items()}
-        self._round = Round(number, state, lr=lr, clients=clients, served=self._served)
+        self._round = OpenRound(number, state, lr=lr, clients=clients, served=self._served)
         self.metrics.round.set(number)
         return dict(self._round.issued)
 

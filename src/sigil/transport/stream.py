@@ -29,7 +29,7 @@ from torch import Tensor
 
 from sigil.transport import wire
 from sigil.transport.limits import Reason, Rejection
-from sigil.transport.rounds import Bearer, Round
+from sigil.transport.rounds import Bearer, OpenRound
 from sigil.transport.session import ServedHalf, Session, Status
 from sigil.transport.wire import Header, Kind
 
@@ -57,7 +57,7 @@ class Stream:
         served: ServedHalf,
         context: Context,
         *,
-        current: Callable[[], Round | None],
+        current: Callable[[], OpenRound | None],
         holder: str,
     ) -> None:
         self._served = served

@@ -1,1 +1,1 @@
-"""From a suspect and a key to a verdict: what is read, what was chosen, what is proven, in which words."""
+"""Not public but for what `sigil` names: what is read in a suspect with a key, what it proves, its words."""

@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from sigil.arguments import check_module
 from sigil.data.inputs import shape_of
 from sigil.errors import ConfigError, SuspectError
 from sigil.keys.key import Key
@@ -30,8 +29,6 @@ def as_key(given: object) -> Key:
 
 def check_suspect(given: object) -> None:
     """Raise unless a path, a module or something else that can be called was given as the suspect."""
-    if isinstance(given, nn.Module):
-        check_module("suspect", given, raises=SuspectError)
     if isinstance(given, str | os.PathLike) or (callable(given) and not isinstance(given, type)):
         return
     hint = "give the path of the model's file, or the model up to the cut"

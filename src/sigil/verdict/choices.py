@@ -15,7 +15,8 @@ from typing import Final
 from cryptography.x509 import Certificate
 from torch import nn
 
-from sigil import arguments, models
+from sigil import models
+from sigil.arguments import whole
 from sigil.data.inputs import Inputs, Normalisation, parse_normalisation
 from sigil.errors import ConfigError, shown
 from sigil.keys.key import Key
@@ -40,19 +41,16 @@ def check_settings(
     *, probes: int | None, seed: int | None, alpha: float, tries: int, register: int | None, batch_size: int
 ) -> None:
     """Raise for a setting that no verification can have."""
-    limits = (
-        ("probes", 1 if probes is None else probes, MOST_PROBES),
+    for name, value, most in (
+        ("probes", probes, MOST_PROBES),
         ("tries", tries, MOST_TRIES),
-        ("register", 1 if register is None else register, MOST_STATEMENTS),
-        ("batch_size", batch_size, math.inf),
-    )
-    for name, value, most in limits:
-        if not arguments.is_whole(value) or value < 1:
-            raise ConfigError(f"{name} is {shown(value)}, but it must be a whole number of at least 1.")
-        if value > most:
-            raise ConfigError(f"{name} may be at most {float(most):.0e}, more than anybody can count.")
-    if seed is not None and not (arguments.is_whole(seed) and 0 <= seed < 1 << 63):
-        raise ConfigError(f"seed is {shown(seed)}, but it must be a whole number from 0 to 2**63 - 1.")
+        ("register", register, MOST_STATEMENTS),
+        ("batch_size", batch_size, None),
+    ):
+        if value is not None:
+            whole(name, value, least=1, most=most)
+    if seed is not None:
+        whole("seed", seed, most=2**63 - 1)
     if not 0 < alpha < 1:
         raise ConfigError(f"alpha is {shown(alpha)}, but it must lie between 0 and 1, such as {ALPHA:g}.")
 

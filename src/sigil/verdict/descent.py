@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sigil import models, origin
-from sigil.alignment import restored_filters, restored_own, restored_unknown
+from sigil.alignment import search_known, search_own, search_unknown
 from sigil.errors import AlignmentError, ConfigError, ModelError, ShapeError, SuspectError
 from sigil.keys.key import Key
 from sigil.models import Model
@@ -104,12 +104,12 @@ def filters_origin(suspect: Suspect, key: Key, shape: Sequence[int]) -> Origin |
             if not filters:
                 return None
             _hold_out(start, key)
-            return _held_out_signs(restored_unknown(filters, start), start, key)
+            return _held_out_signs(search_unknown(filters, start).restored(), start, key)
         own = None if module is None else own_start(module, key)
         if module is None or own is None:
             return None
         _hold_out(own, key)
-        return _held_out_signs(restored_own(module, own, shape), own, key)
+        return _held_out_signs(search_own(module, own, shape).restored(), own, key)
     except (AlignmentError, SuspectError, ShapeError):
         return None
 
@@ -135,7 +135,7 @@ def restored_origin(half: Model, key: Key) -> Origin | None:
     start = copy.deepcopy(half)
     _hold_out(start, key)
     try:
-        restored = restored_filters(half, start)
+        restored = search_known(half, start).restored()
     except AlignmentError:
         return None
     return _held_out_signs(restored, start, key)

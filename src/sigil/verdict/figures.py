@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup, escape
 
+from sigil.verdict.wording import SUPERSCRIPT
+
 _LINE = 17
 # Width of a letter of the widest common sans-serif, regular and bold, at the page's 12.5 pixels.
 _LETTER, _BOLD_LETTER = 6.5, 7.5
-_SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def null_figure(
 def bits_figure(
     agreements: Sequence[int], probes: int, *, width: int, name: str, title: str, description: str
 ) -> Markup:
-    """Draw one square a bit, shaded by the share of probes that agree with the owner's bit.
+    """Draw one square per bit, shaded by the share of probes that agree with the owner's bit.
 
     Equal shades that stand side by side are one rectangle under a grid of lines, so the drawing
     stays small for any number of bits. Squares that most probes read wrongly carry a cross.
@@ -273,4 +274,4 @@ def _one_in(log10: float) -> str:
     power = round(-log10)
     if power <= 2:
         return f"1 in {10**power}"
-    return "1 in 10" + str(power).translate(_SUPERSCRIPT)
+    return "1 in 10" + str(power).translate(SUPERSCRIPT)

@@ -71,7 +71,7 @@ class _Row:
 
 def render(verdict: Report, *, record: SignedRecord | None = None, copies: Sequence[str] = ()) -> str:
     """Return the page as HTML text; ``copies`` are sentences about whose copy the suspect contains."""
-    outcome, best = wording.outcome(verdict), verdict.best
+    outcome, titles, best = wording.outcome(verdict), wording.titles(verdict), verdict.best
     wsr, needed = success_rate(verdict)
     wsr, needed = unbroken(wsr), None if needed is None else unbroken(needed)
     decides = verdict if outcome != "descends" else _Origin(verdict.log10_p_origin)
@@ -83,11 +83,9 @@ def render(verdict: Report, *, record: SignedRecord | None = None, copies: Seque
         record=record,
         copies=copies,
         colours=_COLOURS[outcome],
-        title=wording.title(verdict),
-        stamp=wording.stamp(verdict),
-        heading=Markup(escape(wording.heading(verdict))).format(
-            owner=Markup("<bdi>{}</bdi>").format(verdict.owner)
-        ),
+        title=titles.title,
+        stamp=titles.stamp,
+        heading=Markup(escape(titles.heading)).format(owner=Markup("<bdi>{}</bdi>").format(verdict.owner)),
         explanation=_explanation(verdict, decides),
         meaning=wording.meaning(verdict),
         met=wording.met(verdict),

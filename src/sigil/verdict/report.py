@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from sigil import files, statistics
 from sigil.errors import ConfigError, EvidenceError
 from sigil.keys.seal import Root
+from sigil.keys.statement import MAX_BITS
 from sigil.origin import OCTILES
 from sigil.rules import MOST_CUTS, MOST_STATEMENTS, TESTS, Price
 from sigil.verdict import envelope, wording
@@ -34,14 +35,10 @@ if TYPE_CHECKING:
     from sigil.alignment import Alignment
     from sigil.keys.key import Key
 
-PAPER_THRESHOLD: Final = statistics.PAPER_THRESHOLD
-"""The paper's fixed rule, ``WSR > 0.70``: reported beside the verdict, never instead of it."""
-
 Kind = Literal["noise", "inputs", "origin"]
 Source = Literal["key", "statement", "judge", "defendant", "claimant"]
 
 MAX_READINGS: Final = 8
-MAX_BITS: Final = 65_536
 MAX_COUNT: Final = 10**9
 
 Hash = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -422,7 +419,7 @@ class Report(Record):
     @property
     def paper_rule(self) -> bool:
         """Whether the paper's fixed rule is met by the best reading."""
-        return self.wsr > PAPER_THRESHOLD
+        return self.wsr > statistics.PAPER_THRESHOLD
 
     @property
     def aligned(self) -> bool:

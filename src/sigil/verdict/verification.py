@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal
 
 import torch
 from cryptography.x509 import Certificate
 from torch import Tensor, nn
 
-from sigil import arguments
 from sigil.alignment import (
     Alignment,
     Reference,
@@ -39,6 +38,8 @@ from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import Suspect, batch_size_for, module_of, noise
 from sigil.rules import ALPHA
+from sigil.suspect import Suspect as OpenedSuspect
+from sigil.suspect import open_suspect
 from sigil.verdict import choices
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
 from sigil.verdict.descent import origin_of, own_start, start_of
@@ -59,23 +60,6 @@ from sigil.verdict.report import (
 )
 
 INPUTS_READ: Final = LEAST_INPUTS
-
-
-@runtime_checkable
-class FromFile(Protocol):
-    """A suspect from a file, which may hold several models: a :class:`sigil.suspect.Suspect`."""
-
-    path: Path
-    sha256: str
-    kind: str
-    description: str
-    asked: Mapping[str, str | int]
-    entry: str
-    entries: tuple[str, ...]
-    unread: int
-
-    def __call__(self, batch: Tensor) -> Tensor: ...
-    def each(self) -> Iterator[FromFile]: ...
 
 
 def read_mark(
@@ -150,10 +134,8 @@ def verify(
     """
     key = as_key(key)
     check_suspect(suspect)
-    input_shape = None if input_shape is None else arguments.sizes("input shape", input_shape)
+    input_shape = None if input_shape is None else tuple(map(operator.index, input_shape))
     if isinstance(suspect, str | os.PathLike):
-        from sigil.suspect import open_suspect
-
         suspect = open_suspect(suspect, key=key, input_shape=input_shape)
     level: float = float(key.fields.alpha) if alpha is None else alpha
     choices.check_settings(
@@ -166,7 +148,7 @@ def verify(
     entries: tuple[str, ...] = getattr(suspect, "entries", ("",))
     best: Report | None = None
     failed: SigilError | None = None
-    for one in suspect.each() if isinstance(suspect, FromFile) else (suspect,):
+    for one in suspect.each() if isinstance(suspect, OpenedSuspect) else (suspect,):
         try:
             report = _verify_one(
                 one,
@@ -307,14 +289,14 @@ def _verify_one(
 
 def _asked(suspect: Suspect) -> Opened:
     """What the caller said of a file to have it opened."""
-    asked = suspect.asked if isinstance(suspect, FromFile) else {}
+    asked = suspect.asked if isinstance(suspect, OpenedSuspect) else {}
     said = {name: harmless(value) if isinstance(value, str) else value for name, value in asked.items()}
     return Opened.model_validate(said)
 
 
 def _facts(suspect: Suspect, shape: tuple[int, ...], opened: Opened) -> SuspectFacts:
     """What is known of a suspect: from a file, a module, or a function of which nothing is known."""
-    if isinstance(suspect, FromFile):
+    if isinstance(suspect, OpenedSuspect):
         return SuspectFacts(
             # With its folder: copies of a model lie in folders of their own, under one name.
             file=harmless(str(Path(*suspect.path.parts[-2:]))),

@@ -7,7 +7,7 @@ sets in its own way are given with a placeholder, such as ``{owner}``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from sigil import statistics
 from sigil.errors import shown
@@ -49,7 +49,7 @@ ORIGIN = (
 )
 
 _DEMONSTRATION_AUTHORITY = "CN=Demonstration time stamps"
-_SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 
 class HasProbability(Protocol):
@@ -73,55 +73,49 @@ def outcome(verdict: Report) -> Outcome:
     return "descends" if verdict.descends else "not proven"
 
 
-_STAMPS: dict[Outcome, str] = {
-    "owned": "Proven",
-    "descends": "Descent proven, mark not proven",
-    "experiment": "Experiment",
-    "not proven": "Not proven",
+class Titles(NamedTuple):
+    """A verdict by itself: on a page, as its title and its heading, and as the first line in a terminal.
+
+    The last two have a place for the ``{owner}``.
+    """
+
+    stamp: str
+    title: str
+    heading: str
+    headline: str
+
+
+_TITLES: dict[Outcome, Titles] = {
+    "owned": Titles(
+        "Proven",
+        "Ownership proven",
+        "This model carries the watermark of {owner}.",
+        "OWNED: this model carries the mark of {owner}.",
+    ),
+    "descends": Titles(
+        "Descent proven, mark not proven",
+        "Descent proven, ownership not proven",
+        "This model descends from the initial weights of {owner}; its watermark is not proven.",
+        "DESCENDS from the initial weights of {owner}; the mark is not proven.",
+    ),
+    "experiment": Titles(
+        "Experiment",
+        "Experiment",
+        "An experiment with the key of {owner}: nothing is proven by it.",
+        "EXPERIMENT: nothing is proven by it, whatever the numbers say.",
+    ),
+    "not proven": Titles(
+        "Not proven",
+        "Ownership not proven",
+        "The watermark of {owner} is not proven in this model.",
+        "NOT PROVEN: the mark of {owner} is not proven in this model.",
+    ),
 }
-_TITLES: dict[Outcome, str] = {
-    "owned": "Ownership proven",
-    "descends": "Descent proven, ownership not proven",
-    "experiment": "Experiment",
-    "not proven": "Ownership not proven",
-}
-_HEADINGS: dict[Outcome, str] = {
-    "owned": "This model carries the watermark of {owner}.",
-    "descends": "This model descends from the initial weights of {owner}; its watermark is not proven.",
-    "experiment": "An experiment with the key of {owner}: nothing is proven by it.",
-    "not proven": "The watermark of {owner} is not proven in this model.",
-}
-_HEADLINES: dict[Outcome, str] = {
-    "owned": "OWNED: this model carries the mark of {owner}.",
-    "descends": "DESCENDS from the initial weights of {owner}; the mark is not proven.",
-    "experiment": "EXPERIMENT: nothing is proven by it, whatever the numbers say.",
-    "not proven": "NOT PROVEN: the mark of {owner} is not proven in this model.",
-}
 
 
-def word(verdict: Report) -> str:
-    """The verdict in a list of results."""
-    return outcome(verdict)
-
-
-def stamp(verdict: Report) -> str:
-    """The verdict on a page, by itself."""
-    return _STAMPS[outcome(verdict)]
-
-
-def title(verdict: Report) -> str:
-    """The verdict as the title of a page."""
+def titles(verdict: Report) -> Titles:
+    """The verdict in a few words."""
     return _TITLES[outcome(verdict)]
-
-
-def heading(verdict: Report) -> str:
-    """The verdict as the heading of a page, with the place of the ``{owner}``."""
-    return _HEADINGS[outcome(verdict)]
-
-
-def headline(verdict: Report, owner: str) -> str:
-    """The verdict as the first line in a terminal."""
-    return _HEADLINES[outcome(verdict)].replace("{owner}", owner)
 
 
 def sentence(verdict: Report) -> str:
@@ -305,15 +299,11 @@ def reading(found: Reading) -> str:
 
 def ending(verdict: Report) -> str:
     """What must be said below a verdict, or nothing."""
-    match outcome(verdict):
-        case "owned":
-            return ""
-        case "descends":
-            return DESCENT_ONLY
-        case "experiment":
-            return ""
-        case _:
-            return "\n".join([NOT_DISPROVEN, *uncounted(verdict)])
+    below: dict[Outcome, list[str]] = {
+        "descends": [DESCENT_ONLY],
+        "not proven": [NOT_DISPROVEN, *uncounted(verdict)],
+    }
+    return "\n".join(below.get(outcome(verdict), []))
 
 
 def corrections_at_length(verdict: Report, *, kind: str, register: int | None) -> str:
@@ -451,7 +441,7 @@ def scientific(log10: float) -> str:
     mantissa, exponent = _round_up(log10)
     if log10 >= -2:
         return f"{_hundredths(log10):g}"
-    return f"{mantissa:g} × 10{str(exponent).translate(_SUPERSCRIPT)}"
+    return f"{mantissa:g} × 10{str(exponent).translate(SUPERSCRIPT)}"
 
 
 def _round_up(log10: float) -> tuple[float, int]:

@@ -118,7 +118,7 @@ def test_a_grid_knows_its_run() -> None:
     grid = adapter.grid_of("127.0.0.1:1", certificates=b"", token="t", run_id=17)
     assert grid.run.run_id == 17
     assert grid.node.node_id
-    # What sigil.transport.flower.owner_run puts in the place of its client is what the grid asks.
+    # What sigil.transport.flower.messenger puts in the place of its client is what the grid asks.
     grid._client = stand_in = object()
     assert grid._runtime_client is stand_in
 

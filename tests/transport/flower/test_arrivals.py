@@ -21,7 +21,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 
 from sigil.transport import RoundTask, RoundUpdate
 from sigil.transport.flower import adapter, messages
-from sigil.transport.flower.owner_run import Arrivals, Unreadable
+from sigil.transport.flower.messenger import Arrivals, Unreadable
 from sigil.transport.owner import Excess
 
 pytestmark = pytest.mark.usefixtures("identity")

@@ -109,10 +109,8 @@ def guarded(folder: Path) -> Iterator[Any]:
             metrics = Metrics()
             front = HttpsFront(
                 listen_on("127.0.0.1", 0),
+                folder,
                 target="127.0.0.1:1",
-                ca=folder / "ca.pem",
-                certificate=folder / "server.pem",
-                key=folder / "server.key",
                 known=known(folder, 0, 1),
                 # All come from one address here.
                 limits=Limits(
@@ -214,14 +212,13 @@ def wait_for(condition: Any) -> None:
 
 @pytest.fixture(scope="module")
 def place(folder: Path) -> Iterator[Place]:
-    files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
     backend = Backend(free_port())
     server = uvicorn.Server(
         uvicorn.Config(
             backend,
             port=backend.port,
-            ssl_certfile=files["certificate"],
-            ssl_keyfile=files["key"],
+            ssl_certfile=folder / "server.pem",
+            ssl_keyfile=folder / "server.key",
             interface="asgi3",
             lifespan="off",
             log_config=None,
@@ -236,14 +233,7 @@ def place(folder: Path) -> Iterator[Place]:
     target = f"127.0.0.1:{backend.port}"
     trust = secure(folder)
     with (
-        HttpsFront(
-            listener,
-            target=target,
-            ca=folder / "ca.pem",
-            known=known(folder, 0),
-            limit=100_000,
-            **files,
-        ) as front,
+        HttpsFront(listener, folder, target=target, known=known(folder, 0), limit=100_000) as front,
         httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trust, trust_env=False) as client,
     ):
         yield Place(backend, server, front, client)
@@ -338,15 +328,8 @@ def test_only_objects_are_large(guarded: Any, folder: Path) -> None:
 def test_a_superlink_that_is_away_is_said_to_be_away(folder: Path) -> None:
     listener = listen_on("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
     trust = secure(folder)
-    with HttpsFront(
-        listener,
-        target=f"127.0.0.1:{free_port()}",
-        ca=folder / "ca.pem",
-        known=known(folder, 0),
-        **files,
-    ):
+    with HttpsFront(listener, folder, target=f"127.0.0.1:{free_port()}", known=known(folder, 0)):
         answer = httpx.post(f"https://127.0.0.1:{port}/v1/fleet/x", verify=trust, trust_env=False)
     assert answer.status_code == 503
 

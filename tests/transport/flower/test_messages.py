@@ -44,12 +44,12 @@ def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> boo
 
 
 def test_a_task_arrives_as_it_was_sent() -> None:
-    order = messages.read_task(question())
-    assert order.client == 4
-    assert replace(order.task, client_state={}) == replace(TASK, client_state={})
-    assert equal(order.task.client_state, STATE)
-    assert order.settings.run.seed == 5
-    assert order.settings.federation == settings().federation
+    client, under, task = messages.read_task(question())
+    assert client == 4
+    assert replace(task, client_state={}) == replace(TASK, client_state={})
+    assert equal(task.client_state, STATE)
+    assert under.run.seed == 5
+    assert under.federation == settings().federation
 
 
 def test_a_task_says_nothing_of_the_mark_or_the_owners_machine() -> None:

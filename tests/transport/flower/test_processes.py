@@ -81,7 +81,7 @@ def test_a_superlink_that_is_started_half_way_is_ended(
     ca = tmp_path / "ca.pem"
     ca.write_bytes(b"")
     with pytest.raises(type(error)):
-        superlink.SuperLink(tmp_path, ca=ca, certificate=ca, key=ca)
+        superlink.SuperLink(tmp_path)
     assert len(running) == 1
     assert leftovers() == []
 
@@ -128,10 +128,10 @@ def test_a_child_that_ends_by_itself_is_noticed_with_its_last_words(
     ca = tmp_path / "ca.pem"
     ca.write_bytes(b"")
     with pytest.raises(NetworkError, match=r"log says why, in the end: ERROR: something\\x07"):
-        superlink.SuperLink(tmp_path, ca=ca, certificate=ca, key=ca)
+        superlink.SuperLink(tmp_path)
     monkeypatch.setattr(supernode, "PAUSE_SECONDS", 0.01)
     ends = iter([False] * 200)
-    with supernode.SuperNode(tmp_path, address="127.0.0.1:1", ca=ca, private_key=ca, config={}) as node:
+    with supernode.SuperNode(tmp_path, address="127.0.0.1:1", ca=ca, config={}) as node:
         node._process.wait()
         node.work(ClientApp(), finished=lambda: bool(caplog.text) or next(ends))
     assert "SuperNode ended and is started again" in caplog.text

@@ -59,11 +59,11 @@ def test_nodes_without_keys_are_those_of_a_simulation(
     monkeypatch.setenv(server_app.OWNER_VARIABLE, str(tmp_path / "network" / "owner.json"))
     port = free_pair()
     deployment = replace(Deployment.load(tmp_path / "network" / "owner.json"), port=port)
-    run = server_app.read_owner_run(deployment, Nodes(*keys))  # type: ignore[arg-type]
-    assert (run.nodes is None) == simulated
-    assert run.network.listen == ("127.0.0.1:0" if simulated else f"127.0.0.1:{port + 1}")
-    if run.network.held is not None:
-        run.network.held.close()
+    network = server_app.read_network(deployment, Nodes(*keys))  # type: ignore[arg-type]
+    assert (network.public is None) == simulated
+    assert network.listen == ("127.0.0.1:0" if simulated else f"127.0.0.1:{port + 1}")
+    if network.held is not None:
+        network.held.close()
 
 
 def made(folder: Path, **more: Any) -> Deployment:
@@ -81,14 +81,14 @@ def test_the_port_of_the_split_service_is_waited_for_and_kept(
     deployment = made(tmp_path, port=port)
     taken = listen_on("127.0.0.1", port + 1)
     monkeypatch.setattr(server_app.time, "sleep", lambda seconds: caplog.text and taken.close())
-    run = server_app.read_owner_run(deployment, Nodes(PEM))  # type: ignore[arg-type]
+    network = server_app.read_network(deployment, Nodes(PEM))  # type: ignore[arg-type]
     with pytest.raises(NetworkError, match=f"Port {port + 1} of 127.0.0.1 cannot be opened"):
         listen_on("127.0.0.1", port + 1)
     assert f"Port {port + 1} of 127.0.0.1 cannot be opened" in caplog.text
-    assert run.network.held is not None
+    assert network.held is not None
     monkeypatch.setattr(server_app, "PORT_SECONDS", 0.0)
-    with run.network.held, pytest.raises(NetworkError, match="choose another --port"):
-        server_app.read_owner_run(deployment, Nodes(PEM))  # type: ignore[arg-type]
+    with network.held, pytest.raises(NetworkError, match="choose another --port"):
+        server_app.read_network(deployment, Nodes(PEM))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_why_it_ended_is_noted_for_the_owner_and_for_flower(
 ) -> None:
     made(tmp_path)
     monkeypatch.setenv(server_app.OWNER_VARIABLE, str(tmp_path / "network" / "owner.json"))
-    monkeypatch.setattr(server_app, "read_owner_run", lambda deployment, grid: None)
+    monkeypatch.setattr(server_app, "read_network", lambda deployment, grid: None)
 
-    def conduct(run: None, grid: Nodes) -> None:
+    def train(deployment: Deployment, grid: Nodes, network: None) -> None:
         if error is not None:
             raise error
 
-    monkeypatch.setattr(server_app, "conduct", conduct)
+    monkeypatch.setattr(Deployment, "train", train)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config={})
     before = list(logging.getLogger("sigil").handlers)
     with nullcontext() if error is None else pytest.raises(type(error)):

@@ -28,9 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begun(folder: Path) -> SuperLink:
-    return SuperLink(
-        folder, ca=folder / "ca.pem", certificate=folder / "server.pem", key=folder / "server.key"
-    )
+    return SuperLink(folder)
 
 
 @pytest.mark.usefixtures("identity")

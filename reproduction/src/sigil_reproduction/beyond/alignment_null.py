@@ -181,7 +181,7 @@ def _sure(alignments: dict[str, Alignment | None]) -> dict[str, dict[str, Any]]:
     return {
         way: {
             "sure": found.sure,
-            "partners": sum(channel >= 0 for channel in found.order),
+            "partners": int((found.order >= 0).sum()),
             "channels": len(found.order),
             "believed": found.believed,
         }

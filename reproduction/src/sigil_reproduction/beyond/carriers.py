@@ -8,28 +8,352 @@ test images over the accuracy that the attack costs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from sigil.attacks.training import Tuning
-from sigil.federation.from_settings import cut_shape
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sigil import attacks, files, statistics
+from sigil.attacks.halves import Halves, OpenedAtCut, open_at_cut, same_kind
+from sigil.attacks.read import over_channels
+from sigil.attacks.training import Effect, Tuning, finetune_at_cut, push_along
+from sigil.data import Dataset, Inputs, evaluate_batches
+from sigil.federation.from_settings import Training, cut_shape
 from sigil.federation.measuring import accuracy
 from sigil.federation.precision import choose
 from sigil.federation.run import Run, train
+from sigil.federation.server import Server
 from sigil.federation.settings import Settings
+from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, Tick
+from sigil.keys.key import Key
 from sigil.models.spec import default_cut
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Place, Row, Table
 from sigil.rules import STAMPED_ALLOWANCE_LOG2, Price
-from sigil_reproduction.beyond.carriers_attacks import AIMED, ATTACKS, Thief
-from sigil_reproduction.beyond.carriers_mark import Kind, Mark, trainer
-from sigil_reproduction.beyond.curves import GENTLE_RATE
+from sigil.seeds import derive, generator
+from sigil_reproduction.beyond.curves import GENTLE_RATE, SOFTLY
+from sigil_reproduction.beyond.thief import Attacker
 from sigil_reproduction.runner.attacked import attackers_share
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
 from sigil_reproduction.runner.scales import PerScale, Scale
 from sigil_reproduction.runner.store import Cell, Store
+
+Carriers = Literal["random", "channels", "covariance"]
+Centre = Literal["none", "before", "running"]
+
+READ = 256
+SAMPLES = 1_024
+"""Activations from which the covariance is measured; the carriers are their random combinations."""
+MOMENTUM = 0.98
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a mark is like: its carriers, what its targets are relative to, and the share of gated bits.
+
+    ``waits`` is the number of rounds without any injection, in which carriers and centres are measured.
+    """
+
+    carriers: Carriers = "random"
+    centre: Centre = "none"
+    gated: float = 0.0
+    bits: int = 128
+    waits: int = 0
+    strength: float = 0.3
+
+    @property
+    def measured(self) -> bool:
+        """Whether something of the mark is measured in training, before anything is injected."""
+        return self.carriers == "covariance" or self.centre != "none"
+
+
+class Mark:
+    """A mark for research: bits, carriers, gates and the shares of the clients.
+
+    It asks for the sign of k numbers y of each activation a, flattened to d numbers:
+
+        y_j = (a · M_j − c_j) · g_j(a),      bit j = 1[y_j >= 0]
+
+    with carriers M (d, k), centres c and gates g, each +1 or -1. Bits b and everything drawn come from one
+    secret seed; what is measured is measured on activations of rounds in which nothing is injected yet, or
+    on the suspect itself. So under the null hypothesis b remains k fair coins that depend on neither M, c, g
+    nor the suspect, and the exact test of :mod:`sigil.statistics` holds for every kind of mark here.
+    """
+
+    def __init__(self, kind: Kind, shape: Sequence[int], *, clients: int, seed: int) -> None:
+        self.kind, self.shape, self.clients = kind, tuple(shape), clients
+        self.dimension, bits = math.prod(self.shape), kind.bits
+        draws = generator(seed, "carriers", "secret")
+        self.target = torch.randint(0, 2, (bits,), generator=draws).float()
+        order = torch.randperm(bits, generator=draws)
+        self.carrier_of = torch.empty(bits, dtype=torch.long)
+        self.carrier_of[order] = torch.arange(bits) % clients
+        self.gated = torch.zeros(bits, dtype=torch.bool)
+        self.gated[torch.randperm(bits, generator=draws)[: round(kind.gated * bits)]] = True
+        self.gate = torch.randn(self.dimension, bits, generator=draws)
+        self._mixture = torch.randn(SAMPLES, bits, generator=draws)
+        self.matrix = self._drawn(draws)
+        self.centre = torch.zeros(bits)
+        self._running: tuple[Tensor, Tensor] | None = None
+        self._seen: list[Tensor] = []
+        self.ready = not kind.measured
+
+    def _drawn(self, draws: torch.Generator) -> Tensor:
+        bits = self.kind.bits
+        if self.kind.carriers == "channels":
+            rows = torch.randn(self.shape[0], bits, generator=draws)
+            return rows.repeat_interleave(math.prod(self.shape[1:]), dim=0)
+        return torch.randn(self.dimension, bits, generator=draws)
+
+    def watch(self, activation: Tensor) -> None:
+        """Keep some of the activations that the server sees before the first injection."""
+        self._seen.append(activation.detach().float().flatten(1)[:2].clone())
+
+    def measure(self) -> None:
+        """Shape carriers and centres by what was seen; from now on the mark can be injected."""
+        seen = torch.cat(self._seen)[-SAMPLES:]
+        self._seen = []
+        centred = seen - seen.mean(0)
+        if self.kind.carriers == "covariance":
+            # Random combinations of centred activations have their covariance.
+            matrix = centred.T @ self._mixture[: len(seen)]
+            self.matrix = matrix / matrix.norm(dim=0) * math.sqrt(self.dimension)
+        if self.kind.centre != "none":
+            self.centre = (seen @ self.matrix).mean(0)
+        self.ready = True
+
+    def oriented(
+        self, flat: Tensor, centre: Tensor, own: tuple[Tensor, Tensor], bits: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The numbers y (n, k) whose signs are the bits, and the gates (n, k); of some ``bits`` or of all.
+
+        ``centre`` is that of ungated bits; ``own`` are the means of projections and of gates that gated bits
+        are relative to.
+        """
+        chosen = torch.ones_like(self.gated) if bits is None else bits
+        gated = self.gated[chosen]
+        projection = flat @ self.matrix[:, chosen] - torch.where(gated, own[0][chosen], centre[chosen])
+        if not bool(gated.any()):
+            return projection, torch.ones_like(projection)
+        gates = torch.where((flat @ self.gate[:, chosen] >= own[1][chosen]) | ~gated, 1.0, -1.0)
+        return projection * gates, gates
+
+    @torch.no_grad()
+    def inject(self, activation: Tensor, main: Tensor, *, client: int) -> Tensor:
+        """G_final for one client: the task's gradient and, at ``strength`` of its norm, the mark's."""
+        flat = activation.float().flatten(1)
+        mean = flat.mean(0)
+        means = mean @ self.matrix, mean @ self.gate
+        if self._running is None:
+            self._running = means
+        old = self._running
+        self._running = (
+            MOMENTUM * old[0] + (1 - MOMENTUM) * means[0],
+            MOMENTUM * old[1] + (1 - MOMENTUM) * means[1],
+        )
+        centre = self._running[0] if self.kind.centre == "running" else self.centre
+        own = self.carrier_of == client
+        y, gates = self.oriented(flat, centre, self._running, own)
+        error = (torch.sigmoid(y) - self.target[own]) * gates
+        mark = error @ self.matrix[:, own].T
+        size = mark.norm()
+        if float(size) == 0.0 or not bool(torch.isfinite(size)):
+            return main
+        factor = self.kind.strength * main.float().norm() / size
+        return main + (factor * mark).view(activation.shape).to(main.dtype)
+
+    @torch.no_grad()
+    def read(self, half: nn.Module, dataset: Dataset, *, seed: int) -> dict[str, float]:
+        """WSR (%) and log10 p of the mark on 256 test images, before any allowance."""
+        inputs = Inputs(dataset.test.images, normalisation=(dataset.mean, dataset.std))
+        chosen = np.random.default_rng(derive(seed, "carriers", "inputs")).choice(
+            len(inputs), READ, replace=False
+        )
+        half.eval()
+        flat = torch.cat([half(batch).float().flatten(1) for batch in inputs.batches(chosen.tolist(), 128)])
+        own = (flat @ self.matrix).mean(0), (flat @ self.gate).mean(0)
+        y, _ = self.oriented(flat, self.centre, own)
+        ones = (y >= 0).sum(0)
+        tail = statistics.p_value(ones.numpy(), self.target.long().numpy(), READ)
+        matches = torch.where(self.target > 0.5, ones, READ - ones)
+        found = {
+            "wsr_inputs": 100 * float(matches.sum()) / (READ * self.kind.bits),
+            "log10_p_inputs": tail.log10_p,
+        }
+        for name, part in (("gated", self.gated), ("plain", ~self.gated)):
+            if bool(self.gated.any()):
+                tail = statistics.p_value(ones[part].numpy(), self.target[part].long().numpy(), READ)
+                found[f"log10_p_{name}"] = tail.log10_p
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write what was measured."""
+        tensors = {"matrix": self.matrix.contiguous(), "centre": self.centre.contiguous()}
+        with files.draft(path, replace=True) as place:
+            save_file(tensors, place)
+
+    def load(self, path: Path) -> None:
+        """Take back what :meth:`save` wrote."""
+        found = load_file(path)
+        self.matrix, self.centre, self.ready = found["matrix"], found["centre"], True
+
+
+class MarkingServer(Server):
+    """The server of U-SFL with a mark for research in the injector's place."""
+
+    mark: Mark
+
+    def _marked(self, activation: Tensor, main: Tensor) -> Tensor:
+        if not self.mark.ready:
+            self.mark.watch(activation)
+        if self.round <= self.mark.kind.waits:
+            return main
+        return self.mark.inject(activation, main, client=self.client)
+
+
+class MarkingTrainer(LocalTrainer):
+    """Trains clients in this process while a mark is embedded, and measures the mark when it is time."""
+
+    def __init__(self, training: Training, mark: Mark, path: Path) -> None:
+        super().__init__(training)
+        self.mark, self.path = mark, path
+        if path.exists():
+            mark.load(path)
+
+        def make(*arguments: Any, **options: Any) -> Server:
+            server = MarkingServer(*arguments, **options)
+            server.mark = mark
+            return server
+
+        training.server_factory = make
+
+    def train(
+        self, start: RoundStart, *, tick: Tick | None = None, clients: Sequence[int] | None = None
+    ) -> RoundSums:
+        """One round; after the last one without injection the carriers are fixed and written down."""
+        sums = super().train(start, tick=tick, clients=clients)
+        if not self.mark.ready and start.number >= self.mark.kind.waits:
+            self.mark.measure()
+            self.mark.save(self.path)
+        return sums
+
+
+def trainer(mark: Mark, path: Path) -> Callable[[Training], MarkingTrainer]:
+    """What :func:`sigil.federation.run.train` calls to have the clients of a round trained."""
+    return lambda training: MarkingTrainer(training, mark, path)
+
+
+@dataclass(frozen=True)
+class Thief(Attacker):
+    """Client 0 with its own images, the finished model and the gradients that it was sent.
+
+    It has no key and knows which kind of mark was embedded.
+    """
+
+    kind: Kind
+
+    def read_softly(self, reversal: float) -> Halves:
+        """A hundredth of the weight for twice the epochs: the network has time to follow."""
+        assert self.tuning.epochs is not None
+        tuning = replace(self.tuning, epochs=2 * self.tuning.epochs)
+        return attacks.read(self.halves, self.own, reversal=reversal, gamma=SOFTLY, tuning=tuning)[0]
+
+    def overwrite(self) -> Halves:
+        """The product's attack: a second random mark by an injector at full strength."""
+        opened = open_at_cut(self.halves, self.own)
+        other = Key.generate("Mallory", shape=opened.shape, bits=self.kind.bits, seed=b"m" * 32)
+        return self.overwrite_with(other)
+
+    def overwrite_in_kind(self, gamma: float) -> Halves:
+        """A second mark of the same kind, shaped by the thief's own activations, as a penalty."""
+        opened = open_at_cut(self.halves, self.own)
+        mark = Mark(replace(self.kind, waits=0), opened.shape, clients=1, seed=987_654_321 + self.tuning.seed)
+        flat = own_activations(opened, self.own)
+        if not mark.ready:
+            for row in flat.split(2):
+                mark.watch(row)
+            mark.measure()
+        own = (flat @ mark.matrix).mean(0), (flat @ mark.gate).mean(0)
+        scale = (flat @ mark.matrix).std(0).mean()
+
+        def penalty(activation: Tensor) -> Tensor:
+            y, _ = mark.oriented(activation.float().flatten(1), mark.centre, own)
+            return gamma * F.binary_cross_entropy_with_logits(y / scale, mark.target.expand(len(y), -1))
+
+        return self._finetuned(opened, Effect(f"overwrite in kind {gamma}", penalty))
+
+    def push_whitened(self, reversal: float, gamma: float = 10.0) -> Halves:
+        """Push the mean away from where it is largest for the activations' own spread: Σ⁻¹ · mean."""
+        opened = open_at_cut(self.halves, self.own)
+        flat = own_activations(opened, self.own)
+        mean = flat.mean(0)
+        centred = (flat - mean).double()
+        # Of n samples in d dimensions; the ridge is the mean variance.
+        ridge = float(centred.square().mean())
+        small = centred @ centred.T / len(flat) + ridge * torch.eye(len(flat), dtype=torch.float64)
+        inner = torch.linalg.solve(small, centred @ mean.double() / len(flat))
+        direction = (mean.double() - centred.T @ inner) / ridge
+        return self._pushed(opened, direction.float(), reversal, gamma)
+
+    def push_channels(self, reversal: float, gamma: float = 10.0) -> Halves:
+        """Push along the channels' means minus their mean: the part of the mean map that reading leaves."""
+        opened = open_at_cut(self.halves, self.own)
+        mean = own_activations(opened, self.own).mean(0).view(opened.shape)
+        direction = -over_channels(mean).flatten()
+        return self._pushed(opened, direction, reversal, gamma)
+
+    def _pushed(self, opened: OpenedAtCut, direction: Tensor, reversal: float, gamma: float) -> Halves:
+        return self._finetuned(
+            opened, push_along(opened, self.own, direction, self.tuning, reversal=reversal, gamma=gamma)
+        )
+
+    def _finetuned(self, opened: OpenedAtCut, effect: Effect) -> Halves:
+        finetune_at_cut(opened, self.own, self.tuning, effect)
+        return same_kind(opened.whole, self.halves)
+
+
+@torch.no_grad()
+def own_activations(opened: OpenedAtCut, own: Dataset) -> Tensor:
+    """The activations (n, d) of the thief's images, as the model is now."""
+    opened.whole.eval()
+    batches = evaluate_batches(own.train, own, batch_size=256)
+    return torch.cat([opened.front(images).float().flatten(1) for images, _ in batches])
+
+
+ATTACKS: dict[str, Callable[[Thief], Halves]] = {
+    "none": lambda thief: thief.halves,
+    "fine-tuning": lambda thief: thief.reverse(0.0, gamma=0.0),
+    "averaging": lambda thief: thief.reverse(0.0),
+    "reversal": lambda thief: thief.reverse(0.5),
+    "reading": lambda thief: thief.read(),
+    "reading, reversed by half": lambda thief: thief.read(reversal=0.5),
+    "reading softly, reversed by half": lambda thief: thief.read_softly(0.5),
+    "flattening, 0.1": lambda thief: thief.read(way="flatten", gamma=0.1),
+    "flattening, 1": lambda thief: thief.read(way="flatten", gamma=1.0),
+    "flattening, 3": lambda thief: thief.read(way="flatten", gamma=3.0),
+    "flattening, 10": lambda thief: thief.read(way="flatten", gamma=10.0),
+    "equalising, 0.1": lambda thief: thief.read(way="equalise", gamma=0.1),
+    "equalising, 1": lambda thief: thief.read(way="equalise", gamma=1.0),
+    "channel means, reversed by half": lambda thief: thief.push_channels(0.5),
+    "whitened mean, reversed by half": lambda thief: thief.push_whitened(0.5),
+    "overwriting": Thief.overwrite,
+    "overwriting in kind, 0.3": lambda thief: thief.overwrite_in_kind(0.3),
+    "overwriting in kind, 3": lambda thief: thief.overwrite_in_kind(3.0),
+}
+AIMED = (
+    "channel means, reversed by half",
+    "whitened mean, reversed by half",
+    "overwriting in kind, 0.3",
+    "overwriting in kind, 3",
+)
+
 
 BITS = PerScale(512, desk=256, cpu=128, smoke=32)
 # Where networks have learned: do more bits hold where these do not?

@@ -29,8 +29,8 @@ from sigil_reproduction.runner.store import Cell, Store, computed_on
 
 COLUMNS = ("experiment", "table", "row", "column", "quantity", "ours", "deviation", "paper")
 # How Sigil knows the tables that it wrote, and may replace.
-MARKDOWN = files.Mark(b"# The paper's tables and figures at the scale `")
-CSV = files.Mark(",".join(COLUMNS).encode() + b"\n")
+MARKDOWN = files.Magic(b"# The paper's tables and figures at the scale `")
+CSV = files.Magic(",".join(COLUMNS).encode() + b"\n")
 READING = (
     "The paper's number stands in brackets beside ours, which is the mean over seeds, ± their standard "
     "deviation where there are several. Agreement is judged in shape, by the rule that each claim states."
@@ -68,7 +68,7 @@ def write(results: Path, out: Path | None = None, *, summary: Path | None = None
     if summary is not None:
         prose.check_summary(store, summary)
     prose.write_notes(store)
-    before = written.markdown.read_text("utf-8") if MARKDOWN.on(written.markdown) else ""
+    before = written.markdown.read_text("utf-8") if MARKDOWN.matches(written.markdown) else ""
     opening, opening_text, records = _opening(store, written.page.parent / FIGURES, before)
     intro, reasons, rest = _notes(results / "README.md")
     sections, texts = [], []

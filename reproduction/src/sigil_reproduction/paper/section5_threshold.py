@@ -24,7 +24,7 @@ from sigil.keys.key import Key
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Table, Words
 from sigil.rules import ALPHA
-from sigil.verdict.report import PAPER_THRESHOLD
+from sigil.statistics import PAPER_THRESHOLD
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
 from sigil_reproduction.runner.keys import OWNER

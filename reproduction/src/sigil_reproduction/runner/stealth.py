@@ -19,7 +19,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from sigil.data import Dataset, evaluate_batches
+from sigil.data import Dataset, Split, evaluate_batches
 from sigil.detectors import Detector, GradientScrutinizer, SplitOut, local_gradients_of_run
 from sigil.detectors.splitout import MINIMUM
 from sigil.federation.from_settings import client_parts
@@ -263,10 +263,8 @@ def steps(settings: Settings, dataset: Dataset) -> int:
 
 def normalised(dataset: Dataset, images: Any) -> Tensor:
     """uint8 (n, C, H, W) as float32, like the inputs of the clients."""
-    nothing = np.zeros(len(images), np.int64)
-    batches = evaluate_batches(
-        images, nothing, batch_size=max(1, len(images)), mean=dataset.mean, std=dataset.std
-    )
+    some = Split(images, np.zeros(len(images), np.int64))
+    batches = evaluate_batches(some, dataset, batch_size=max(1, len(images)))
     return torch.cat([batch.contiguous() for batch, _ in batches])
 
 

@@ -1,11 +1,12 @@
-"""Training across machines on Flower: rounds, registration and averaging on Flower, batches on gRPC.
+"""Not public. Training across machines: rounds, registration and averaging on Flower, batches on gRPC.
 
 =================  ====================================================================================
 module             content
 =================  ====================================================================================
 ``app/``           the Flower app: a ``pyproject.toml`` without a line of code, for ``flwr run``
 ``server_app``     the ServerApp that ``flwr run`` starts
-``owner_run``      what a ServerApp does: one message per client and round
+``deployment``     everything that the owner runs, from certificates to the last round
+``messenger``      one message per client and round, and the answers as they arrive
 ``client_app``     the ClientApp: one round on the split service's stream
 ``superlink``      the owner's SuperLink, on the loopback address
 ``https_front``    the only way to it from outside: lets Flower's Fleet API through and nothing else

@@ -95,7 +95,7 @@ class Runtime:
 
     def connect(self, token: str | None = None) -> RuntimeHttpClient:
         """A client of the Runtime API: for one task if given its token, else for taking tasks."""
-        own = (
+        authentication = (
             SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=frozenset({_ACQUIRE}))
             if token is None
             else RuntimeTokenHttpInterceptor(token)
@@ -104,7 +104,7 @@ class Runtime:
             self.address,
             insecure=self.certificates is None,
             root_certificates=self.certificates,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), own],
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), authentication],
         )
 
     def acquire(self, kind: str) -> str | None:

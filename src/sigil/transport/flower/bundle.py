@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +42,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from sigil import files
 from sigil.errors import NetworkError
-from sigil.transport.certificates import ClientCredentials, read_plain
+from sigil.transport.certificates import ClientCredentials, read_plain, write
 
 JOIN_FILE = "join.json"
 # Names and addresses of machines; the address is shown to people and handed to other programs.
@@ -59,18 +59,17 @@ class Invitation:
 
     def write(self, bundle: Path) -> None:
         """Put it into a bundle."""
-        content = {"client": self.client, "clients": self.clients, "server": self.server}
-        _write(bundle / JOIN_FILE, json.dumps(content, indent=1) + "\n", mode=0o644)
+        write(bundle / JOIN_FILE, json.dumps(asdict(self), indent=1) + "\n", secret=False)
 
     @classmethod
     def read(cls, bundle: Path) -> Invitation:
         """What :meth:`write` wrote, or one sentence."""
         try:
-            found: dict[str, Any] = json.loads(read_plain(bundle / JOIN_FILE))
-            server = str(found["server"])
+            content: dict[str, Any] = json.loads(read_plain(bundle / JOIN_FILE))
+            server = str(content["server"])
             if not _ADDRESS.fullmatch(server):
                 raise ValueError("no address")
-            return cls(int(found["client"]), int(found["clients"]), server)
+            return cls(int(content["client"]), int(content["clients"]), server)
         except (NetworkError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             raise NetworkError(
                 f"{bundle} is not a client's folder; give the one that the owner's `sigil serve` made."
@@ -82,17 +81,17 @@ def unpacked(bundle: Path) -> Iterator[Path]:
     """A folder of this process alone, with copies of what is needed of a bundle; gone in the end."""
     credentials = ClientCredentials.load(bundle)  # with its own words for what is missing, damaged or expired
     try:
-        own = tempfile.TemporaryDirectory(prefix="sigil-join-", ignore_cleanup_errors=True)
+        temporary = tempfile.TemporaryDirectory(prefix="sigil-join-", ignore_cleanup_errors=True)
     except OSError as error:
         raise NetworkError(
             f"{tempfile.gettempdir()} cannot be written: {error.strerror}; make room, or set TMPDIR to "
             "another folder."
         ) from None
-    with own as name:
+    with temporary as name:
         folder = Path(name)
-        _write(folder / "ca.pem", credentials.authority)
-        _write(folder / "client.pem", credentials.certificate)
-        _write(folder / "client.key", credentials.key)
+        write(folder / "ca.pem", credentials.authority, secret=True)
+        write(folder / "client.pem", credentials.certificate, secret=True)
+        write(folder / "client.key", credentials.key, secret=True)
         write_node_key(folder)
         yield folder
 
@@ -104,19 +103,15 @@ def write_node_key(bundle: Path) -> None:
         raise NetworkError("The client's key is of another kind than agreed; ask the owner for a new folder.")
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     if not (bundle / "node.key").exists():
-        _write(bundle / "node.key", secret)
+        write(bundle / "node.key", secret, secret=True)
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    _write(bundle / "node.pub", public + b"\n", mode=0o644)
+    write(bundle / "node.pub", public + b"\n", secret=False)
 
 
 def public_key(bundle: Path) -> bytes:
     """The client's public key, as Flower names its node (PEM)."""
     certificate = x509.load_pem_x509_certificate((bundle / "client.pem").read_bytes())
     return certificate.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _write(path: Path, content: bytes | str, *, mode: int = 0o600) -> None:
-    files.write(path, content, replace=True, mode=mode, raises=NetworkError)
 
 
 LOCK_FILE = ".joined"

@@ -52,28 +52,27 @@ finished = threading.Event()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the round that the owner asks for."""
-    order = messages.read_task(message)
-    own = context.node_config
-    bundle = _bundle(own, order.client)
-    simulated = "bundle" not in own
-    settings = _with_own(order.settings, own, simulated=simulated)
-    dataset = _data(settings, str(own["data-dir"]) if "data-dir" in own else None)
-    part = order.client if simulated else own.get("part")
+    client, settings, task = messages.read_task(message)
+    config = context.node_config
+    bundle = _bundle(config, client)
+    simulated = "bundle" not in config
+    settings = _with_own(settings, config, simulated=simulated)
+    dataset = _data(settings, str(config["data-dir"]) if "data-dir" in config else None)
+    part = client if simulated else config.get("part")
     indices = (
         np.arange(len(dataset.train), dtype=np.int64)
         if part is None
         else client_parts(settings, dataset)[int(part)]
     )
-    task = order.task
-    if "server" in own:
-        task = replace(task, address=split_address(str(own["server"])))
+    if "server" in config:
+        task = replace(task, address=split_address(str(config["server"])))
     log.info("round %d begins", task.round)
     update = train_round(
         task,
         settings=settings,
         dataset=dataset,
         indices=indices,
-        client_index=order.client,
+        client_index=client,
         credentials=ClientCredentials.load(bundle),
     )
     log.info("round %d: %d images, loss %.3f", task.round, update.images, update.loss)
@@ -87,16 +86,16 @@ def finish(message: Message, context: Context) -> Message:
     return Message(RecordDict({"end": ConfigRecord()}), reply_to=message)
 
 
-def _with_own(settings: Settings, own: Mapping[str, object], *, simulated: bool) -> Settings:
+def _with_own(settings: Settings, config: Mapping[str, object], *, simulated: bool) -> Settings:
     """The owner's settings, with what is the client's to choose."""
     named = settings.data.name
-    if "data" not in own and not simulated and named not in names():
+    if "data" not in config and not simulated and named not in names():
         raise DataError(
             f"The owner wants this client to train on {shown(named)}, but a client names its own folders and "
             "downloads; start again with --data NAME if that is what you want."
         )
-    data = settings.data.model_copy(update={"name": str(own.get("data", settings.data.name))})
-    run = settings.run.model_copy(update={"device": str(own.get("device", "auto"))})
+    data = settings.data.model_copy(update={"name": str(config.get("data", settings.data.name))})
+    run = settings.run.model_copy(update={"device": str(config.get("device", "auto"))})
     return settings.model_copy(update={"data": data, "run": run})
 
 
@@ -105,9 +104,9 @@ def _data(settings: Settings, data_dir: str | None) -> Dataset:
     return load_data(settings, None if data_dir is None else Path(data_dir))
 
 
-def _bundle(own: Mapping[str, object], client: int) -> Path:
-    if "bundle" in own:
-        return Path(str(own["bundle"]))
+def _bundle(config: Mapping[str, object], client: int) -> Path:
+    if "bundle" in config:
+        return Path(str(config["bundle"]))
     folder = os.environ.get(CLIENTS_VARIABLE)
     if folder is None:
         raise NetworkError(

@@ -21,16 +21,21 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from sigil import files, local_ray
 from sigil.errors import ConfigError, NetworkError, reason
-from sigil.federation.progress import Progress
+from sigil.federation.progress import Progress, Together
+from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.transport import certificates
@@ -39,12 +44,12 @@ from sigil.transport.flower.bundle import JOIN_FILE, Invitation, public_key, wri
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE
 from sigil.transport.flower.client_app import app as client_app
 from sigil.transport.flower.https_front import HttpsFront
-from sigil.transport.flower.owner_run import OwnerRun, make_app
+from sigil.transport.flower.messenger import FlowerMessenger
 from sigil.transport.flower.superlink import SuperLink
 from sigil.transport.limits import Limits
 from sigil.transport.listening import Ports, listening_address, split_address
 from sigil.transport.metrics import Metrics
-from sigil.transport.owner import NetworkSettings
+from sigil.transport.owner import NetworkSettings, RemoteTrainer
 from sigil.transport.wire import Wire
 
 OWNER_FILE = "owner.json"
@@ -92,8 +97,7 @@ class Deployment:
         """Make the certificates and the clients' bundles that are not there yet, and write the file."""
         certificates.make(self.network, clients=self.clients, hosts=[self.host])
         _check_name(self.network / "server.pem", self.host)
-        for client in range(self.clients):
-            bundle = bundle_folder(self.network, client)
+        for client, bundle in enumerate(self._bundles):
             write_node_key(bundle)
             if not (bundle / JOIN_FILE).exists():
                 self._invite(client)
@@ -114,72 +118,89 @@ class Deployment:
         except (OSError, ValueError, KeyError, TypeError):
             raise ConfigError(f"{file} is not a file that `sigil serve --prepare` wrote.") from None
 
-    def owner_run(
-        self, key: Key | None = None, *, progress: Progress | None = None, simulated: bool = False
-    ) -> OwnerRun:
-        """What the ServerApp is to do; the key is read from its file if it is not given."""
-        if key is None and self.key_file is not None:
-            key = Key.load(self.key_file, passphrase=os.environ.get("SIGIL_PASSPHRASE"))
-        bundles = {client: bundle_folder(self.network, client) for client in range(self.clients)}
-        port = 0 if simulated else self.port + 1
-        network = NetworkSettings(
+    def network_settings(self, *, metrics: Metrics | None = None, simulated: bool = False) -> NetworkSettings:
+        """With whom to train, where and how long to wait; virtual clients are all on this machine."""
+        return NetworkSettings(
             clients={
                 client: certificates.fingerprint((bundle / "client.pem").read_bytes())
-                for client, bundle in bundles.items()
+                for client, bundle in enumerate(self._bundles)
             },
             credentials=ServerCredentials.load(self.network),
-            listen=_address("127.0.0.1" if simulated else self.listens, port),
+            listen="127.0.0.1:0" if simulated else _address(self.listens, self.port + 1),
             public=None if simulated else split_address(self.address),
             minimum=self.minimum,
             wait=self.wait,
             wire=self.wire,
             limits=self.limits,
-            metrics=Metrics(),
-        )
-        nodes = {public_key(bundle): client for client, bundle in bundles.items()}
-        return OwnerRun(
-            settings=self.settings,
-            out=self.out,
-            network=network,
-            nodes=None if simulated else nodes,
-            key=key,
-            data_dir=self.data_dir,
-            progress=progress or Progress(),
+            metrics=metrics or Metrics(),
         )
 
-    def serve(self, owner_run: OwnerRun, ports: Ports, *, ready: Callable[[], None]) -> None:
+    def train(
+        self,
+        grid: Grid,
+        network: NetworkSettings,
+        *,
+        key: Key | None = None,
+        progress: Progress | None = None,
+        stop: threading.Event | None = None,
+    ) -> Run:
+        """Train the whole run with the clients that `grid` reaches: what a ServerApp does.
+
+        The key is read from its file if it is not given. Setting `stop` ends it with an error.
+        """
+        if key is None and self.key_file is not None:
+            key = Key.load(self.key_file, passphrase=os.environ.get("SIGIL_PASSPHRASE"))
+        nodes = {public_key(bundle): client for client, bundle in enumerate(self._bundles)}
+        simulated = network.public is None
+        messenger = FlowerMessenger(grid, self.settings, nodes=None if simulated else nodes, stop=stop)
+        run = train(
+            self.settings,
+            self.out,
+            key=key,
+            data_dir=self.data_dir,
+            progress=Together(progress or Progress(), network.metrics),
+            trainer=partial(RemoteTrainer, messenger=messenger, network=network),
+        )
+        messenger.dismiss()
+        return run
+
+    def serve(
+        self,
+        key: Key | None,
+        ports: Ports,
+        *,
+        metrics: Metrics,
+        progress: Progress,
+        ready: Callable[[], None],
+    ) -> None:
         """Run SuperLink, HTTPS front, split service and ServerApp until the training is done.
 
         `ready` is called as soon as clients can join. The ports are closed in the end.
         """
-        ca, certificate, key = (self.network / name for name in ("ca.pem", "server.pem", "server.key"))
+        network = self.network_settings(metrics=metrics)
         if self.metrics_port is not None:
-            owner_run.network.metrics.serve(self.metrics_port)
+            metrics.serve(self.metrics_port)
         with (
             ports,
-            SuperLink(self.network, ca=ca, certificate=certificate, key=key) as link,
+            SuperLink(self.network) as link,
             HttpsFront(
                 ports.front,
+                self.network,
                 target=link.address,
                 secret=link.secret,
-                ca=ca,
-                certificate=certificate,
-                key=key,
-                known=owner_run.network.clients.values(),
+                known=network.clients.values(),
                 limits=self.limits,
-                metrics=owner_run.network.metrics,
+                metrics=metrics,
             ) as front,
         ):
-            network = replace(owner_run.network, held=ports.split, front=front)
-            run = replace(owner_run, network=network)
-            bundles = [bundle_folder(self.network, client) for client in range(self.clients)]
-            link.register(bundle / "node.pub" for bundle in bundles)
+            network = replace(network, held=ports.split, front=front)
+            link.register(bundle / "node.pub" for bundle in self._bundles)
             for client in range(self.clients):
                 self._invite(client)
             ready()
-            link.run(make_app(lambda grid: run))
+            link.run(_app(lambda grid: self.train(grid, network, key=key, progress=progress)))
 
-    def simulate(self, owner_run: OwnerRun, *, cores: int) -> None:
+    def simulate(self, key: Key | None, *, metrics: Metrics, progress: Progress, cores: int) -> None:
         """Train with virtual clients on Flower's Ray backend, `cores` of them at a time."""
         from flwr.simulation import run_simulation
 
@@ -198,9 +219,13 @@ class Deployment:
                 f"Ray did not start on this machine ({reason(error)}); use `sigil train`, or try again when "
                 "it is less busy."
             ) from None
+        network = self.network_settings(metrics=metrics, simulated=True)
+        stop = threading.Event()
         try:
             run_simulation(  # on the Ray that runs already
-                server_app=make_app(lambda grid: owner_run),
+                server_app=_app(
+                    lambda grid: self.train(grid, network, key=key, progress=progress, stop=stop)
+                ),
                 client_app=client_app,
                 num_supernodes=self.clients,
                 backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0}},
@@ -212,12 +237,27 @@ class Deployment:
                 "try again when the machine is less busy."
             ) from None
         finally:
-            owner_run.stop.set()  # the ServerApp is a thread, and would wait for clients for ever
+            stop.set()  # the ServerApp is a thread, and would wait for clients for ever
             local_ray.stop()
+
+    @property
+    def _bundles(self) -> list[Path]:
+        return [bundle_folder(self.network, client) for client in range(self.clients)]
 
     def _invite(self, client: int) -> None:
         """Write what a client must know to join, beside its certificate."""
         Invitation(client, self.clients, self.address).write(bundle_folder(self.network, client))
+
+
+def _app(work: Callable[[Grid], object]) -> ServerApp:
+    """The ServerApp that does this."""
+    server_app = ServerApp()
+
+    @server_app.main()
+    def main(grid: Grid, context: Context) -> None:
+        work(grid)
+
+    return server_app
 
 
 def _address(host: str, port: int) -> str:

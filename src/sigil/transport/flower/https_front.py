@@ -68,20 +68,17 @@ OWNER = OWNER_HEADER.encode()
 class HttpsFront(ServerThread):
     """An HTTPS server in a thread of this process that forwards Flower's Fleet API.
 
-    It takes over the socket `listener`, and tells the SuperLink its `secret`. `known` are
-    the fingerprints of the certificates that take part.
-    `limit` is the largest body of a request.
+    It takes over the socket `listener`, and tells the SuperLink its `secret`. Its certificates are in
+    `folder`, `known` are the fingerprints of those that take part, `limit` is the largest body of a request.
     """
 
     def __init__(
         self,
         listener: socket.socket,
+        folder: Path,
         *,
         target: str,
         secret: str = "",
-        ca: Path,
-        certificate: Path,
-        key: Path,
         known: Collection[str],
         limits: Limits | None = None,
         metrics: Metrics | None = None,
@@ -106,10 +103,11 @@ class HttpsFront(ServerThread):
         self._second = 0
         self._familiar: set[str] = set()
         self._budget = Budget(self.limits.front_bytes)
-        self._trust = ssl.create_default_context(cafile=ca)
-        self._secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
+        authority = folder / "ca.pem"
+        self._trust = ssl.create_default_context(cafile=authority)
+        self._secure = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
         self._secure.verify_mode = ssl.CERT_REQUIRED
-        self._secure.load_cert_chain(certificate, key)
+        self._secure.load_cert_chain(folder / "server.pem", folder / "server.key")
         self._config = uvicorn.Config(
             self._answer,
             interface="asgi3",
@@ -142,7 +140,9 @@ class HttpsFront(ServerThread):
     def silent(self, seconds: float) -> frozenset[str]:
         """The fingerprints of clients that have neither sent nor read anything for so long."""
         now = self._loop.time()
-        return frozenset(one for one in self.known if now - self._heard.get(one, -math.inf) > seconds)
+        return frozenset(
+            holder for holder in self.known if now - self._heard.get(holder, -math.inf) > seconds
+        )
 
     def heard(self, holder: str) -> None:
         """Something has come from this holder of a certificate."""
@@ -306,10 +306,12 @@ class HttpsFront(ServerThread):
             self._held += Counter()  # forgets those that hold nothing
 
     async def _pass_on(self, path: str, body: bytes, headers: list[tuple[bytes, bytes]], send: Send) -> None:
-        own = [(name, value) for name, value in headers if name not in HOP and name != OWNER]
-        own.append((OWNER, self._secret))
+        passed = [(name, value) for name, value in headers if name not in HOP and name != OWNER]
+        passed.append((OWNER, self._secret))
         try:
-            async with self._client.stream("POST", self.target + path, content=body, headers=own) as answer:
+            async with self._client.stream(
+                "POST", self.target + path, content=body, headers=passed
+            ) as answer:
                 kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in HOP]
                 start = {"type": "http.response.start", "status": answer.status_code, "headers": kept}
                 await send(start)

@@ -7,8 +7,8 @@ their header could ask for any amount of memory.
 
 from __future__ import annotations
 
+import dataclasses
 import hmac
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, RecordDict
@@ -52,15 +52,6 @@ class UpdateFields(Section):
     loss: FiniteFloat
 
 
-@dataclass(frozen=True)
-class Order:
-    """A task as a client receives it: which client it is, and under which settings it trains."""
-
-    client: int
-    settings: Settings
-    task: RoundTask
-
-
 def write_task(task: RoundTask, *, client: int, settings: Settings, node: int) -> Message:
     """The message that asks the client behind a node to train a round.
 
@@ -69,20 +60,12 @@ def write_task(task: RoundTask, *, client: int, settings: Settings, node: int) -
     public = settings.model_dump(mode="json", include={"model", "data", "federation", "optimizer"})
     public["run"] = settings.run.model_dump(mode="json", include={"seed", "precision"})
     public["watermark"] = {"strength": 0}
-    fields = TaskFields(
-        client=client,
-        round=task.round,
-        lr=task.lr,
-        address=task.address,
-        ticket=task.ticket,
-        wire=task.wire,
-        settings=public,
-    )
+    fields = TaskFields(client=client, settings=public, **_beside_the_half(task))
     return Message(_content(task.client_state, fields), node, MessageType.TRAIN, group_id=str(task.round))
 
 
-def read_task(message: Message) -> Order:
-    """What :func:`write_task` wrote."""
+def read_task(message: Message) -> tuple[int, Settings, RoundTask]:
+    """What :func:`write_task` wrote: which client this is, under which settings it trains, and its task."""
     try:
         fields, half = _read(message, TaskFields, limit=None)
         settings = make(fields.settings)
@@ -90,20 +73,13 @@ def read_task(message: Message) -> Order:
         raise NetworkError(
             "The owner sent a task that cannot be read; both sides must run the same release of Sigil."
         ) from None
-    task = RoundTask(
-        round=fields.round,
-        address=fields.address,
-        ticket=fields.ticket,
-        lr=fields.lr,
-        client_state=half,
-        wire=fields.wire,
-    )
-    return Order(fields.client, settings, task)
+    task = RoundTask(client_state=half, **fields.model_dump(exclude={"client", "settings"}))
+    return fields.client, settings, task
 
 
 def write_update(update: RoundUpdate, *, ticket: str, reply_to: Message) -> Message:
     """The answer of a client that has trained its round."""
-    fields = UpdateFields(ticket=ticket, images=update.images, steps=update.steps, loss=update.loss)
+    fields = UpdateFields(ticket=ticket, **_beside_the_half(update))
     return Message(_content(update.client_state, fields), reply_to=reply_to)
 
 
@@ -127,7 +103,12 @@ def read_update(message: Message, *, task: RoundTask) -> RoundUpdate | None:
         return None
     if not hmac.compare_digest(fields.ticket.encode(), task.ticket.encode()):
         return None
-    return RoundUpdate(half, images=fields.images, steps=fields.steps, loss=fields.loss)
+    return RoundUpdate(half, **fields.model_dump(exclude={"ticket"}))
+
+
+def _beside_the_half(message: RoundTask | RoundUpdate) -> dict[str, Any]:
+    names = [each.name for each in dataclasses.fields(message) if each.name != "client_state"]
+    return {name: getattr(message, name) for name in names}
 
 
 def _content(state: State, fields: Section) -> RecordDict:

@@ -17,7 +17,7 @@ from typing import IO, Any
 from sigil.errors import NetworkError
 
 # Run in the child: a thread ends it as soon as its parent is gone, by whatever signal, so that no forgotten
-# SuperLink keeps a port or a database: at first politely, so that a SuperNode can take leave of the owner.
+# SuperLink keeps a port or a database: at first by a signal that lets a SuperNode tell the owner.
 # What it prints may quote the other side, so it goes to the log without colours and with every other control
 # character escaped, and a log that has grown too long is begun anew. Then the child is Flower's own command,
 # with Flower's own arguments; when that returns the process ends, even if a thread of Flower's still serves.
@@ -101,10 +101,10 @@ LOG_BYTES = 1 << 26
 
 def entry(command: str) -> str:
     """Where a command that Flower installs begins, as "module:function"."""
-    found = entry_points(group="console_scripts", name=command)
-    if not found:
+    points = entry_points(group="console_scripts", name=command)
+    if not points:
         raise NetworkError(f"Flower's command {command} is not installed; install sigil-watermark[train].")
-    (only,) = {point.value for point in found}
+    (only,) = {point.value for point in points}
     return only
 
 
@@ -190,7 +190,7 @@ def _no_room(path: Path, error: OSError) -> NetworkError:
     return NetworkError(f"{path} cannot be written: {error.strerror}; make room or choose another place.")
 
 
-def says_why(log: Path, *, lines: int = 3) -> str:
+def says_why(log: Path) -> str:
     """Where to look for the reason why a child failed, and the last lines there, for use in a sentence."""
     try:
         with log.open("rb") as file:
@@ -200,15 +200,15 @@ def says_why(log: Path, *, lines: int = 3) -> str:
         text = ""
     # The log may quote a stranger: short and printable.
     plain = (_COLOUR.sub("", line).strip()[:_LINE_LENGTH] for line in text.splitlines())
-    found = ["".join(sign if sign.isprintable() else "?" for sign in line) for line in plain if line]
-    return f"{log} says why" + (f", in the end: {' | '.join(found[-lines:])}" if found else "")
+    shown = ["".join(sign if sign.isprintable() else "?" for sign in line) for line in plain if line]
+    return f"{log} says why" + (f", in the end: {' | '.join(shown[-3:])}" if shown else "")
 
 
-def stop(process: subprocess.Popen[bytes], *, patience: float = 5.0) -> None:
-    """End a child: politely, and after `patience` seconds for good."""
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a child: by a signal that it may answer, and after five seconds by one that it cannot."""
     process.terminate()
     try:
-        process.wait(patience)
+        process.wait(5)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -216,7 +216,7 @@ def stop(process: subprocess.Popen[bytes], *, patience: float = 5.0) -> None:
 
 def free_port(*, wanted: int = 0) -> int:
     """A port of the loopback address that nobody uses at this moment; OSError if a wanted one is not free."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", wanted))
-        port: int = one.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", wanted))
+        port: int = probe.getsockname()[1]
     return port

@@ -23,8 +23,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from sigil.errors import ConfigError, NetworkError, SigilError, reason
 from sigil.transport.flower.deployment import Deployment
-from sigil.transport.flower.owner_run import OwnerRun, conduct
 from sigil.transport.listening import listen_on
+from sigil.transport.owner import NetworkSettings
 
 log = logging.getLogger("sigil.transport")
 
@@ -50,19 +50,19 @@ def main(grid: Grid, context: Context) -> None:
         )
     deployment = Deployment.load(Path(file))
     with _noted(deployment.network / LOG_FILE):
-        conduct(read_owner_run(deployment, grid), grid)
+        deployment.train(grid, read_network(deployment, grid))
 
 
-def read_owner_run(deployment: Deployment, grid: Grid) -> OwnerRun:
-    """The run that the owner prepared, for the nodes that this grid reaches."""
+def read_network(deployment: Deployment, grid: Grid) -> NetworkSettings:
+    """With whom to train what the owner prepared: the nodes that this grid reaches."""
     # The nodes of a simulation have random bytes for a key. Flower registers them beside the start of this
     # app, so nothing can be said before the first one is there.
     while not (nodes := list(grid.get_nodes())):
         time.sleep(_PAUSE)
     simulated = not any(_PEM in node.public_key for node in nodes)
-    run = deployment.owner_run(simulated=simulated)
+    network = deployment.network_settings(simulated=simulated)
     # Taken now and not at the first round: until then the system might give the port to somebody else.
-    return run if simulated else replace(run, network=replace(run.network, held=_split_port(deployment)))
+    return network if simulated else replace(network, held=_split_port(deployment))
 
 
 def _split_port(deployment: Deployment) -> socket.socket:

@@ -30,11 +30,12 @@ START_SECONDS = 600.0
 class SuperLink(Closing):
     """A SuperLink that lives as long as this object or this process, whichever ends first.
 
-    What it knows (nodes and their public keys) is in ``superlink.db`` in `folder`, so that clients which
-    were connected to it find themselves known again after any restart.
+    What it knows (nodes and their public keys) is in ``superlink.db`` in `folder`, beside its certificates:
+    clients which were connected to it find themselves known again after any restart.
     """
 
-    def __init__(self, folder: Path, *, ca: Path, certificate: Path, key: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        ca = folder / "ca.pem"
         self.address = f"127.0.0.1:{free_port()}"
         self._log = folder / "superlink.log"
         self._home = folder / "flower"
@@ -51,14 +52,8 @@ class SuperLink(Closing):
         self._process = start(
             "flower-superlink",
             [
-                *(
-                    "--ssl-ca-certfile",
-                    str(ca),
-                    "--ssl-certfile",
-                    str(certificate),
-                    "--ssl-keyfile",
-                    str(key),
-                ),
+                *("--ssl-ca-certfile", str(ca), "--ssl-certfile", str(folder / "server.pem")),
+                *("--ssl-keyfile", str(folder / "server.key")),
                 *("--isolation", "process", "--superexec-auth-secret-file", str(secret)),
                 *("--host", host, "--port", port, "--database", str(database)),
                 *("--enable-supernode-auth", "--disable-runtime-dependency-installation"),
@@ -134,8 +129,8 @@ class SuperLink(Closing):
 
     def _unfinished(self) -> list[str]:
         """The runs that an earlier process left behind."""
-        (found,) = self._flwr(("list",))
-        return [run["run-id"] for run in found["runs"] if not run["status"].startswith("finished")]
+        (listed,) = self._flwr(("list",))
+        return [run["run-id"] for run in listed["runs"] if not run["status"].startswith("finished")]
 
     def _watch(self) -> None:
         """Wake the main thread if the SuperLink ends: Flower's grid would try to reach it for ever."""

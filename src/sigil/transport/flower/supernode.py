@@ -32,23 +32,15 @@ _LONGEST = 500
 class SuperNode(Closing):
     """A SuperNode that lives as long as this object or this process, and is started again if it ends.
 
-    It authenticates with `private_key` (a file in OpenSSH or PEM format) to the SuperLink behind `address`,
-    whose certificate `ca` must have signed.
+    It authenticates with the key ``node.key`` in `folder` to the SuperLink behind `address`, whose
+    certificate `ca` must have signed.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        address: str,
-        ca: Path,
-        private_key: Path,
-        config: Mapping[str, str | int],
-    ) -> None:
+    def __init__(self, folder: Path, *, address: str, ca: Path, config: Mapping[str, str | int]) -> None:
         self._log = folder / "supernode.log"
         self._address = address
         self._ca = ca
-        self._private_key = private_key
+        self._private_key = folder / "node.key"
         self._config = config
         self._told = -math.inf
         self._secret = folder / "tasks.secret"

@@ -14,8 +14,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from sigil.errors import NetworkError
 from sigil.federation.settings import make
 from sigil.transport import RoundTask, RoundUpdate
-from sigil.transport.flower import messages, owner_run
-from sigil.transport.flower.owner_run import FlowerMessenger
+from sigil.transport.flower import messages
+from sigil.transport.flower import messenger as messengers
+from sigil.transport.flower.messenger import FlowerMessenger
 
 pytestmark = pytest.mark.usefixtures("identity")
 KEYS = {b"key zero": 0, b"key one": 1}
@@ -121,7 +122,7 @@ def test_the_answer_of_another_client_is_no_answer() -> None:
 
 
 def test_in_the_end_everybody_who_is_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_run, "GOODBYE_SECONDS", 0.1)
+    monkeypatch.setattr(messengers, "GOODBYE_SECONDS", 0.1)
     grid = FakeGrid()
     messenger(grid).dismiss()
     told = {(m.metadata.dst_node_id, m.metadata.message_type) for m in grid.pushed.values()}
@@ -131,7 +132,7 @@ def test_in_the_end_everybody_who_is_there_is_told(monkeypatch: pytest.MonkeyPat
 def test_in_the_end_the_owner_waits_until_clients_have_left_not_for_their_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(owner_run, "GOODBYE_SECONDS", 600.0)
+    monkeypatch.setattr(messengers, "GOODBYE_SECONDS", 600.0)
     grid = FakeGrid()
     push = grid.push_messages
 

@@ -1,51 +1,28 @@
-"""An owner's run on Flower: what to train and with whom, and Flower as the messenger of its rounds."""
+"""Flower as the messenger of an owner's rounds: tasks to clients, and their answers as they arrive."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.serverapp import Grid, ServerApp
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
 
 from sigil.errors import NetworkError, shown
-from sigil.federation.progress import Progress, Together
-from sigil.federation.run import Run, train
 from sigil.federation.settings import Settings
-from sigil.keys.key import Key
 from sigil.transport.client import RoundTask, RoundUpdate
 from sigil.transport.flower import messages
 from sigil.transport.flower.adapter import ask
-from sigil.transport.owner import Excess, NetworkSettings, RemoteTrainer
+from sigil.transport.owner import Excess
 
 log = logging.getLogger("sigil.transport")
 
 GOODBYE_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class OwnerRun:
-    """The run that a ServerApp trains, and with whom.
-
-    `nodes` maps the public key of each client's node (PEM) to the client's index; none in a simulation,
-    where the nodes are numbered as they come. Setting `stop` ends the ServerApp with an error.
-    """
-
-    settings: Settings
-    out: Path
-    network: NetworkSettings
-    nodes: Mapping[bytes, int] | None
-    key: Key | None = field(default=None, repr=False)
-    data_dir: Path | None = None
-    progress: Progress = field(default_factory=Progress)
-    stop: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True)
@@ -118,15 +95,15 @@ class Arrivals:
             return Excess(limit)
         while answer.missing:
             name = answer.missing[-1]
-            found = ask(self._client.PullObject, node=self._grid.node, run_id=self._run, object_id=name)
-            if not found.object_found:
+            part = ask(self._client.PullObject, node=self._grid.node, run_id=self._run, object_id=name)
+            if not part.object_found:
                 raise Unreadable("the upload was not finished in time")
-            if not found.object_available:
+            if not part.object_available:
                 return None
-            answer.size += len(found.object_content)
+            answer.size += len(part.object_content)
             if answer.size > limit:
                 return Excess(limit)
-            answer.contents[answer.missing.pop()] = found
+            answer.contents[answer.missing.pop()] = part
         self._complete = answer
         try:
             (message,) = self._grid.pull_messages([question])
@@ -168,7 +145,11 @@ def _names(tree: Any) -> Iterator[str]:
 
 
 class FlowerMessenger:
-    """Carries tasks and updates as Flower messages, one per client and round."""
+    """Carries tasks and updates as Flower messages, one per client and round.
+
+    `nodes` maps the public key of each client's node (PEM) to the client's index; none in a simulation, where
+    the nodes are numbered as they come. Setting `stop` ends whoever waits for clients with an error.
+    """
 
     def __init__(
         self,
@@ -191,9 +172,9 @@ class FlowerMessenger:
         """The clients whose SuperNode is connected, each with the moment at which it was last started."""
         if self._stop.is_set():
             raise NetworkError("There is nobody left to carry messages to clients.")
-        found = sorted(self._grid.get_nodes(), key=lambda node: node.node_id)
+        nodes = sorted(self._grid.get_nodes(), key=lambda node: node.node_id)
         present = {}
-        for position, node in enumerate(found):
+        for position, node in enumerate(nodes):
             client = position if self._known is None else self._known.get(node.public_key)
             if client is not None:
                 self._nodes[client] = node.node_id
@@ -239,12 +220,12 @@ class FlowerMessenger:
             return
         for name, sent in list(self._sent.items()):
             try:
-                found = self._arrivals.take(name, limit=sent.limit)
+                arrived = self._arrivals.take(name, limit=sent.limit)
             except Unreadable as error:
                 yield name, error
             else:
-                if found is not None:
-                    yield name, found
+                if arrived is not None:
+                    yield name, arrived
 
     def _forget(self, name: str) -> None:
         del self._sent[name]
@@ -268,32 +249,6 @@ class FlowerMessenger:
         deadline = time.monotonic() + GOODBYE_SECONDS
         while asked & self.present().keys() and time.monotonic() < deadline:
             time.sleep(0.3)
-
-
-def conduct(owner_run: OwnerRun, grid: Grid) -> Run:
-    """Train the whole run, over whatever clients `grid` reaches."""
-    messenger = FlowerMessenger(grid, owner_run.settings, nodes=owner_run.nodes, stop=owner_run.stop)
-    run = train(
-        owner_run.settings,
-        owner_run.out,
-        key=owner_run.key,
-        data_dir=owner_run.data_dir,
-        progress=Together(owner_run.progress, owner_run.network.metrics),
-        trainer=partial(RemoteTrainer, messenger=messenger, network=owner_run.network),
-    )
-    messenger.dismiss()
-    return run
-
-
-def make_app(owner_run: Callable[[Grid], OwnerRun]) -> ServerApp:
-    """The ServerApp that does what `owner_run`, called with its grid when it starts, says."""
-    server_app = ServerApp()
-
-    @server_app.main()
-    def main(grid: Grid, context: Context) -> None:
-        conduct(owner_run(grid), grid)
-
-    return server_app
 
 
 def _reason(reply: Message | Unreadable) -> str:
