@@ -49,8 +49,10 @@ def laundered(thief: Thief, noise: float, shape: float) -> Halves:
 
 def erased(thief: Thief) -> Halves:
     """Everything that takes mark, origin and imprint away, at once."""
-    options = {"flatten": 3.0, "orthogonalise": 1.0, "noise": 0.9, "shape": 0.7}
-    return attacks.erase(thief.halves, thief.own, thief.initial, tuning=thief.tuning, lr=1e-3, **options)
+    tuning = thief.tuning.changed(lr=1e-3)
+    return attacks.erase(
+        thief.halves, thief.own, thief.initial, flatten=3.0, orthogonalise=1.0, noise=0.9, tuning=tuning
+    )
 
 
 ATTACKS: dict[str, Callable[[Thief], Halves]] = {

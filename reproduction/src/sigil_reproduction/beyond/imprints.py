@@ -2,10 +2,10 @@
 
 This is not in the paper. Trainings on the embedded digits at width 8, whatever the scale. In every round one
 client's copy leaks, as it was given and as it was returned; a client averages its last five copies; and a
-client extrapolates from its copy away from the next model, which holds a little of everybody's pattern with
-the opposite sign, because training heals it: that is how a client would put the blame on others. The global
-models themselves must name nobody, and names that nobody has must be found as often as chance finds them.
-Shorter trainings at several widths show how deviations grow with the number of weights.
+client goes from its copy along its own training and away from the next model, which tells a little of
+everybody's pattern: of what was tried, that puts the most blame on others. The global models themselves must
+name nobody, and names that nobody has must be found as often as chance finds them. Shorter trainings at
+several widths show how deviations grow with the number of weights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SMALLER = PerScale((), smoke=("data.train_limit=80", "federation.rounds=2"))
 # What leaks, and what is nobody's copy.
 LEAKS = ("given", "returned", "last five averaged", "extrapolated")
 KINDS = (*LEAKS, "global")
-# How far a client goes from its copy away from the next one.
+# How far a client goes from its copy along its own training and away from the next model.
 BEYOND = (1.0, 4.0)
 NAMES = 200
 LEVELS = (0.1, 0.01, 0.001)
@@ -163,8 +163,8 @@ def _train(settings: Settings, key: sigil.Key, folder: Path) -> dict[str, Any]:
         leaks += [("returned", returned, name), ("global", federation.client_state, None)]
         for beyond in BEYOND:
             # The next model, as it is: more than a client has of it before the last round.
-            both = [held[-1], federation.client_state]
-            leaks.append(("extrapolated", _combined(both, [1 + beyond, -beyond]), name))
+            known = [held[-1], returned, federation.client_state]
+            leaks.append(("extrapolated", _combined(known, [1, beyond, -beyond]), name))
     accuracy = federation.accuracy()
     models.save(folder / "client.safetensors", federation.halves()[0])
     federation.close()
