@@ -98,6 +98,8 @@ AFTERWARDS: dict[str, Callable[[Thief], Halves]] = {
         0.7,
     ),
 }
+# Where only the machinery is tried.
+SMOKE = (NOTHING, LAUNDERED, "mean of 2, nothing", "five rounds")
 TRAINING = ("last copy", "last copy, laundered", "five copies averaged", "five copies averaged, laundered")
 
 
@@ -130,6 +132,7 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         Cell("copies", name, seed, (each,), options)
         for seed, each in zip(seeds, settings, strict=True)
         for name, options in wanted
+        if scale.judged or name in SMOKE
     ]
 
 
@@ -223,11 +226,12 @@ def show(measured: Measured, folder: Path) -> Page:
     """A table per thief: of one copy, of several, of a training's rounds."""
     before = measured.first(NOTHING)
     whole = None if before is None else float(before["accuracy"])
-    single: list[Row] = [_row(name, measured.first(name), whole) for name in ATTACKS]
+    first = [cell for cell in measured.cells if cell.seed == measured.seed]
+    single: list[Row] = [
+        _row(cell.name, measured.first(cell.name), whole) for cell in first if cell.name in ATTACKS
+    ]
     mixtures: list[Row] = [
-        _row(cell.name, measured.first(cell.name), whole)
-        for cell in measured.cells
-        if "way" in cell.options and cell.seed == measured.seed
+        _row(cell.name, measured.first(cell.name), whole) for cell in first if "way" in cell.options
     ]
     rows = (measured.first("five rounds") or {}).get("rows", {})
     start = float(rows[TRAINING[0]]["accuracy"]) if rows else None
