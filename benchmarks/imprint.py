@@ -4,8 +4,9 @@
 
 What a copy survives is measured by ``sigil reproduce copies``, and what happens in trainings by ``sigil
 reproduce imprints``. Here two things are counted. First, patterns are drawn that a suspect knows nothing of,
-with several keys: never more than x of them should have p at most x. Second, innocent models are held against
-registers, each pair by a whole trace: small networks on the embedded digits, so that there can be many.
+with several keys: never more than x of them should have p at most x. Second, models are held against
+registers of which their makers hold no copy, or one: small networks on the embedded digits, so that there can
+be many.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from torch.nn import functional as F
 import sigil
 from sigil.data import load
 from sigil.imprint import Imprint
-from sigil.imprint_reading import log10_p_before, read
+from sigil.imprint_reading import deviations, log10_p_before, read
 
 LEVELS = (0.5, 0.2, 0.1, 0.05, 0.01, 0.001, 0.0001)
 RECIPIENTS = [f"Recipient {number}" for number in range(4)]
+# Naming takes more than five deviations: with less than this for everybody and every group there is no trace.
+LOOKED_AT = 4.0
 State = Mapping[str, Tensor]
 
 
@@ -108,19 +111,18 @@ def pairs(registers: int, models: int) -> Iterator[tuple[str, State, Imprint, fr
             yield "strangers", model, copies, frozenset()
         for model in descendants:
             yield "other descendants of the same public base", model, copies, frozenset()
-        for seed in range(models):
+        for seed in range(models // 8):
             later = digits.trained(4_000 + seed, copies.state, rate=1e-3)
             yield "later versions of the owner's model", later, copies, frozenset()
-        for seed in range(models):
-            holder = RECIPIENTS[seed % len(RECIPIENTS)]
-            derived = digits.trained(5_000 + seed, issued[holder], rate=1e-3)
+        ours = digits.trained(6_000 + number, base, rate=1e-3)
+        for holder in RECIPIENTS:
+            derived = digits.trained(5_000 + number, issued[holder], rate=1e-3)
             yield "a recipient's own derivatives", derived, copies, frozenset({holder})
-            ours = digits.trained(6_000 + number, base, rate=1e-3)
             away = {name: 3 * value - 2 * ours[name] for name, value in derived.items()}
             yield "the same, extrapolated to blame others", away, copies, frozenset({holder})
-        for size in range(2, 1 + models // 2):
-            holders = RECIPIENTS[: 2 + size % 2]
-            draw = np.random.default_rng(size).dirichlet(np.ones(len(holders))) * 3 - 2 / len(holders)
+        for size in (2, 3):
+            holders = RECIPIENTS[:size]
+            draw = np.random.default_rng(number).dirichlet(np.ones(size)) * 3 - 2 / size
             weights = torch.from_numpy(draw).float()
             mixed = {
                 name: torch.tensordot(weights, torch.stack([issued[one][name] for one in holders]), 1)
@@ -137,28 +139,31 @@ def pairs(registers: int, models: int) -> Iterator[tuple[str, State, Imprint, fr
 
 
 def named(registers: int, models: int) -> list[dict[str, Any]]:
-    """Of each kind: pairs, who was named of those with and without a part in it, and the least likely p."""
+    """Of each kind: pairs, who was named of those with and without a copy, and the most deviations."""
     rows: dict[str, dict[str, Any]] = {}
     for kind, suspect, copies, holders in pairs(registers, models):
-        outcome = sigil.trace(suspect, copies.key, copies)
-        others = [each for each in outcome.recipients if each.name not in holders]
-        together = outcome.coalition
-        group = together is not None and together.contained and not holders & set(together.names)
+        reading = read({name: copies.state[name] for name in copies.carriers}, suspect)
+        coins = reading.coins
+        shown = {name: deviations(reading.positive(copies.pattern(name)), coins) for name in copies.copies}
+        ranked = np.sort(list(shown.values()))[::-1]
+        group = float(np.max(np.cumsum(ranked) / np.sqrt(np.arange(1, len(ranked) + 1))))
         row = rows.setdefault(
             kind,
             {"pairs": 0, "names": 0, "wrongly": 0, "groups_wrongly": 0, "holders": 0, "holders_named": 0}
-            | {"most_deviations": 0.0, "least_log10_p_before": 0.0, "least_log10_p": 0.0},
+            | {"most_deviations": 0.0},
         )
+        others = [value for name, value in shown.items() if name not in holders]
         row["pairs"] += 1
         row["names"] += len(others)
-        row["wrongly"] += sum(each.contained for each in others)
-        row["groups_wrongly"] += group
         row["holders"] += len(holders)
-        row["holders_named"] += len(holders & set(outcome.named))
-        row["most_deviations"] = max(row["most_deviations"], *(round(each.deviations, 2) for each in others))
-        for number in ("log10_p_before", "log10_p"):
-            least = min(round(getattr(each, number), 2) for each in others)
-            row[f"least_{number}"] = min(row[f"least_{number}"], least)
+        row["most_deviations"] = max(row["most_deviations"], round(max(others), 2))
+        if group > LOOKED_AT:
+            outcome = sigil.trace(suspect, copies.key, copies)
+            together = outcome.coalition
+            row["wrongly"] += len(set(outcome.named) - holders)
+            row["holders_named"] += len(holders & set(outcome.named))
+            if together is not None and together.contained and not holders & set(together.names):
+                row["groups_wrongly"] += 1
     return [{"suspects": kind, **row} for kind, row in rows.items()]
 
 
@@ -167,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--draws", type=int, default=2_000, help="patterns per suspect, of 40 suspects")
     parser.add_argument("--registers", type=int, default=40)
-    parser.add_argument("--models", type=int, default=48, help="models of each kind per register")
+    parser.add_argument("--models", type=int, default=120, help="strangers, and descendants of the base")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
