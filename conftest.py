@@ -21,6 +21,7 @@ import torch
 from hypothesis import settings
 
 from harness import luck
+from harness.commands import Command, contents
 
 torch.set_num_threads(1)
 
@@ -163,6 +164,50 @@ def _same_draws(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def margin(request: pytest.FixtureRequest) -> luck.Margin:
     """Assert a number that luck decides: the test is repeated by `make luck`, which shows its margin."""
     return luck.Margin(request.node.nodeid, request.config.option.margins)
+
+
+@pytest.fixture
+def succeed(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command that must succeed; returns what it printed."""
+
+    def run(*arguments: object) -> str:
+        from sigil.cli.main import main
+
+        assert main([str(argument) for argument in arguments]) == 0, capsys.readouterr().err
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command that must be refused, with one sentence and nothing else; returns the sentence."""
+
+    def run(*arguments: object) -> str:
+        from sigil.cli.main import main
+
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == 2, arguments
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith("sigil: ")
+        assert printed.err.count("\n") == 1, printed.err
+        return printed.err
+
+    return run
+
+
+@pytest.fixture
+def unchanged(refused: Command) -> Command:
+    """The same in one string; the command must also have changed no file of the current folder."""
+
+    def run(line: str) -> str:
+        before = contents()
+        sentence = refused(*line.split())
+        assert contents() == before, line
+        return sentence
+
+    return run
 
 
 @pytest.fixture(scope="session")

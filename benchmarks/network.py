@@ -47,7 +47,6 @@ from sigil.federation.averaging import WeightedAverage
 from sigil.federation.from_settings import (
     Training,
     build_halves,
-    client_parts,
     load_data,
     scheduled_rate,
 )
@@ -454,7 +453,8 @@ def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, floa
         }
     )
     dataset = load_data(settings)
-    parts = client_parts(settings, dataset)
+    training = Training.of_client(settings, dataset)
+    parts = training.parts
     shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
     key = Key.generate("benchmark", shape=shape, bits=50, seed=bytes([seed]) * 32)
     clients = certificates.make(folder, clients=len(parts))
@@ -472,10 +472,8 @@ def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, floa
             for index, ticket in tickets.items():
                 update = train_round(
                     RoundTask(number, service.address, ticket, lr, federation.client_state, wire),
-                    settings=settings,
-                    dataset=dataset,
-                    indices=parts[index],
-                    client_index=index,
+                    training,
+                    index,
                     credentials=ClientCredentials.load(certificates.bundle_folder(folder, index)),
                 )
                 average.add(update.client_state, weight=len(parts[index]))

@@ -6,10 +6,10 @@
 drawn, others for each model, and each model is read with each of its keys as `sigil.verify` does it: on
 noise, on 256 test images that the key draws, and, for short halves of VGG11 and networks of one's own on
 digits, on the same images after the channels were put in the order that the key's initial weights suggest, by
-force, whether that is believed or not. A short key has few possible p-values, so two things are tested: that P(p ≤ x) ≤ x for every
-x within sampling error, and that the randomised p, which is uniform if the null holds, is uniform (Kolmogorov
-and Smirnov). The shares of p ≤ 0.1, 0.01 and 0.001 over all models have intervals of 95 % (Clopper and
-Pearson).
+force, whether that is believed or not. A short key has few possible p-values, so two things are tested: that
+P(p ≤ x) ≤ x for every x within sampling error, and that the randomised p, which is uniform if the null holds,
+is uniform (Kolmogorov and Smirnov). The shares of p ≤ 0.1, 0.01 and 0.001 over all models have intervals of
+95 % (Clopper and Pearson).
 
 *Cost*: 512 probes and 256 inputs through `sigil.verify`, against the same inputs through the model alone.
 Both are timed in turns by the processor's clock, and the ratio of the medians counts.
@@ -268,9 +268,7 @@ def main() -> None:
     if arguments.data_dir is not None:
         datasets["cifar10"] = data.load("cifar10", data_dir=arguments.data_dir, train_limit=1000)
     known = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
-    rows, pooled = null(
-        datasets, each=arguments.models, own=arguments.own, keys=arguments.keys, known=known
-    )
+    rows, pooled = null(datasets, each=arguments.models, own=arguments.own, keys=arguments.keys, known=known)
     print(json.dumps(pooled, indent=1))
     timing = known.get("cost") or cost(width=arguments.width, repeats=arguments.repeats)
     total = sum(row["draws"] for row in rows if row["kind"] == "inputs")

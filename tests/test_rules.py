@@ -81,7 +81,6 @@ def test_a_level_that_no_float_holds_is_compared_by_its_logarithm() -> None:
         {"allowance_log2": -1},
         {"allowance_log2": 257},
         {"cuts": 0},
-        {"tries": 1.5},
         {"alpha": 0.0},
         {"bits": 0},
     ],

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.commands import Command
 from sigil.cli.main import main
 from sigil.errors import ExperimentError
 from sigil.federation.precision import choose
@@ -249,11 +250,9 @@ def test_status_counts(everything: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.split() == ["fidelity", "16", "of", "32", "cells"]
 
 
-def test_unknown_names_are_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "fidelty"]) == 2
-    assert "did you mean 'fidelity'" in capsys.readouterr().err
-    assert main(["reproduce", "fidelity", "--scale", "huge"]) == 2
-    assert "choose one of smoke, cpu, desk, paper" in capsys.readouterr().err
+def test_unknown_names_are_one_sentence(refused: Command) -> None:
+    assert "did you mean 'fidelity'" in refused("reproduce", "fidelty")
+    assert "choose one of smoke, cpu, desk, paper" in refused("reproduce", "fidelity", "--scale", "huge")
 
 
 def test_a_damaged_cell_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.commands import Command
 from sigil import Key, models
 from sigil.cli.main import main
 from sigil.federation import MetricsObserver
@@ -62,11 +63,10 @@ def test_the_statement_is_in_the_models_metadata(run: Path, key: Key) -> None:
     assert models.read_description(run / "server.safetensors").extra == {}
 
 
-def test_a_card_of_ones_own_is_not_written_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_card_of_ones_own_is_not_written_over(run: Path, refused: Command) -> None:
     (run / "README.md").unlink(missing_ok=True)
     (run / "README.md").write_text("---\nby hand\n")
-    assert main(["card", str(run)]) == 2
-    assert "not a card that Sigil wrote" in capsys.readouterr().err
+    assert "not a card that Sigil wrote" in refused("card", run)
     (run / "README.md").unlink()
 
 

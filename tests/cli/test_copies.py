@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from harness.commands import Command, contents
 from sigil import models, tracing
 from sigil.cli.main import main
 from sigil.errors import EvidenceError
@@ -36,18 +37,6 @@ def issue(name: str, out: str, *more: str, model: str = "model.safetensors") -> 
 
 def trace(suspect: str, *more: str) -> int:
     return main(["trace", suspect, "--key", "owner.key", "--register", "copies", *more])
-
-
-def contents() -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-
-
-def refused(capsys: pytest.CaptureFixture[str], status: int) -> str:
-    assert status == 2
-    error = capsys.readouterr().err
-    assert error.startswith("sigil: ")
-    assert error.count("\n") == 1
-    return error
 
 
 def test_a_copy_names_its_recipient(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +66,7 @@ def test_a_recipient_gets_the_same_copy_twice_and_one_entry(capsys: pytest.Captu
     assert issue("Hospital B", "again.safetensors") == 0
     assert "the same as on 2" in capsys.readouterr().out
     assert Path("again.safetensors").read_bytes() == Path("b.safetensors").read_bytes()
-    assert {path: data for path, data in contents().items() if path.name != "again.safetensors"} == entries
+    assert {path: data for path, data in contents().items() if path != "again.safetensors"} == entries
 
 
 def test_a_run_and_tensors_of_an_own_architecture(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +99,7 @@ def test_a_run_and_tensors_of_an_own_architecture(capsys: pytest.CaptureFixture[
     ],
 )
 def test_bad_input_is_one_sentence_and_changes_nothing(
-    change: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+    change: dict[str, str], sentence: str, capsys: pytest.CaptureFixture[str], refused: Command
 ) -> None:
     issue("Hospital B", "b.safetensors")
     save_file({"bias": torch.zeros(4000)}, "flat.safetensors")
@@ -126,8 +115,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
         "--register": "copies",
     } | change
     model = given.pop("MODEL")
-    status = main(["issue", model, *(word for pair in given.items() for word in pair)])
-    assert sentence in refused(capsys, status)
+    assert sentence in refused("issue", model, *(word for pair in given.items() for word in pair))
     assert contents() == before
 
 
@@ -144,29 +132,26 @@ def test_bad_input_is_one_sentence_and_changes_nothing(
     ],
 )
 def test_a_trace_that_cannot_be_made_is_one_sentence(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str], refused: Command
 ) -> None:
     issue("Hospital B", "b.safetensors")
     save_file({"x": torch.randn(5, 5)}, "small.safetensors")
     capsys.readouterr()
-    assert sentence in refused(capsys, main(["trace", *arguments]))
+    assert sentence in refused("trace", *arguments)
 
 
 def test_a_run_has_its_register_beside_it_and_a_page_says_whose_copy_it_is(
     capsys: pytest.CaptureFixture[str],
+    refused: Command,
 ) -> None:
     Path("run").mkdir()
     shutil.copy("model.safetensors", "run/client.safetensors")
     arguments = ["--key", "owner.key"]
     assert "give its folder with --register" in refused(
-        capsys, main(["issue", "model.safetensors", "--to", "B", "-o", "b.safetensors", *arguments])
+        "issue", "model.safetensors", "--to", "B", "-o", "b.safetensors", *arguments
     )
-    assert "has no copies" in refused(
-        capsys, main(["trace", "other.safetensors", "--run", "run", *arguments])
-    )
-    assert "give --register DIR or --run RUN" in refused(
-        capsys, main(["trace", "other.safetensors", *arguments])
-    )
+    assert "has no copies" in refused("trace", "other.safetensors", "--run", "run", *arguments)
+    assert "give --register DIR or --run RUN" in refused("trace", "other.safetensors", *arguments)
     name = "B & Söhne"
     assert main(["issue", "run", "--to", name, "-o", "b.safetensors", *arguments]) == 0
     assert Path("run.copies/register.json").exists()
@@ -178,7 +163,7 @@ def test_a_run_has_its_register_beside_it_and_a_page_says_whose_copy_it_is(
     assert "Who passed it on is not shown" in text
     assert "leaked by" not in text
     before = contents()
-    assert "page.html" in refused(capsys, main(["trace", "b.safetensors", "--run", "run", *page, *arguments]))
+    assert "page.html" in refused("trace", "b.safetensors", "--run", "run", *page, *arguments)
     assert contents() == before
     assert main(["trace", "b.safetensors", "--run", "run", *page, "--force", *arguments]) == 0
     capsys.readouterr()
@@ -195,7 +180,9 @@ def test_a_verdict_says_whose_copy_it_contains(capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out)["copies"]["named"] == ["Hospital B"]
 
 
-def test_a_record_of_a_trace_is_checked_and_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_of_a_trace_is_checked_and_repeated(
+    capsys: pytest.CaptureFixture[str], refused: Command
+) -> None:
     issue("Hospital B", "b.safetensors")
     issue("Clinic C", "c.safetensors")
     assert trace("b.safetensors", "--evidence", "case.json") == 0
@@ -210,10 +197,8 @@ def test_a_record_of_a_trace_is_checked_and_repeated(capsys: pytest.CaptureFixtu
     assert "Who passed the copy on" in printed
     assert main([*check, "--key", "owner.key", "--copies", "copies"]) == 0
     assert "the same 2 recipients and p-values" in capsys.readouterr().out
-    assert main([*check, "--copies", "copies"]) == 2
-    assert "give the key and the suspect" in capsys.readouterr().err
-    assert main([*check, "--key", "owner.key", "--register", "3"]) == 2
-    assert "are for a verdict" in capsys.readouterr().err
+    assert "give the key and the suspect" in refused(*check, "--copies", "copies")
+    assert "are for a verdict" in refused(*check, "--key", "owner.key", "--register", "3")
     assert trace("b.safetensors", "--evidence", "case.json") == 2, "a record is never written over"
 
 
@@ -263,7 +248,9 @@ def test_not_even_the_owner_can_sign_a_trace_that_contradicts_itself(
     found = tracing.trace("b.safetensors", key, "copies")
     content = sign(found.model_copy(update=change(found)), key.signing_key())
     if sentence is None:
-        assert examine(content, key=key).report.named == ("Hospital B",)
+        report = examine(content, key=key).report
+        assert isinstance(report, tracing.Trace)
+        assert report.named == ("Hospital B",)
     else:
         with pytest.raises(EvidenceError, match=sentence):
             examine(content, key=key)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import typer
 
+from harness.commands import Command
 from sigil.cli import detect
 from sigil.cli import main as module
 from sigil.cli.main import main
@@ -219,14 +220,12 @@ def test_what_cannot_be_done_is_one_sentence(
 
 
 def test_a_run_that_is_missing_or_recorded_nothing_says_so(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, tmp_path: Path, refused: Command
 ) -> None:
-    assert main(["detect", str(tmp_path)]) == 2
-    assert "There is no run in" in capsys.readouterr().err
+    assert "There is no run in" in refused("detect", tmp_path)
     for name in ("run.json", "metrics.jsonl"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    assert main(["detect", str(tmp_path)]) == 2
-    assert "record.clients=[0]" in capsys.readouterr().err
+    assert "record.clients=[0]" in refused("detect", tmp_path)
 
 
 def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:

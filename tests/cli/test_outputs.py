@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 
+from harness.commands import Command
 from sigil import files
 from sigil.cli import outputs
 from sigil.cli.main import app, main
@@ -151,25 +151,6 @@ def here(things: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def contents() -> dict[str, str]:
-    """All files here, the locks of runs aside, by their names and hashes."""
-    found = [path for path in Path().rglob("*") if path.is_file() and path.name != ".lock"]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
-
-
-def refused(capsys: pytest.CaptureFixture[str], line: str, out: str) -> str:
-    """Run a command that must be refused with one sentence, and must have changed nothing."""
-    before = contents()
-    arguments = [out if word == "OUT" else word for word in line.split()]
-    assert main(arguments) == 2, arguments
-    error = capsys.readouterr().err
-    assert contents() == before, arguments
-    assert error.startswith("sigil: ")
-    assert error.count("\n") == 1
-    assert "Traceback" not in error
-    return error
-
-
 FORCED = [
     name for name in OUTPUTS if name.startswith(("key new", "verify", "detect", "data partition", "report"))
 ]
@@ -179,30 +160,28 @@ FOREIGN = ("owner.key", "suspect.safetensors", "words.txt", "notes.html", "notes
 @pytest.mark.parametrize(
     ("option", "force"), [(name, "") for name in OUTPUTS] + [(name, " --force") for name in FORCED]
 )
-def test_nothing_is_destroyed(option: str, force: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_destroyed(option: str, force: str, unchanged: Command) -> None:
     """Inputs, files by hand, and other names of them; with --force where the command has it."""
     line, _ = OUTPUTS[option]
     os.link("suspect.safetensors", "hard.html")
     os.symlink("suspect.safetensors", "soft.png")
     for name in (*FOREIGN, "./run/../words.txt", "hard.html", "soft.png"):
         if (option, force, name) != ("key new FILE", " --force", "owner.key"):  # has its own test
-            refused(capsys, line + force, name)
+            unchanged((line + force).replace("OUT", name))
 
 
 @pytest.mark.parametrize("option", OUTPUTS)
-def test_impossible_places_are_refused_before_the_work(
-    option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_impossible_places_are_refused_before_the_work(option: str, unchanged: Command) -> None:
     line, kind = OUTPUTS[option]
     if kind == "folder":
-        refused(capsys, line, "owner.key/below/it")
+        unchanged(line.replace("OUT", "owner.key/below/it"))
         return
     end = ".png" if kind == "picture" else ".html"
     Path(f"folder{end}").mkdir()
     os.mkfifo(f"pipe{end}")
     os.symlink("nowhere", f"dangling{end}")
     for name in (f"missing/x{end}", f"folder{end}", f"pipe{end}", f"dangling{end}", "x" * 300 + end):
-        refused(capsys, line, name)
+        unchanged(line.replace("OUT", name))
     assert not os.path.lexists("nowhere")
 
 
@@ -225,70 +204,74 @@ def test_impossible_places_are_refused_before_the_work(
         "serve --out fresh --key fresh.network/owner.json",
     ],
 )
-def test_refusals_by_name(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_by_name(line: str, unchanged: Command) -> None:
     for name in (".copy.attack", "fresh/client.safetensors", "fresh.network/owner.json"):
         Path(name).parent.mkdir(exist_ok=True)
         shutil.copy("owner.key", name)
     Path("fresh/checkpoint/round-00001").mkdir(parents=True)
     Path("fresh/checkpoint/round-00001/my.toml").write_text("")
-    refused(capsys, line, "")
+    unchanged(line)
 
 
-def test_a_folder_that_is_no_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_run_is_left_alone(unchanged: Command) -> None:
     for name in ("client.safetensors", "checkpoint/round-1/mine"):
         place = Path("other") / name
         place.parent.mkdir(parents=True)
         shutil.copy("suspect.safetensors", place)
         for command in ("train", "serve"):
-            assert "is not a run" in refused(capsys, f"{command} --out other --key owner.key", "")
+            assert "is not a run" in unchanged(f"{command} --out other --key owner.key")
         shutil.rmtree("other")
     Path("other").mkdir()
     Path("other/run.json").write_text('{"mine": 1}')
-    assert "cannot be read as a run" in refused(capsys, "train --out other --key owner.key", "")
+    assert "cannot be read as a run" in unchanged("train --out other --key owner.key")
     Path("fresh.network").mkdir()
     Path("fresh.network/owner.json").write_text("mine")
-    assert "was not made by" in refused(capsys, "serve --out fresh --key owner.key", "")
+    assert "was not made by" in unchanged("serve --out fresh --key owner.key")
 
 
-def test_demo_leaves_pages_by_hand_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_leaves_pages_by_hand_alone(unchanged: Command) -> None:
     for name in ("report.html", "marked.html"):
         Path("story").mkdir()
         shutil.copy("notes.html", f"story/{name}")
-        assert "is not a page that Sigil wrote" in refused(capsys, "demo --out story", "")
+        assert "is not a page that Sigil wrote" in unchanged("demo --out story")
         shutil.rmtree("story")
 
 
-def test_own_pages_are_replaced_by_force_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_pages_are_replaced_by_force_only(capsys: pytest.CaptureFixture[str], unchanged: Command) -> None:
     line = "report run --out page.html"
     assert main(line.split()) == 0
     assert files.PAGE.matches("page.html")
     capsys.readouterr()
-    assert "give --force" in refused(capsys, line, "")
+    assert "give --force" in unchanged(line)
     old = Path("page.html").stat().st_ino
     assert main([*line.split(), "--force"]) == 0
     assert Path("page.html").stat().st_ino != old
     verify = "verify suspect.safetensors --key owner.key --report page.html"
     capsys.readouterr()
-    assert "give --force" in refused(capsys, verify, "")
+    assert "give --force" in unchanged(verify)
     assert main([*verify.split(), "--force"]) == 0
     assert "ownership" in Path("page.html").read_text("utf-8").lower()
     assert not [path for path in Path().iterdir() if path.name.endswith(".tmp")]
 
 
-def test_the_page_of_a_run_is_drawn_again_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_a_run_is_drawn_again_in_its_place(
+    capsys: pytest.CaptureFixture[str], unchanged: Command
+) -> None:
     assert main(["report", "run"]) == 0
     assert main(["report", "run"]) == 0
     shutil.copy("notes.html", "run/report.html")
     capsys.readouterr()
-    assert "is not a page that Sigil wrote" in refused(capsys, "report run", "")
+    assert "is not a page that Sigil wrote" in unchanged("report run")
 
 
 @pytest.mark.parametrize("end", ["png", "svg", "pdf"])
-def test_own_pictures_are_replaced_by_force_only(end: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_pictures_are_replaced_by_force_only(
+    end: str, capsys: pytest.CaptureFixture[str], unchanged: Command
+) -> None:
     line = f"data partition digits --out who.{end}"
     assert main(line.split()) == 0
     capsys.readouterr()
-    assert "give --force" in refused(capsys, line, "")
+    assert "give --force" in unchanged(line)
     assert main([*line.split(), "--force"]) == 0
 
 

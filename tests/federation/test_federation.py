@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.luck import Margin
+from harness.training import changed
 from sigil import data
 from sigil.errors import ConfigError, DataError
 from sigil.federation.federation import Federation
@@ -19,23 +21,22 @@ from sigil.federation.messages import CutGradient, LogitGradient
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.recording import GradientRecorder, Recording, ReferenceRecorder
 from sigil.federation.server import LabelServer, Server
-from sigil.federation.settings import Settings, make
+from sigil.federation.settings import Settings
 from sigil.federation.trainer import LocalTrainer, RoundStart
 from sigil.keys.key import Key
 
+SMALL = {
+    "model": {"name": "resnet18", "width": 4, "cut": "layer3"},
+    "data": {"name": "digits"},
+    "federation": {"clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 16},
+    "optimizer": {"warmup_rounds": 0, "lr": 0.05},
+    "watermark": {"strength": 0.0, "bits": 8},
+    "run": {"workers": 1},
+}
+
 
 def settings(**sections: dict[str, Any]) -> Settings:
-    values: dict[str, Any] = {
-        "model": {"name": "resnet18", "width": 4, "cut": "layer3"},
-        "data": {"name": "digits"},
-        "federation": {"clients": 3, "rounds": 2, "local_epochs": 1, "batch_size": 16},
-        "optimizer": {"warmup_rounds": 0, "lr": 0.05},
-        "watermark": {"strength": 0.0, "bits": 8},
-        "run": {"workers": 1},
-    }
-    for name, section in sections.items():
-        values.setdefault(name, {}).update(section)
-    return make(values)
+    return changed(SMALL, **sections)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +233,8 @@ def test_recording_stops_at_its_limit_and_goes_on_after_an_interruption(tmp_path
 def test_a_missing_or_short_recording_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"record.clients=\[0\]"):
         Recording(tmp_path)
-    (tmp_path / "index.json").write_text('{"shape": [4], "rows": 3, "full": false, "steps": [[1,0,1,0,3]]}')
+    index = {"shape": [4], "rows": 3, "full": False, "steps": [[1, 0, 1, 0, 3]], "summed": [], "share": 1.0}
+    (tmp_path / "index.json").write_text(json.dumps(index | {"whole_rounds": 0}))
     (tmp_path / "gradients.f32").write_bytes(b"1234")
     (tmp_path / "labels.i64").write_bytes(b"12345678")
     with pytest.raises(DataError, match="shorter"):

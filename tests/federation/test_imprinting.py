@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sigil
+from harness.training import changed
 from sigil.errors import ConfigError, ModelError
 from sigil.federation import Federation, Settings
 from sigil.federation.averaging import State
@@ -17,25 +18,23 @@ from sigil.federation.from_settings import load_data, what_a_key_states
 from sigil.federation.imprinting import MOVED, Imprinting
 from sigil.federation.judging import Update, UpdateJudge
 from sigil.federation.run import train
-from sigil.federation.settings import make
 from sigil.federation.trainer import RoundStart
 from sigil.imprint import MOST_DEVIATIONS, Imprint
 from sigil.models import Model
 
+SMALL = {
+    "model": {"name": "vgg11", "width": 16, "cut": "pool2"},
+    "data": {"train_limit": 120, "test_limit": 40},
+    "federation": {"clients": 3, "rounds": 4, "local_epochs": 1, "batch_size": 16, "imprint": True},
+    "optimizer": {"lr": 0.05, "warmup_rounds": 0, "lr_min": 1e-4},
+    "watermark": {"strength": 0.3, "bits": 64, "scheme": "paper"},
+    "run": {"device": "cpu", "workers": 1, "seed": 3},
+}
+"""Four rounds of three clients on some digits, each with its own copy; the rate is falling fast."""
+
 
 def settings(**changes: Any) -> Settings:
-    """Four rounds of three clients on some digits, each with its own copy; the rate is falling fast."""
-    values: dict[str, Any] = {
-        "model": {"name": "vgg11", "width": 16, "cut": "pool2"},
-        "data": {"train_limit": 120, "test_limit": 40},
-        "federation": {"clients": 3, "rounds": 4, "local_epochs": 1, "batch_size": 16, "imprint": True},
-        "optimizer": {"lr": 0.05, "warmup_rounds": 0, "lr_min": 1e-4},
-        "watermark": {"strength": 0.3, "bits": 64, "scheme": "paper"},
-        "run": {"device": "cpu", "workers": 1, "seed": 3},
-    }
-    for section, entries in changes.items():
-        values[section] = {**values[section], **entries}
-    return make(values)
+    return changed(SMALL, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.training import changed
 from sigil import models
 from sigil.data import Inputs
 from sigil.errors import ConfigError, TrainingError
@@ -25,7 +26,7 @@ from sigil.federation import checkpoint as checkpoints
 from sigil.federation.from_settings import load_data, scheduled_rate
 from sigil.federation.precision import choose
 from sigil.federation.run import Run, open_run, train
-from sigil.federation.settings import Settings, make
+from sigil.federation.settings import Settings
 from sigil.keys.key import Key
 from sigil.verdict.provability import judge_metrics
 from sigil.verdict.verification import read_mark
@@ -43,10 +44,7 @@ SEED = bytes(range(32))
 
 
 def settings(**sections: dict[str, Any]) -> Settings:
-    merged = {name: dict(values) for name, values in SMALL.items()}
-    for name, values in sections.items():
-        merged.setdefault(name, {}).update(values)
-    return make(merged)
+    return changed(SMALL, **sections)
 
 
 def small_key() -> Key:

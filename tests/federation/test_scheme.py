@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.luck import Margin
+from harness.training import changed
 from sigil import data
 from sigil.errors import ConfigError
 from sigil.federation.federation import Federation
@@ -20,18 +21,18 @@ from sigil.keys.key import Key
 SHAPE = (16, 4, 4)
 
 
+SMALL = {
+    "model": {"name": "resnet18", "width": 8, "cut": "layer2"},
+    "data": {"name": "digits", "train_limit": 600, "test_limit": 100},
+    "federation": {"clients": 4, "rounds": 6, "local_epochs": 2, "batch_size": 16},
+    "optimizer": {"lr": 0.05, "warmup_rounds": 0},
+    "watermark": {"strength": 0.5},
+    "run": {"device": "cpu", "workers": 1, "precision": "float32", "seed": 3},
+}
+
+
 def settings(**sections: dict[str, Any]) -> Settings:
-    values: dict[str, Any] = {
-        "model": {"name": "resnet18", "width": 8, "cut": "layer2"},
-        "data": {"name": "digits", "train_limit": 600, "test_limit": 100},
-        "federation": {"clients": 4, "rounds": 6, "local_epochs": 2, "batch_size": 16},
-        "optimizer": {"lr": 0.05, "warmup_rounds": 0},
-        "watermark": {"strength": 0.5},
-        "run": {"device": "cpu", "workers": 1, "precision": "float32", "seed": 3},
-    }
-    for name, section in sections.items():
-        values.setdefault(name, {}).update(section)
-    return make(values)
+    return changed(SMALL, **sections)
 
 
 def key(**stated: Any) -> Key:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sigil.data.inputs import Inputs, parse_normalisation
+from sigil.errors import EvidenceError, KeyFileError
 from sigil.evidence import check, examine
 from sigil.evidence.repeating import open_commitment
 from sigil.keys.key import Key
@@ -36,6 +37,14 @@ def open_key(name: str, tmp_path: Path) -> Key:
 
 def digits(bits: torch.Tensor) -> str:
     return "".join(str(int(bit)) for bit in bits)
+
+
+@pytest.mark.parametrize("name", ["owner.key", "locked.key"])
+def test_drafts_of_keys_are_refused_in_one_sentence(tmp_path: Path, name: str) -> None:
+    with pytest.raises(
+        KeyFileError, match=r"^\S+ has key file format 1, .*a draft which no release wrote.*\.$"
+    ):
+        open_key(f"v1/{name}", tmp_path)
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -71,6 +80,11 @@ def test_stamps_of_version_2(tmp_path: Path, kind: str) -> None:
 
 def test_the_locked_key_of_version_2(tmp_path: Path) -> None:
     assert open_key("v2/locked.key", tmp_path) == open_key("v2/plain.key", tmp_path)
+
+
+def test_drafts_of_evidence_are_refused_in_one_sentence() -> None:
+    with pytest.raises(EvidenceError, match=r"^This is evidence in a draft form that no release .*\.$"):
+        examine(HERE / "v1/case.json")
 
 
 def test_evidence(tmp_path: Path) -> None:

@@ -358,11 +358,11 @@ def test_composed_and_decomposed_names_are_the_same_owner() -> None:
     "owner",
     [
         *("", " ", "ACME ", " ACME", "AC\nME", "ACME\r", "A\tB", "A\x00B", "A\x1b[2J"),
-        *("A\u200bB", "A\u202eB", "A\u2028B", "A\ud800B", "x" * 129, None, 7, b"ACME"),
+        *("A\u200bB", "A\u202eB", "A\u2028B", "A\ud800B", "x" * 129),
     ],
     ids=ascii,
 )
-def test_impossible_owners_are_refused(owner: Any) -> None:
+def test_impossible_owners_are_refused(owner: str) -> None:
     with pytest.raises(ConfigError, match="printable characters"):
         small_key(owner=owner)
 
@@ -375,24 +375,20 @@ def test_printable_owners_are_accepted(owner: str) -> None:
     assert json.dumps(owner, ensure_ascii=False) in key.statement()
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [(), (0,), (3, -1), (1, 1, 1, 1, 1), (2**26, 2), (2**80,)],
-    ids=str,
-)
-def test_impossible_shapes_are_refused(shape: Any) -> None:
+@pytest.mark.parametrize("shape", [(), (0,), (3, -1), (1, 1, 1, 1, 1), (2**26, 2), (2**80,)], ids=str)
+def test_impossible_shapes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="activation shape"):
         small_key(shape=shape)
 
 
 @pytest.mark.parametrize("bits", [0, -1, 65_537])
-def test_impossible_lengths_are_refused(bits: Any) -> None:
+def test_impossible_lengths_are_refused(bits: int) -> None:
     with pytest.raises(ConfigError, match="number of bits"):
         small_key(bits=bits)
 
 
 @pytest.mark.parametrize("seed", [b"", bytes(31), bytes(33)])
-def test_impossible_seeds_are_refused(seed: Any) -> None:
+def test_impossible_seeds_are_refused(seed: bytes) -> None:
     with pytest.raises(ConfigError, match="exactly 32 bytes"):
         small_key(seed=seed)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from harness.waiting import until
 from sigil.errors import ConfigError, SuspectError
 from sigil.suspect import examination, open_suspect
 from sigil.suspect.examination import Examination
@@ -170,11 +171,7 @@ def test_a_verification_that_is_killed_leaves_no_process(graph: Path) -> None:
     os.close(reading)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    for _ in range(600):
-        if ended(pid):
-            break
-        time.sleep(0.1)
-    assert ended(pid)
+    until(lambda: ended(pid))
 
 
 def test_the_time_of_all_calls_counts_together(graph: Path) -> None:

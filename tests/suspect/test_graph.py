@@ -440,6 +440,16 @@ def test_a_constant_that_is_not_finite_keeps_no_graph_from_being_read(tmp_path: 
         check_finite(suspect(images))
 
 
+def test_tensors_that_there_was_no_time_to_look_at_are_counted(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Relu", ["x"], ["rectified"]),
+        helper.make_node("Neg", ["rectified"], ["y"]),
+    ]
+    opened = open_graph(made(nodes, []).SerializeToString(), source=tmp_path / "model.onnx")
+    assert opened.filters(0.0)[1] == 2
+    assert opened.filters(60.0)[1] == 0
+
+
 def last_first(model: ModelProto) -> bytes:
     """The fields of a model in the opposite order: the version of its format comes last."""
     parts = []

@@ -146,6 +146,16 @@ def test_tensors_without_names_are_read_by_their_sizes_in_order(
     assert read_alike(tmp_path / "copy.pt", half, images, **stated(name)) == ["p0 (in order)"]
 
 
+def test_lists_of_parameters_and_of_buffers_are_read(images: Tensor, tmp_path: Path) -> None:
+    """As libraries store averages of weights: {"shadow_params": […], "buffers": […]}."""
+    half, content = half_of("resnet18"), {}
+    content["shadow_params"] = [parameter.detach() for parameter in half.parameters()]
+    content["buffers"] = list(half.buffers())
+    torch.save(content, tmp_path / "average.pt")
+    found = read_alike(tmp_path / "average.pt", half, images, **stated("resnet18"))
+    assert found == ["shadow_params.0 (in order)"]
+
+
 def test_tensors_without_names_are_sorted_by_the_numbers_in_them(images: Tensor, tmp_path: Path) -> None:
     """Safetensors are stored in the order of their names, 10 before 2."""
     half, entry = half_of("resnet18"), "p0 (by name)"

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from harness.replay import replay
+from harness.waiting import until
 from sigil.federation.from_settings import scheduled_rate
 from sigil.transport import Limits, Reason, certificates
 
@@ -28,15 +28,14 @@ CLIENT = """
 import json, sys, time
 from pathlib import Path
 from safetensors.torch import load_file, save_file
-from sigil.federation.from_settings import client_parts, load_data
+from sigil.federation.from_settings import Training, load_data
 from sigil.federation.settings import make
 from sigil.transport import ClientCredentials, RoundTask, train_round
 given = json.loads(sys.argv[1])
 settings = make(given["settings"])
-dataset = load_data(settings)
 update = train_round(
     RoundTask(1, given["address"], given["ticket"], lr=given["lr"], client_state=load_file(given["start"])),
-    settings=settings, dataset=dataset, indices=client_parts(settings, dataset)[0], client_index=0,
+    Training.of_client(settings, load_data(settings)), 0,
     credentials=ClientCredentials.load(Path(given["bundle"])), patience=300.0,
     tick=lambda images: time.sleep(0.02),
 )
@@ -140,9 +139,13 @@ def test_a_network_that_loses_everything_for_longer_than_a_step_changes_no_weigh
             command = [*network.prefix, sys.executable, "-c", CLIENT, json.dumps(given)]
             client = subprocess.Popen(command)
             try:
-                until(lambda: service.metrics.registry.get_sample_value("sigil_steps_total") >= 5, client)
+                value = service.metrics.registry.get_sample_value
+                until(lambda: value("sigil_steps_total") >= 5, alive=lambda: client.poll() is None)
                 network.cut()
-                until(lambda: service.metrics.rejections()[Reason.DEADLINE] > 0, client)
+                until(
+                    lambda: service.metrics.rejections()[Reason.DEADLINE] > 0,
+                    alive=lambda: client.poll() is None,
+                )
                 network.mend()
                 assert client.wait(300) == 0
             finally:
@@ -156,9 +159,3 @@ def test_a_network_that_loses_everything_for_longer_than_a_step_changes_no_weigh
     ours = load_file(tmp_path / "half.safetensors")
     assert all(torch.equal(ours[name], value) for name, value in alone.client_state.items())
     assert all(torch.equal(outcome.server_state()[name], value) for name, value in alone.server_state.items())
-
-
-def until(condition: Callable[[], bool], client: subprocess.Popen[bytes]) -> None:
-    while not condition():
-        assert client.poll() is None, "the client ended too early"
-        time.sleep(0.01)

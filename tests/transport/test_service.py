@@ -15,6 +15,7 @@ import grpc
 import pytest
 import torch
 
+from harness.waiting import until
 from sigil.errors import ConfigError, NetworkError
 from sigil.federation.messages import CutGradient, Logits
 from sigil.federation.observers import ServerObserver
@@ -274,13 +275,13 @@ def test_streams_are_counted_by_certificate_and_in_all(net: Any) -> None:
         tickets = net.open(service, service.initial_state)
         held = [net.raw(service, 0).send(net.hello(tickets[0])), net.raw(service, 0)]
         held[0].receive()
-        _until(lambda: service._streams.total() == 2)
+        until(lambda: service._streams.total() == 2)
         assert net.raw(service, 0).refusal() is Reason.STREAMS
         held.append(net.raw(service, 1).send(net.hello(tickets[1], client=1)))
         held[2].receive()
         assert net.raw(service, 2).refusal() is Reason.STREAMS
         held[2].call.cancel()
-        _until(lambda: service._streams.total() == 2)
+        until(lambda: service._streams.total() == 2)
         assert net.raw(service, 2).send(net.hello(tickets[2], client=2)).receive().kind is Kind.WELCOME
 
 
@@ -294,7 +295,7 @@ def test_a_flood_of_streams_on_one_connection_keeps_nobody_from_training(net: An
             yield from ()
 
         calls = [channel.stream_stream(wire.METHOD)(say_nothing()) for _ in range(40)]
-        _until(lambda: service._streams.total() == 2)
+        until(lambda: service._streams.total() == 2)
         tickets = net.open(service, service.initial_state, clients=2)
         federation = net.local()
         net.train(net.task(service, tickets[1], federation.client_state), 1)
@@ -374,7 +375,7 @@ def test_a_step_cannot_be_held_open(net: Any, speech: Callable[[Any], list[bytes
         tickets = net.open(service, service.initial_state, clients=1)
         stream = net.raw(service).send(net.hello(tickets[0]), *speech(net))
         assert stream.refusal() is Reason.DEADLINE  # of the step: after HELLO there is no other
-        _until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
+        until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
         assert net.raw(service).send(net.hello(tickets[0], answers=1)).receive().step == 0
 
 
@@ -412,20 +413,20 @@ def test_a_client_that_does_not_take_its_answer_is_not_waited_for_and_stays_the_
         stream = net.raw(service).send(net.hello(tickets[0]), *activation)
         stream.receive(), stream.receive()
         stream.send(*gradient)  # and 8 MiB come back, of which nothing is read
-        _until(lambda: service.metrics.rejections()[Reason.DEADLINE] == 1)
-        _until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
+        until(lambda: service.metrics.rejections()[Reason.DEADLINE] == 1)
+        until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
         # gRPC cannot close a stream whose data is not taken, so it still counts.
         assert net.raw(service).send(net.hello(tickets[0])).refusal() is Reason.STREAMS
         stream.call.cancel()
-        _until(lambda: service._streams.total() == 0)
+        until(lambda: service._streams.total() == 0)
 
 
 def test_a_header_alone_holds_nothing_once_its_client_is_gone(net: Any, service: Any) -> None:
     tickets = net.open(service, service.initial_state, clients=1)
     stream = net.raw(service).send(net.hello(tickets[0]), net.activation()[0])
-    _until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") > 0)
+    until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") > 0)
     stream.call.cancel()
-    _until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
+    until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
 
 
 def test_time_away_counts_for_an_open_step(net: Any) -> None:
@@ -435,7 +436,7 @@ def test_time_away_counts_for_an_open_step(net: Any) -> None:
         stream.receive(), stream.receive()
         assert service.metrics.registry.get_sample_value("sigil_in_flight_bytes") > 0
         stream.call.cancel()
-        _until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
+        until(lambda: service.metrics.registry.get_sample_value("sigil_in_flight_bytes") == 0)
         # The step is gone, the round is not: the client may begin it again.
         assert net.raw(service).send(net.hello(tickets[0], answers=1)).receive().step == 0
 
@@ -578,13 +579,6 @@ def test_a_failure_of_the_server_tells_a_client_nothing(
     with pytest.raises(NetworkError, match="Only 0 of 1"):
         service.wait_round()  # at once: the client is out
     assert "RuntimeError" in caplog.text
-
-
-def _until(condition: Callable[[], bool], *, seconds: float = 120.0) -> None:
-    last = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < last, "waited in vain"
-        time.sleep(0.02)
 
 
 def test_stopping_in_the_middle_of_a_round_prints_no_traceback(

@@ -41,12 +41,6 @@ def test_an_injector_takes_the_path_of_a_key(key: sigil.Key, tmp_path: Path) -> 
         sigil.Injector(tmp_path / "nowhere.key")
 
 
-@pytest.mark.parametrize("wrong", [None, 5, {"seed": 1}, b"secret"])
-def test_an_injector_refuses_what_is_no_key(wrong: object) -> None:
-    with pytest.raises(ConfigError, match=r"sigil\.Key or the path"):
-        sigil.Injector(wrong)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("wrong", [-1, float("inf"), float("nan")])
 def test_an_injector_refuses_what_is_no_strength(key: sigil.Key, wrong: object) -> None:
     with pytest.raises(sigil.SigilError, match="finite number"):

@@ -175,7 +175,7 @@ def test_a_graph_of_other_operators_has_the_verdict_of_the_plain_copy(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layout_of_tensors_hides_no_filters(layout: str, tmp_path: Path) -> None:
-    """log10 p of the origin was -1015.7 in each; vectors, batches last and lists hid all filters before."""
+    """log10 p of the origin was -1015.7 in each."""
     known, random = case(), torch.Generator().manual_seed(1)
     half = models.split(scaled(known, reordered(known, known.whole, random), random), known.cut)[0].eval()
     path, images = tmp_path / "copy.onnx", pictures(4, seed=9)
@@ -188,6 +188,7 @@ def test_the_layout_of_tensors_hides_no_filters(layout: str, tmp_path: Path) -> 
     assert report.owned
     assert report.best.log10_p_before < -14
     assert origin(report) < -900
+    assert report.suspect.unread == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.commands import Command
 from sigil.cli.main import main
 from sigil_reproduction import registry
 from sigil_reproduction.paper import table3_fidelity as fidelity
@@ -139,9 +140,7 @@ def test_every_verdict_of_an_empty_store_is_not_measured() -> None:
         assert all(finding.agrees is None for finding in findings), name
 
 
-def test_what_is_no_result_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path)]) == 2
-    assert "holds no results; give a folder such as results/cpu" in capsys.readouterr().err
-    assert main(["report", str(tmp_path), str(tmp_path)]) == 2
-    assert "one folder of results" in capsys.readouterr().err
+def test_what_is_no_result_is_one_sentence(tmp_path: Path, refused: Command) -> None:
+    assert "holds no results; give a folder such as results/cpu" in refused("report", tmp_path)
+    assert "one folder of results" in refused("report", tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())

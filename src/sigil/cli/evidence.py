@@ -168,7 +168,7 @@ def check(
 
 def _line(text: str) -> str:
     """A statement as it was given, or the one in a file."""
-    from sigil.evidence.published import MAX_STATEMENT
+    from sigil.keys.statement import MAX_STATEMENT
     from sigil.verdict.envelope import read_file
 
     if text.lstrip().startswith(("{", "sigil-")):

@@ -119,6 +119,7 @@ def serve(
     from sigil.federation import settings as reader
     from sigil.transport.flower import processes
     from sigil.transport.listening import Ports, listen_on, listening_address
+    from sigil.transport.owner import check_minimum
 
     if simulate is not None:
         extras.need("simulation", "ray")
@@ -138,9 +139,10 @@ def serve(
         inputs=given,
     )
     _check_network(network)
+    # Before anything is made: nobody is to publish a key for a training that cannot begin.
+    check_minimum(minimum, settings.federation.clients)
     ports = None
     if simulate is None and not prepare:
-        # Before anything is made: nobody is to publish a key for a training that cannot begin.
         ports = Ports.take(listening_address(host, listen), port)
         if metrics_port is not None:
             listen_on("127.0.0.1", metrics_port, option="--metrics-port").close()

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 
 from sigil.errors import EvidenceError
 from sigil.keys import statement as statements
-from sigil.keys.statement import Statement
+from sigil.keys.statement import MAX_STATEMENT, Statement
 
 _REFERENCES = re.compile(
     r"sigil-reference v1 commitment=(?P<commitment>[0-9a-f]{64})"
     r"(?: initial-weights=(?P<initial>[0-9a-f]{64}))?(?: correlations=(?P<correlations>[0-9a-f]{64}))?"
 )
-MAX_STATEMENT = 2_000
 
 
 @dataclass(frozen=True)

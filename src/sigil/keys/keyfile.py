@@ -149,9 +149,11 @@ def _parse(data: bytes, path: str, passphrase: str | None) -> Content:
     """The content of a file; all that can be checked without the passphrase is checked before it."""
     found = re.match(rb'\{"format":"sigil-key/([1-9][0-9]{0,8})"', data)
     if found is not None and int(found[1]) != FORMAT:
+        what = "install a newer release of Sigil"
+        if int(found[1]) < FORMAT:
+            what = "that was a draft which no release wrote, so make a new key with `sigil key new`"
         raise KeyFileError(
-            f"{path} has key file format {int(found[1])}, but this release reads format {FORMAT}; install a "
-            "newer release of Sigil."
+            f"{path} has key file format {int(found[1])}, but this release reads format {FORMAT}; {what}."
         )
     if len(data) > MAX_FILE_BYTES or not (data.startswith(_MAGIC) or _MAGIC.startswith(data)):
         raise KeyFileError(f"{path} is not a Sigil key file; give one that `sigil key new` wrote.")

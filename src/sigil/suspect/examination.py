@@ -83,6 +83,7 @@ class Examination:
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._filters: tuple[Tensor, ...] | None = None
+        self.unread = 0
         descriptors: list[int] = []
         try:
             descriptors += [one.descriptor() for one in (file, *beside)]
@@ -164,9 +165,13 @@ class Examination:
         return self._filters
 
     def _found_filters(self) -> tuple[Tensor, ...]:
-        shapes: Any = self._ask({"do": "filters"})[0].get("filters")
+        header, _ = self._ask({"do": "filters"})
+        shapes: Any = header.get("filters")
+        self.unread = header.get("left", -1)
         if (
-            not isinstance(shapes, list)
+            type(self.unread) is not int
+            or self.unread < 0
+            or not isinstance(shapes, list)
             or not all(_is_shape(one) and len(one) == 4 for one in shapes)
             or 4 * sum(map(math.prod, shapes)) > MAX_ANSWER_BYTES
         ):

@@ -68,8 +68,8 @@ def _serve(task: dict[str, Any], requests: BinaryIO, answers: BinaryIO) -> None:
             elif request["do"] == "run":
                 _answer(answers, *_run(suspect, request["shape"], payload))
             elif request["do"] == "filters":
-                filters = suspect.filters(_FILTERS_SHARE * request["seconds"])
-                _answer(answers, {"filters": [one.shape for one in filters]})
+                filters, left = suspect.filters(_FILTERS_SHARE * request["seconds"])
+                _answer(answers, {"filters": [one.shape for one in filters], "left": left})
             elif request["do"] == "filter":
                 _answer(answers, {}, _bytes(filters[request["place"]]))
             else:

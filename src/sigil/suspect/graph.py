@@ -84,13 +84,14 @@ _FLOATS: dict[int, type[np.floating[Any]]] = {
 class Graph:
     """A checked graph that can be run: ``run`` maps (n, *input_shape) to activations.
 
-    ``filters`` finds its filters, in the order of computing, in about the given number of seconds.
+    ``filters`` finds its filters, in the order of computing, in about the given number of seconds, and says
+    how many tensors were not looked at.
     """
 
     run: Callable[[Numbers], npt.NDArray[np.float32]]
     input_shape: tuple[int, ...] | None
     tensor: str
-    filters: Callable[[float], list[npt.NDArray[np.float32]]]
+    filters: Callable[[float], tuple[list[npt.NDArray[np.float32]], int]]
 
 
 class NeedsFiles(Exception):
@@ -155,16 +156,17 @@ def open_graph(
         shapes[1:] = [batch.shape[1:]]
         return _run(session, batch, name, dtype, sizes, source)
 
-    def filters(seconds: float) -> list[npt.NDArray[np.float32]]:
+    def filters(seconds: float) -> tuple[list[npt.NDArray[np.float32]], int]:
         def opened(content: bytes) -> Any:
             return _session(content, source, threads=threads, memory=memory)
 
         until = time.monotonic() + seconds
         found = convolution_filters(part, opened)
-        if shapes:  # an input's shape is in the graph or was given with one
-            count = sizes[0] or max(1, min(_IMPULSES, MAX_INPUT_ELEMENTS // (64 * math.prod(shapes[-1]))))
-            found += responses(part, opened, (count, *shapes[-1]), until)
-        return found
+        if not shapes:  # an input's shape is in the graph or was given with one
+            return found, len(part.graph.node)
+        count = sizes[0] or max(1, min(_IMPULSES, MAX_INPUT_ELEMENTS // (64 * math.prod(shapes[-1]))))
+        answers, left = responses(part, opened, (count, *shapes[-1]), until)
+        return found + answers, left
 
     known = len(rest) == len(sizes) - 1 and bool(rest)
     return Graph(run, tuple(rest) if known else None, tensor, filters)

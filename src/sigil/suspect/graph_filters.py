@@ -196,15 +196,19 @@ def _factors(change: Any, answer: Any, rest: Any) -> npt.NDArray[Any] | None:
     return np.where(known, factors, 1.0) if (off <= allowed)[known].all() and known.any() else None
 
 
-def responses(part: ModelProto, open_session: Open, shape: Sequence[int], deadline: float) -> list[Floats]:
+def responses(
+    part: ModelProto, open_session: Open, shape: Sequence[int], deadline: float
+) -> tuple[list[Floats], int]:
     """What each linear part of a checked graph does to impulses, as filters, in the order of computing.
 
-    ``shape`` is that of a batch of inputs, ``deadline`` a time of ``time.monotonic``.
+    ``shape`` is that of a batch of inputs, ``deadline`` a time of ``time.monotonic``. With them comes the
+    number of tensors that were not looked at.
     """
     found: list[Floats] = []
     numbers = 0
+    parts = _Parts(part, open_session, shape, deadline)
     try:
-        for filters in _Parts(part, open_session, shape, deadline).filters():
+        for filters in parts.filters():
             numbers += filters.size
             if len(found) == MOST_FILTERS or numbers > MOST_NUMBERS:
                 break
@@ -213,7 +217,7 @@ def responses(part: ModelProto, open_session: Open, shape: Sequence[int], deadli
         raise
     except Exception:
         pass  # a graph may be odd in any way, or time is over: what was found until then counts
-    return found
+    return found, len(parts.waiting)
 
 
 class _Parts(_Cutter):
@@ -230,17 +234,17 @@ class _Parts(_Cutter):
         self.batch, _, *self.image = (*shape, 1, 1)[:4]
         self.bases: dict[str, tuple[str, ...]] = {entry.name: (entry.name,)}
         self.seen: set[tuple[str, str]] = set()
+        variable = self._variable()
+        names = [name for node in part.graph.node for name in node.output if name]
+        self.waiting = [name for name in names if name in variable]
+        self.bases |= {name: () for name in names if name not in variable}
 
     def filters(self) -> Iterable[Floats]:
         """Go through the graph and yield the filters of each part that ends."""
-        names = [name for node in self.part.graph.node for name in node.output if name]
-        variable = self._variable()
-        waiting = [name for name in names if name in variable]
-        self.bases |= {name: () for name in names if name not in variable}
         last = self.part.graph.output[0].name
-        while waiting and time.monotonic() < self.deadline:
+        while self.waiting and time.monotonic() < self.deadline:
             left = []
-            for name, ends in self._sweep(waiting[:WINDOW]):
+            for name, ends in self._sweep(self.waiting[:WINDOW]):
                 if ends is None:
                     left.append(name)
                     continue
@@ -248,9 +252,9 @@ class _Parts(_Cutter):
                     yield from self._responses(end)
                 if name == last and not ends:
                     yield from self._responses(name)
-            if len(left) == len(waiting[:WINDOW]):
+            if len(left) == len(self.waiting[:WINDOW]):
                 return
-            waiting = left + waiting[WINDOW:]
+            self.waiting = left + self.waiting[WINDOW:]
 
     def _variable(self) -> set[str]:
         """The tensors that depend on the input of the graph."""

@@ -54,7 +54,7 @@ class Suspect:
 
     A file may hold several models. ``entries`` names those that are read, in their order, and ``entry`` is
     the name of this one, empty if the file holds it as such; :meth:`each` opens them one after the other.
-    ``unread`` is the number of further ones, and of tensors that there was no room to look at.
+    ``unread`` is the number of further ones, and of tensors that there was no room or time to look at.
     ``asked`` is what the caller said of the model, to open the same file in the same way once more.
     """
 
@@ -69,13 +69,18 @@ class Suspect:
     _close: Callable[[], None] = dataclasses.field(repr=False, default=lambda: None)
     entry: str = ""
     entries: tuple[str, ...] = ("",)
-    unread: int = 0
+    _unread: Callable[[], int] = dataclasses.field(repr=False, default=lambda: 0)
     asked: Mapping[str, str | int] = dataclasses.field(default_factory=dict)
     _others: Callable[[], Iterator[Suspect]] = dataclasses.field(repr=False, default=lambda: iter(()))
 
     def __call__(self, batch: Tensor) -> Tensor:
         with torch.no_grad():
             return self._run(batch).float()
+
+    @property
+    def unread(self) -> int:
+        """How much there is that was not read, as far as it was asked for."""
+        return self._unread()
 
     def each(self) -> Iterator[Suspect]:
         """The models in the file, this one first; one that turns out not to be readable is left out."""
@@ -374,6 +379,7 @@ def _open_onnx(
         module=None,
         _run=examination.run,
         _filters=examination.filters,
+        _unread=lambda: examination.unread,
         _close=examination.close,
     )
 
@@ -493,7 +499,7 @@ class _Weights:
             _close=self._source.close,
             entry=group.entry,
             entries=tuple(each.entry for _, each in self._candidates),
-            unread=self._unread,
+            _unread=lambda: self._unread,
             _others=others,
         )
 

@@ -165,7 +165,8 @@ def in_order(half: ModelSpec, ordered: Sequence[tuple[str, list[Listed]]]) -> It
     added = {f"{layer}.weight": f"{layer}.bias" for layer, _ in norms.values()}
     plain = list(shapes)
     biased = list(dict.fromkeys(each for name in plain for each in (name, added.get(name)) if each))
-    forms = [plain, biased, [name for name in biased if name not in folded]]
+    apart = sorted(plain, key=lambda name: name.endswith(_NORM[2:]))  # parameters, then buffers
+    forms = [plain, biased, [name for name in biased if name not in folded], apart]
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     sizes |= {bias: shapes[weight][0] for weight, bias in added.items()}
     for word, tensors in ordered:

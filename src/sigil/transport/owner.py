@@ -126,11 +126,15 @@ class NetworkSettings:
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
-        if self.minimum is not None and not 1 <= self.minimum <= len(self.clients):
-            raise ConfigError(
-                f"A round was to need {self.minimum} clients, but there are {len(self.clients)}; choose 1 to "
-                f"{len(self.clients)}."
-            )
+        check_minimum(self.minimum, len(self.clients))
+
+
+def check_minimum(minimum: int | None, clients: int) -> None:
+    """Refuse rounds that need more clients than there are."""
+    if minimum is not None and not 1 <= minimum <= clients:
+        raise ConfigError(
+            f"A round was to need {minimum} clients, but there are {clients}; choose 1 to {clients}."
+        )
 
 
 _WORDS = {

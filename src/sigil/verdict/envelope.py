@@ -40,6 +40,7 @@ MAX_FILE: Final = 1 << 23
 MAX_PEM: Final = 1 << 16
 MAX_SIGNATURES: Final = 8
 
+_DRAFT: Final = b'{"body":'
 _SIGNATURE: Final = rb'\{"keyid":"[0-9a-f]{64}","sig":"[A-Za-z0-9+/]{86}=="\}'
 _FORM: Final = re.compile(
     rb'\{"payload":"[A-Za-z0-9+/]*={0,2}","payloadType":"%b","signatures":\[%b(?:,%b){0,%d}\]\}\n'
@@ -79,6 +80,11 @@ def open_envelope(content: bytes) -> tuple[bytes, tuple[str, ...]]:
         raise EvidenceError(
             f"The evidence file is longer than {MAX_FILE} bytes, more than any real one needs; "
             "ask for the original."
+        )
+    if content.startswith(_DRAFT):
+        raise EvidenceError(
+            "This is evidence in a draft form that no release wrote, and it is not read any more; verify the "
+            "suspect again for a record."
         )
     if _FORM.fullmatch(content) is None:
         raise EvidenceError(

@@ -57,18 +57,6 @@ _COLOURS: dict[wording.Outcome, tuple[str, str, str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One reading as a row of the page's table."""
-
-    name: str
-    count: str
-    wsr: str
-    log10_p_before: str
-    counts: str
-    best: bool
-
-
 def render(verdict: Report, *, record: SignedRecord | None = None, copies: Sequence[str] = ()) -> str:
     """Return the page as HTML text; ``copies`` are sentences about whose copy the suspect contains."""
     outcome, titles, best = wording.outcome(verdict), wording.titles(verdict), verdict.best
@@ -142,16 +130,17 @@ def _explanation(verdict: Report, decides: wording.HasProbability) -> Markup:
     return Markup(escape(text)).format(chance=found, level=level)
 
 
-def _row(reading: Reading, *, best: bool, experiment: bool) -> _Row:
+def _row(reading: Reading, *, best: bool, experiment: bool) -> dict[str, object]:
+    """One reading as a row of the page's table."""
     unit = "weights" if reading.kind == "origin" else "answers per bit"
-    return _Row(
-        name=wording.reading_name(reading),
-        count=f"{reading.count:,} {unit}",
-        wsr=unbroken(percent(reading.wsr)) if reading.readable else "–",
-        log10_p_before=f"{'' if reading.exact else '≤ '}{_rounded_up(reading.log10_p_before)}",
-        counts="no: this was an experiment" if experiment else wording.reading_counts(reading),
-        best=best,
-    )
+    return {
+        "name": wording.reading_name(reading),
+        "count": f"{reading.count:,} {unit}",
+        "wsr": unbroken(percent(reading.wsr)) if reading.readable else "–",
+        "log10_p_before": f"{'' if reading.exact else '≤ '}{_rounded_up(reading.log10_p_before)}",
+        "counts": "no: this was an experiment" if experiment else wording.reading_counts(reading),
+        "best": best,
+    }
 
 
 def _rounded_up(log10: float) -> str:

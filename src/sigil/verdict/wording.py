@@ -278,7 +278,8 @@ def entry(suspect: SuspectFacts) -> list[tuple[str, str]]:
         where = shown(suspect.entry) if suspect.entry else "what stands outside all others"
         rows.append(("entry", where + (others if count > 1 else "")))
     if suspect.unread:
-        rows.append(("not read", f"{suspect.unread:,} further models or tensors in the file (--entry)"))
+        more = "--time-limit" if suspect.kind == "onnx" else "--entry"
+        rows.append(("not read", f"{suspect.unread:,} further models or tensors in the file ({more})"))
     return rows
 
 

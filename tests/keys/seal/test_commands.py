@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.commands import Command
 from sigil.cli.main import main
 from sigil.keys.key import Key
 
@@ -21,66 +22,48 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
 
 
-def succeed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(list(arguments)) == 0, capsys.readouterr().err
-    return capsys.readouterr().out
-
-
-def fail(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(list(arguments)) == 2
-    printed = capsys.readouterr()
-    assert printed.err.count("\n") == 1
-    return printed.err
-
-
-def test_from_new_to_sealed_over_http(
-    authority: Any, serve: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = succeed(capsys, *NEW, "--to-be-stamped")
+def test_from_new_to_sealed_over_http(authority: Any, serve: Callable[..., str], succeed: Command) -> None:
+    output = succeed(*NEW, "--to-be-stamped")
     assert "A stamped key of 64 bits that leaves its cut or input shape open proves from" in output
     assert "sigil key stamp owner.key --tsa URL" in output
-    assert "of no use before" in succeed(capsys, "key", "show", "owner.key")
+    assert "of no use before" in succeed("key", "show", "owner.key")
     url = serve(lambda query: (200, authority.answer(query)))
-    output = succeed(
-        capsys, "key", "stamp", "owner.key", "--tsa", url, "--tsa-root", str(authority.root_file)
-    )
+    output = succeed("key", "stamp", "owner.key", "--tsa", url, "--tsa-root", str(authority.root_file))
     assert "Vouched for by CN=Test root, SHA-256" in output
-    output = succeed(capsys, "key", "seal", "owner.key", "sealed.key")
+    output = succeed("key", "seal", "owner.key", "sealed.key")
     assert "was not checked" in output
     key = Key.load("sealed.key")
     assert key.kind == "stamped"
     assert output.splitlines()[-1] == key.statement() == Key.load("owner.key").statement()
     assert stat.S_IMODE(Path("sealed.key").stat().st_mode) == 0o600
-    facts = json.loads(succeed(capsys, "key", "show", "sealed.key", "--json"))
+    facts = json.loads(succeed("key", "show", "sealed.key", "--json"))
     assert (facts["kind"], facts["allowance_log2"], facts["awaits_seal"]) == ("stamped", 24, False)
     assert facts["stamped_by"] == "CN=Test tsa"
-    assert "stamped on 20" in succeed(capsys, "key", "show", "sealed.key")
+    assert "stamped on 20" in succeed("key", "show", "sealed.key")
 
 
-def test_a_machine_without_a_network(authority: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    succeed(capsys, *NEW)  # a plain key, to be sealed afterwards
-    succeed(capsys, "key", "stamp", "owner.key", "--query", "owner.tsq")
+def test_a_machine_without_a_network(authority: Any, succeed: Command, refused: Command) -> None:
+    succeed(*NEW)  # a plain key, to be sealed afterwards
+    succeed("key", "stamp", "owner.key", "--query", "owner.tsq")
     Path("answer.tsr").write_bytes(authority.answer(Path("owner.tsq").read_bytes()))
     root = ["--tsa-root", str(authority.root_file)]
-    succeed(capsys, "key", "stamp", "owner.key", "--token", "answer.tsr", *root)
-    succeed(capsys, "key", "seal", "owner.key", "sealed.key", *root)
+    succeed("key", "stamp", "owner.key", "--token", "answer.tsr", *root)
+    succeed("key", "seal", "owner.key", "sealed.key", *root)
     plain, sealed = Key.load("owner.key"), Key.load("sealed.key")
     assert (plain.kind, sealed.kind) == ("plain", "stamped")
     assert plain.seal(Path("owner.key.tsr").read_bytes()) == sealed
-    assert "sealed already" in fail(capsys, "key", "stamp", "sealed.key", "--query", "again.tsq")
-    assert "sealed already" in fail(capsys, "key", "seal", "sealed.key", "twice.key", "--token", "answer.tsr")
-    assert "never overwritten" in fail(capsys, "key", "stamp", "owner.key", "--token", "answer.tsr")
-    assert "never overwritten" in fail(capsys, "key", "seal", "owner.key", "sealed.key")
+    assert "sealed already" in refused("key", "stamp", "sealed.key", "--query", "again.tsq")
+    assert "sealed already" in refused("key", "seal", "sealed.key", "twice.key", "--token", "answer.tsr")
+    assert "never overwritten" in refused("key", "stamp", "owner.key", "--token", "answer.tsr")
+    assert "never overwritten" in refused("key", "seal", "owner.key", "sealed.key")
 
 
-def test_a_passphrase_stays(
-    authority: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_passphrase_stays(authority: Any, succeed: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGIL_PASSPHRASE", "sesame")
-    succeed(capsys, *NEW, "--to-be-stamped")
-    succeed(capsys, "key", "stamp", "owner.key", "--query", "owner.tsq")
+    succeed(*NEW, "--to-be-stamped")
+    succeed("key", "stamp", "owner.key", "--query", "owner.tsq")
     Path("answer.tsr").write_bytes(authority.answer(Path("owner.tsq").read_bytes()))
-    succeed(capsys, "key", "seal", "owner.key", "sealed.key", "--token", "answer.tsr")
+    succeed("key", "seal", "owner.key", "sealed.key", "--token", "answer.tsr")
     assert Key.load("sealed.key", passphrase="sesame").kind == "stamped"
 
 
@@ -95,30 +78,31 @@ def test_a_passphrase_stays(
 )
 def test_authorities_that_misbehave(
     serve: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
+    succeed: Command,
+    refused: Command,
     status: int,
     content: bytes,
     words: str,
 ) -> None:
-    succeed(capsys, *NEW)
+    succeed(*NEW)
     url = serve(lambda query: (status, content))
-    assert words in fail(capsys, "key", "stamp", "owner.key", "--tsa", url)
+    assert words in refused("key", "stamp", "owner.key", "--tsa", url)
     assert not Path("owner.key.tsr").exists()
 
 
-def test_bad_use(capsys: pytest.CaptureFixture[str], make_authority: Callable[..., Any]) -> None:
-    succeed(capsys, *NEW)
+def test_bad_use(succeed: Command, refused: Command, make_authority: Callable[..., Any]) -> None:
+    succeed(*NEW)
     stamp = ["key", "stamp", "owner.key"]
-    assert "Give one of" in fail(capsys, *stamp)
-    assert "Give one of" in fail(capsys, *stamp, "--tsa", "http://x", "--query", "q")
-    assert "begins with http" in fail(capsys, *stamp, "--tsa", "file:///etc/passwd")
-    assert "cannot be asked" in fail(capsys, *stamp, "--tsa", "http://127.0.0.1:9/")
-    assert "cannot be read" in fail(capsys, *stamp, "--token", "none.tsr")
-    assert "cannot be read" in fail(capsys, "key", "seal", "owner.key", "sealed.key")
-    succeed(capsys, *stamp, "--query", "owner.tsq")
+    assert "Give one of" in refused(*stamp)
+    assert "Give one of" in refused(*stamp, "--tsa", "http://x", "--query", "q")
+    assert "begins with http" in refused(*stamp, "--tsa", "file:///etc/passwd")
+    assert "cannot be asked" in refused(*stamp, "--tsa", "http://127.0.0.1:9/")
+    assert "cannot be read" in refused(*stamp, "--token", "none.tsr")
+    assert "cannot be read" in refused("key", "seal", "owner.key", "sealed.key")
+    succeed(*stamp, "--query", "owner.tsq")
     Path("answer.tsr").write_bytes(make_authority().answer(Path("owner.tsq").read_bytes()))
     foreign = ["--tsa-root", str(make_authority().root_file)]
-    assert "no given root" in fail(capsys, *stamp, "--token", "answer.tsr", *foreign)
+    assert "no given root" in refused(*stamp, "--token", "answer.tsr", *foreign)
     assert not Path("owner.key.tsr").exists()
 
 
@@ -145,15 +129,13 @@ CUT = ["--cut", "layer3", "--input-shape", "3,32,32"]
         (["--shape", "32,2,2", "--bits", "109"], "at least 110 bits"),
     ],
 )
-def test_a_new_key_says_what_it_can_prove(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
-    assert words in succeed(capsys, "key", "new", "a.key", "--owner", "ACME", *arguments)
-    assert words in succeed(capsys, "key", "show", "a.key")
+def test_a_new_key_says_what_it_can_prove(succeed: Command, arguments: list[str], words: str) -> None:
+    assert words in succeed("key", "new", "a.key", "--owner", "ACME", *arguments)
+    assert words in succeed("key", "show", "a.key")
 
 
-def test_an_open_key_file_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
-    succeed(capsys, *NEW)
+def test_an_open_key_file_is_warned_about(capsys: pytest.CaptureFixture[str], succeed: Command) -> None:
+    succeed(*NEW)
     for mode, warned in ((0o600, False), (0o640, True), (0o644, True)):
         Path("owner.key").chmod(mode)
         assert main(["key", "commit", "owner.key"]) == 0
@@ -162,11 +144,11 @@ def test_an_open_key_file_is_warned_about(capsys: pytest.CaptureFixture[str]) ->
         assert printed.out.startswith('{"alpha"')
 
 
-def test_what_a_new_key_states(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_new_key_states(succeed: Command) -> None:
     stated = ["--model", "resnet18", "--width", "8", "--classes", "10", "--cut", "layer3"]
-    succeed(capsys, *NEW, *stated, "--input-shape", "1,8,8", "--inputs-digest", "ab" * 32)
+    succeed(*NEW, *stated, "--input-shape", "1,8,8", "--inputs-digest", "ab" * 32)
     fields = Key.load("owner.key").fields
     assert (fields.model, fields.width, fields.classes, fields.cut) == ("resnet18", 8, 10, "layer3")
     assert (fields.input_shape, fields.inputs_digest) == ((1, 8, 8), "ab" * 32)
-    output = succeed(capsys, "key", "show", "owner.key")
+    output = succeed("key", "show", "owner.key")
     assert "cut           layer3" in output

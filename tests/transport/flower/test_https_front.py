@@ -7,8 +7,7 @@ import re
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx
 import pytest
 import uvicorn
 
+from harness.waiting import SECONDS, until
 from sigil.transport import Limits, Metrics, certificates
 from sigil.transport.flower.https_front import LIMIT, HttpsFront
 from sigil.transport.flower.processes import free_port
@@ -79,8 +79,8 @@ def secure(folder: Path, client: int | None = 0) -> ssl.SSLContext:
 
 
 def connect(front: HttpsFront, folder: Path, client: int | None = 0) -> ssl.SSLSocket:
-    """A connection after its handshake, with ten seconds for everything."""
-    line = socket.create_connection(front._listener.getsockname()[:2], timeout=10)
+    """A connection after its handshake."""
+    line = socket.create_connection(front._listener.getsockname()[:2], timeout=SECONDS)
     return secure(folder, client).wrap_socket(line, server_hostname="localhost")
 
 
@@ -129,7 +129,7 @@ HEAD = b"POST /v1/fleet/x HTTP/1.1\r\nhost: a\r\ncontent-length: 90000\r\n\r\n"
 
 def heard(front: HttpsFront, context: ssl.SSLContext) -> bool:
     """Whether the front answers a request that comes in over such a handshake."""
-    line = socket.create_connection(front._listener.getsockname()[:2], timeout=10)
+    line = socket.create_connection(front._listener.getsockname()[:2], timeout=SECONDS)
     try:
         with context.wrap_socket(line, server_hostname="localhost") as secured:
             secured.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
@@ -149,14 +149,14 @@ def test_nobody_is_heard_without_a_certificate_of_this_run(
     stranger = secure(tmp_path)
     stranger.load_verify_locations(folder / "ca.pem")
     assert not heard(front, stranger), "of another authority"
-    wait_for(lambda: refusals(metrics) == {"handshake": 2.0, "certificate": 1.0, "request": 1.0})
+    until(lambda: refusals(metrics) == {"handshake": 2.0, "certificate": 1.0, "request": 1.0})
 
 
 def test_a_handshake_that_does_not_come_is_ended(guarded: Any) -> None:
     front, metrics = guarded(hello_seconds=0.5)
-    with socket.create_connection(front._listener.getsockname()[:2], timeout=10) as silent:
+    with socket.create_connection(front._listener.getsockname()[:2], timeout=SECONDS) as silent:
         assert silent.recv(1) == b""
-    wait_for(lambda: refusals(metrics) == {"handshake": 1.0})
+    until(lambda: refusals(metrics) == {"handshake": 1.0})
 
 
 def test_connections_are_limited_in_all_by_certificate_and_before_the_handshake(
@@ -167,16 +167,16 @@ def test_connections_are_limited_in_all_by_certificate_and_before_the_handshake(
         with connect(front, folder, 0) as third:
             assert ended(third), "two with this certificate are open"
         with connect(front, folder, 1) as other:
-            with socket.create_connection(front._listener.getsockname()[:2], timeout=10) as fourth:
+            with socket.create_connection(front._listener.getsockname()[:2], timeout=SECONDS) as fourth:
                 assert fourth.recv(1) == b"", "three are open"
             for line in (first, second, other):
                 line.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
                 assert line.recv(12) == b"HTTP/1.1 403"
-    wait_for(lambda: refusals(metrics)["connections"] == 2.0)
-    wait_for(lambda: front._open == 0)
+    until(lambda: refusals(metrics)["connections"] == 2.0)
+    until(lambda: front._open == 0)
     with (
         socket.create_connection(front._listener.getsockname()[:2]),
-        socket.create_connection(front._listener.getsockname()[:2], timeout=10) as late,
+        socket.create_connection(front._listener.getsockname()[:2], timeout=SECONDS) as late,
     ):
         assert late.recv(1) == b"", "one handshake is under way"
 
@@ -185,11 +185,11 @@ def test_bodies_are_limited_in_all_and_by_client(folder: Path, guarded: Any) -> 
     front, metrics = guarded(front_bytes=200_000)
     with connect(front, folder, 0) as first, connect(front, folder, 0) as second:
         first.sendall(HEAD)
-        wait_for(lambda: front._held.total() == 90_000)
+        until(lambda: front._held.total() == 90_000)
         second.sendall(HEAD)
         assert second.recv(12) == b"HTTP/1.1 503", "a client has half of all"
     assert refusals(metrics) == {"bytes": 1.0}
-    wait_for(lambda: not front._held.total())
+    until(lambda: not front._held.total())
 
 
 @pytest.mark.parametrize("said", [b"", b"POST /v1/fl", HEAD, HEAD + bytes(100)])
@@ -199,24 +199,17 @@ def test_a_request_that_does_not_come_to_its_end_is_ended(folder: Path, guarded:
         line.sendall(said)
         answer = b"".join(iter(lambda: line.recv(1000), b""))
         assert answer[:12] == (b"HTTP/1.1 504" if said.startswith(HEAD) else b"")
-    wait_for(lambda: refusals(metrics) == {"time": 1.0})
-    wait_for(lambda: not front._held.total() and front._open == 0)
-
-
-def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: refusals(metrics) == {"time": 1.0})
+    until(lambda: not front._held.total() and front._open == 0)
 
 
 @pytest.fixture(scope="module")
 def place(folder: Path) -> Iterator[Place]:
-    backend = Backend(free_port())
+    kept = listen_on("127.0.0.1", 0)
+    backend = Backend(kept.getsockname()[1])
     server = uvicorn.Server(
         uvicorn.Config(
             backend,
-            port=backend.port,
             ssl_certfile=folder / "server.pem",
             ssl_keyfile=folder / "server.key",
             interface="asgi3",
@@ -224,10 +217,9 @@ def place(folder: Path) -> Iterator[Place]:
             log_config=None,
         )
     )
-    thread = threading.Thread(target=server.run, daemon=True)
+    thread = threading.Thread(target=server.run, args=([kept],), daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    until(lambda: server.started, alive=thread.is_alive)
     listener = listen_on("127.0.0.1", 0)
     port = listener.getsockname()[1]
     target = f"127.0.0.1:{backend.port}"
@@ -343,23 +335,16 @@ def test_failed_handshakes_leave_nothing_for_the_collector(guarded: Any, said: b
     gc.disable()
     try:
         for _ in range(20):
-            with socket.create_connection(front._listener.getsockname()[:2], timeout=10) as line:
+            with socket.create_connection(front._listener.getsockname()[:2], timeout=SECONDS) as line:
                 line.sendall(said)
-        wait_until(lambda: refusals(metrics).get("handshake") == 20)
-        wait_until(lambda: handshakes_held() <= before)
+        until(lambda: refusals(metrics).get("handshake") == 20)
+        until(lambda: handshakes_held() <= before)
     finally:
         gc.enable()
 
 
 def handshakes_held() -> int:
     return sum(type(thing).__name__ == "SSLProtocol" for thing in gc.get_objects())
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_client_that_says_nothing_is_silent(guarded: Any, folder: Path) -> None:
@@ -381,7 +366,7 @@ def test_strangers_get_few_handshakes_in_a_second_and_clients_as_many_as_they_ne
 
     def comes(address: str, client: int | None) -> bool:
         where = front._listener.getsockname()[:2]
-        line = socket.create_connection(where, timeout=10, source_address=(address, 0))
+        line = socket.create_connection(where, timeout=SECONDS, source_address=(address, 0))
         try:
             with secure(folder, client).wrap_socket(line, server_hostname="localhost"):
                 return True

@@ -14,6 +14,7 @@ import pytest
 from flwr.clientapp import ClientApp
 
 from harness.processes import TrainingProcesses
+from harness.waiting import until
 from sigil.errors import NetworkError
 from sigil.transport.flower import processes, superlink, supernode
 
@@ -44,10 +45,7 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
             assert alive(child)
         finally:
             parent.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 300
-    while alive(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not alive(child))
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.waiting import until
 from sigil.errors import NetworkError
 from sigil.transport import certificates
 from sigil.transport.flower.processes import free_port
@@ -84,10 +84,7 @@ def test_a_server_that_is_away_is_mentioned_once_and_so_is_its_return(
         assert caplog.text.count(f"Waiting for the owner at {away}") == 1
         tunnel._port = int(front.split(":")[1])
         assert through(tunnel, b"x") == b"x"
-        deadline = time.monotonic() + 30
-        while "The owner is there, after" not in caplog.text:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: "The owner is there, after" in caplog.text)
 
 
 def test_somebody_else_at_the_owners_address_is_told_apart(

@@ -64,6 +64,9 @@ COLOURS = dict(zip(("as it is", *WAYS, RECORDED), ("#000000", *figures.SERIES), 
 UNLIKELY = 0.001
 FIVE_SIGMA = math.log10(ALPHA)  # before any correction: these keys have the paper's 50 bits
 
+# Since this day each channel of a reordered copy is divided by its own spread, and more copies are compared.
+READER = "2026-11-18"
+
 Numbers = dict[str, Any]
 
 
@@ -72,6 +75,7 @@ def show(measured: Measured, folder: Path) -> Page:
     return [
         "In each entry: channels recovered of those that are left, WSR, and p. An alignment that is not "
         "believed is not used; the entry then is that of the model as it is.",
+        *_earlier(measured),
         "## Disguise, alone and after other attacks",
         _table("attack", measured),
         "## Four architectures",
@@ -82,6 +86,19 @@ def show(measured: Measured, folder: Path) -> Page:
         _table("disguise", measured),
         "## The null hypothesis",
         *_null(measured, folder / "null.png"),
+    ]
+
+
+def _earlier(measured: Measured) -> list[str]:
+    """Which numbers are not those of the present reader, if there are any."""
+    days = sorted(result.day for result in measured.results.values() if result.day < READER)
+    if not days:
+        return []
+    return [
+        f"**{len(days)} of {len(measured.results)} cells are of an earlier reader** (measured until "
+        f"{days[-1]}). Since {READER} each channel of a reordered copy is divided by its own spread, and "
+        "copies with more channels are compared with the initial weights: what is said of aligned copies "
+        "may differ."
     ]
 
 

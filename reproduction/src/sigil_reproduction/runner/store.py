@@ -89,6 +89,8 @@ class Result:
     # What measuring it took, and each of its trainings, by their settings.
     seconds: float = 0.0
     trainings: Mapping[str, float] = field(default_factory=dict)
+    # The day on which it was measured, as 2026-11-18.
+    day: str = ""
 
 
 class Store:
@@ -251,6 +253,7 @@ class Store:
                 content.get("seconds", 0.0),
                 # Recording looks on: a training is the same with it.
                 {json.dumps(settings | {"record": None}): seconds for settings, seconds in trained},
+                content.get("written", "")[:10],
             )
         except (ValueError, KeyError):
             raise ExperimentError(f"{path} is not a cell; delete it to measure it again.") from None

@@ -28,7 +28,7 @@ import ssl
 import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ FLEET = re.compile(r"/v1/fleet/[a-z0-9-]{1,64}")
 # Flower cuts arrays into objects of 5 MB and sends each by itself; all other requests are short.
 LIMIT = 16 * 2**20
 SHORT = 2**20
+# What is still read of a request that is refused.
+DROPPED_BYTES, DROPPED_SECONDS = 2**23, 2.0
 PUSH = "/v1/fleet/push-"
 # What a client may send before the first round, where nobody has asked it for anything.
 FIRST_ALLOWANCE = 2**24
@@ -258,13 +260,13 @@ class HttpsFront(ServerThread):
         path, holder = scope["path"], scope["state"]["holder"]
         if scope["method"] != "POST" or not FLEET.fullmatch(path) or scope["query_string"]:
             self.refused(FrontRefusal.REQUEST)
-            await _refuse(send, 403, b"Only Flower's Fleet API is served here.")
+            await _refuse(send, 403, b"Only Flower's Fleet API is served here.", unread=receive)
             return
         largest = self.limit if path == PUSH + "object" else min(self.limit, SHORT)
         size = _size(scope, largest)
         if size > largest:
             self.refused(FrontRefusal.BYTES)
-            await _refuse(send, 413, b"The request is too large.")
+            await _refuse(send, 413, b"The request is too large.", unread=receive)
             return
         # What is pushed is kept by the SuperLink: it counts as soon as it is announced.
         if path.startswith(PUSH):
@@ -273,12 +275,12 @@ class HttpsFront(ServerThread):
                 self._over.add(holder)
         if holder in self._over and path.startswith(PUSH):
             self.refused(FrontRefusal.ALLOWANCE)
-            await _refuse(send, 413, b"This client has sent more than it may.")
+            await _refuse(send, 413, b"This client has sent more than it may.", unread=receive)
             return
         if self._held[holder] + size > max(self.limit, self.limits.front_bytes // SHARE):
             self.refused(FrontRefusal.BYTES)
             # 503, like the 504 below, is what a SuperNode tries again after.
-            await _refuse(send, 503, b"This client has too many requests open.")
+            await _refuse(send, 503, b"This client has too many requests open.", unread=receive)
             return
         async with self._reserved(holder, size):
             try:
@@ -287,7 +289,7 @@ class HttpsFront(ServerThread):
                 return
             if body is None:
                 self.refused(FrontRefusal.BYTES)
-                await _refuse(send, 413, b"The request is too large.")
+                await _refuse(send, 413, b"The request is too large.", unread=receive)
                 return
             await self._pass_on(path, body, scope["headers"], send)
 
@@ -384,8 +386,8 @@ def _size(scope: Scope, largest: int) -> int:
     return largest
 
 
-async def _read(receive: Receive, size: int) -> bytes | None:
-    """The body of a request, or None as soon as it is larger than reserved."""
+async def _read(receive: Receive, size: int, *, keep: bool = True) -> bytes | None:
+    """The body of a request, or None if it is larger than reserved; nothing of it if it is not kept."""
     parts: list[bytes] = []
     left = size
     more = True
@@ -397,12 +399,22 @@ async def _read(receive: Receive, size: int) -> bytes | None:
         left -= len(part)
         if left < 0:
             return None
-        parts.append(part)
+        if keep:
+            parts.append(part)
         more = message.get("more_body", False)
     return b"".join(parts)
 
 
-async def _refuse(send: Send, status: int, body: bytes) -> None:
-    """Our own no; it ends the connection."""
+async def _refuse(send: Send, status: int, body: bytes, unread: Receive | None = None) -> None:
+    """Our own no; it ends the connection.
+
+    A connection that is closed while a request is still coming in loses the answer, so what is on its way is
+    read and dropped first, within limits.
+    """
     await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+    if unread is not None:
+        with suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(DROPPED_SECONDS):
+                await _read(unread, DROPPED_BYTES, keep=False)
+    await send({"type": "http.response.body", "body": b""})
