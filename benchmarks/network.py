@@ -188,9 +188,10 @@ class Service:
         self._folder, self._wire = folder, wire
         self.address, self._tickets, self.shape, self.idle_mb = self._pipe.recv()
 
-    def client(self, index: int) -> RemoteServer:
+    def client(self, index: int, address: str | None = None) -> RemoteServer:
+        """Its client of this number, by another way if an address is given."""
         return RemoteServer(
-            self.address,
+            address or self.address,
             ticket=self._tickets[index],
             round_number=1,
             client=index,
@@ -440,18 +441,23 @@ def quality(folder: Path, rounds: int, seeds: int) -> dict[str, list[dict[str, f
     return found
 
 
-def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, float]:
-    """One training over the live service: digits, three clients, a key of its own for each seed."""
-    settings = make(
+def small_training(rounds: int, seed: int) -> Settings:
+    """Digits, three clients."""
+    return make(
         {
             "model": {"name": "resnet18", "width": 8, "cut": "layer2"},
             "data": {"name": "digits"},
             "federation": {"clients": 3, "rounds": rounds, "local_epochs": 1, "batch_size": 64},
             "optimizer": {"lr": 0.05, "warmup_rounds": 2},
             "watermark": {"strength": 0.1, "bits": 50},
-            "run": {"device": "cpu", "precision": "float32", "seed": seed},
+            "run": {"device": "cpu", "precision": "float32", "workers": 1, "seed": seed},
         }
     )
+
+
+def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, float]:
+    """One training over the live service: digits, three clients, a key of its own for each seed."""
+    settings = small_training(rounds, seed)
     dataset = load_data(settings)
     training = Training.of_client(settings, dataset)
     parts = training.parts
