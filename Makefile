@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo lint types check tests test quick formats luck fuzz docs format clean release-check
+.PHONY: help setup demo lint types check tests test quick formats luck fuzz docs peers format clean release-check
 
 help:  ## show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -100,6 +100,14 @@ release-check: $(VENV)/.docs  ## build and check the wheel, install the core alo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python release/look_at_site.py site $(SHOTS)
 	$(BIN)/python release/look_at_live_page.py $(SHOTS)/live
+
+# NVIDIA FLARE has an environment of its own, so that nothing here depends on what it asks for.
+PEERS := build/peers/bin
+DATA ?= $(HOME)/data
+peers:  ## Sigil beside a plain loop, SplitFed and NVIDIA FLARE, in one run; CIFAR-10 is in DATA
+	test -x $(PEERS)/python || $(PYTHON) -m venv build/peers
+	$(PEERS)/python -m pip install --quiet --disable-pip-version-check nvflare --editable '.[all]'
+	PYTHONPATH=tests $(PEERS)/python benchmarks/peers.py --data-dir $(DATA) --json benchmarks/results/peers.json
 
 format: setup  ## format the sources
 	$(BIN)/ruff check --fix .

@@ -51,7 +51,6 @@ from sigil.federation import Settings
 from sigil.federation.from_settings import (
     Training,
     build_halves,
-    client_parts,
     load_data,
     scheduled_rate,
 )
@@ -126,7 +125,7 @@ class Honest(threading.Thread):
         self.trouble: BaseException | None = None
 
     def run(self) -> None:
-        dataset = load_data(self._settings)
+        training = Training.of_client(self._settings, load_data(self._settings))
         last = time.monotonic()
 
         def tick(images: int) -> None:
@@ -138,10 +137,8 @@ class Honest(threading.Thread):
         try:
             train_round(
                 self._task,
-                settings=self._settings,
-                dataset=dataset,
-                indices=client_parts(self._settings, dataset)[0],
-                client_index=0,
+                training,
+                0,
                 credentials=self._credentials,
                 tick=tick,
             )

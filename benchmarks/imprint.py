@@ -1,284 +1,189 @@
-"""What an imprint costs, what it survives, and whether its p-values are exact.
+"""Whether the p-values of imprints are exact, and whom a trace names that has no part in it.
 
-    python benchmarks/imprint.py --run reproduction/results/desk/models/a92a8e7bb5954189 --data-dir ~/data
-    python benchmarks/imprint.py --exact
+    python benchmarks/imprint.py --json benchmarks/results/imprint.json
 
-The first prints, for one training's client half, the accuracy and the deviations at which the pattern is
-found after attacks of a thief with 5,000 images (Adam, rate falling to zero along a cosine). The second draws
-20,000 patterns that a suspect knows nothing of and counts how often p is at most x: never more than x of them
-should.
+What a copy survives is measured by ``sigil reproduce copies``, and what happens in trainings by ``sigil
+reproduce imprints``. Here two things are counted. First, patterns are drawn that a suspect knows nothing of,
+with several keys: never more than x of them should have p at most x. Second, models are held against
+registers of which their makers hold no copy, or one: small networks on the embedded digits, so that there can
+be many.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import sigil
-from sigil import attacks, models
-from sigil.data import Dataset, load
+from sigil.data import load
 from sigil.imprint import Imprint
-from sigil.imprint_reading import filters_of_weight, spreads
+from sigil.imprint_reading import deviations, log10_p_before, read
 
-RECIPIENTS = 20
-THIEF_IMAGES = 5_000
-
-
-class Subject:
-    """One training's model, its imprint, and the data of who attacks a copy."""
-
-    def __init__(self, run: Path, data: Dataset) -> None:
-        self.key = sigil.Key.load(run / "owner.key")
-        self.client, self.server = (models.load(run / f"{half}.safetensors") for half in ("client", "server"))
-        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
-
-        def prepared(images: Any) -> Tensor:
-            return ((torch.from_numpy(np.array(images)).float() / 255 - mean) / std).to(
-                memory_format=torch.channels_last
-            )
-
-        self.test = prepared(data.test.images), torch.from_numpy(np.array(data.test.labels))
-        chosen = np.random.default_rng(0).permutation(len(data.train))[:THIEF_IMAGES]
-        self.train = (
-            prepared(data.train.images[np.sort(chosen)]),
-            torch.from_numpy(np.array(data.train.labels[np.sort(chosen)])),
-        )
-        self.copies = Imprint(self.key, self.client)
-        self.names = [f"Recipient {number}" for number in range(RECIPIENTS)]
-        self.halves = [self.copies.issue(name) for name in self.names]
-
-    def whole(self, client: nn.Module) -> nn.Sequential:
-        """A copy's client half with the server half."""
-        return nn.Sequential(copy.deepcopy(client), copy.deepcopy(self.server))
-
-    @torch.no_grad()
-    def accuracy(self, model: nn.Module) -> float:
-        """In percent, on the test images."""
-        model.eval()
-        right = [
-            (model(images).argmax(1) == labels).sum().item()
-            for images, labels in zip(self.test[0].split(500), self.test[1].split(500), strict=True)
-        ]
-        return 100 * sum(right) / len(self.test[1])
-
-    def trained(
-        self, model: nn.Module, *, rate: float, epochs: int, teacher: nn.Module | None = None, seed: int = 0
-    ) -> nn.Module:
-        """Train further, with labels or by a teacher's logits at temperature 2."""
-        images, labels = self.train
-        random = torch.Generator().manual_seed(seed)
-        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
-        steps, done = epochs * math.ceil(len(images) / 64), 0
-        model.train()
-        for _ in range(epochs):
-            for batch in torch.randperm(len(images), generator=random).split(64):
-                for group in optimizer.param_groups:
-                    group["lr"] = rate * (1 + math.cos(math.pi * done / steps)) / 2
-                seen = _augmented(images[batch], random)
-                if teacher is None:
-                    loss = F.cross_entropy(model(seen), labels[batch])
-                else:
-                    with torch.no_grad():
-                        wanted = F.softmax(teacher(seen) / 2, 1)
-                    loss = 4 * F.kl_div(F.log_softmax(model(seen) / 2, 1), wanted, reduction="batchmean")
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                done += 1
-        return model.eval()
-
-    def patch_moments(self, client: nn.Module) -> dict[str, Tensor]:
-        """The second moment of what each convolution reads, over 256 images."""
-        found: dict[str, Tensor] = {}
-
-        def note(name: str) -> Callable[..., None]:
-            def hook(layer: nn.Conv2d, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-                padding = layer.padding[0] if isinstance(layer.padding[0], int) else 0
-                patches = F.unfold(inputs[0], layer.kernel_size, padding=padding, stride=layer.stride)
-                rows = patches.transpose(1, 2).reshape(-1, layer.weight[0].numel())
-                rows = rows[:: max(1, len(rows) // 20_000)].double()
-                found[name] = rows.T @ rows / len(rows)
-
-            return hook
-
-        hooks = [
-            layer.register_forward_hook(note(f"{name}.weight"))
-            for name, layer in client.named_modules()
-            if isinstance(layer, nn.Conv2d)
-        ]
-        with torch.no_grad():
-            client.eval()(self.train[0][:256])
-        for hook in hooks:
-            hook.remove()
-        return found
-
-    def noisy(self, client: nn.Module, size: float, shape: Mapping[str, Tensor] | None = None) -> nn.Module:
-        """Add noise of `size` deviations of each filter, with `shape` large where inputs are small."""
-        random = torch.Generator().manual_seed(1)
-        found = copy.deepcopy(client)
-        with torch.no_grad():
-            for name, weight in found.named_parameters():
-                if weight.ndim < 2:
-                    continue
-                rows = torch.randn(len(weight), weight[0].numel(), generator=random, dtype=torch.float64)
-                if shape is not None:
-                    values, vectors = torch.linalg.eigh(shape[name])
-                    variance = values.clamp_min(1e-6 * float(values.max())) ** -0.7
-                    rows = rows * (variance / variance.mean()).sqrt() @ vectors.T
-                spread = torch.from_numpy(spreads(filters_of_weight(weight))).reshape(-1, 1)
-                weight.add_((size * spread * rows).reshape(weight.shape).float())
-        return found
-
-    def row(self, what: str, model: nn.Sequential | nn.Module, known: int = 1) -> dict[str, Any]:
-        """Accuracy and how the copies of the first `known` recipients are found."""
-        outcome = sigil.trace(model[0].state_dict(), self.key, self.copies)  # type: ignore[index]
-        found = {each.name: each for each in outcome.recipients}
-        mine = [found[name] for name in self.names[:known]]
-        others = [found[name] for name in self.names[known:]]
-        row = {
-            "attack": what,
-            "accuracy": round(self.accuracy(model), 2),
-            "deviations": [round(each.deviations, 1) for each in mine],
-            "log10_p_before": round(max(each.log10_p_before for each in mine), 1),
-            "named": f"{sum(each.contained for each in mine)} of {known}",
-            "others": round(max(each.deviations for each in others), 1),
-            "wrongly": sum(each.contained for each in others),
-            "together": None if outcome.coalition is None else round(outcome.coalition.log10_p, 1),
-            "together_right": None
-            if outcome.coalition is None
-            else f"{len(set(outcome.coalition.names) & set(self.names[:known]))} of "
-            f"{len(outcome.coalition.names)}",
-        }
-        print(json.dumps(row), flush=True)
-        return row
+LEVELS = (0.5, 0.2, 0.1, 0.05, 0.01, 0.001, 0.0001)
+RECIPIENTS = [f"Recipient {number}" for number in range(4)]
+# Naming takes more than five deviations: with less than this for everybody and every group there is no trace.
+LOOKED_AT = 4.0
+State = Mapping[str, Tensor]
 
 
-def _augmented(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image shifted by up to four pixels and mirrored at random."""
-    top, left = (int(torch.randint(0, 9, (1,), generator=random)) for _ in range(2))
-    moved = F.pad(images, (4, 4, 4, 4))[:, :, top : top + 32, left : left + 32]
-    mirrored = torch.rand(len(images), 1, 1, 1, generator=random) < 0.5
-    return torch.where(mirrored, moved.flip(3), moved)
-
-
-def _mean(halves: Sequence[nn.Module]) -> nn.Module:
-    found = copy.deepcopy(halves[0])
-    states = [half.state_dict() for half in halves]
-    found.load_state_dict(
-        {
-            name: torch.stack([state[name].double() for state in states]).mean(0).to(value.dtype)
-            for name, value in states[0].items()
-        }
-    )
-    return found
-
-
-def measure(run: Path, data_dir: Path | None, only: Sequence[str]) -> list[dict[str, Any]]:
-    """All rows of the table."""
-    subject = Subject(run, load("cifar10", data_dir=data_dir))
-    first = subject.halves[0]
-    rows = []
-
-    def add(what: str, make: Callable[[], nn.Module], known: int = 1) -> None:
-        if not only or any(word in what for word in only):
-            rows.append(subject.row(what, make(), known))
-
-    if not only or "cost" in only:
-        plain = subject.accuracy(subject.whole(subject.client))
-        for strength in (0.02, 0.03):
-            imprint = Imprint(subject.key, subject.client, strength=strength)
-            costs = [
-                plain - subject.accuracy(subject.whole(imprint.issue(name))) for name in subject.names[:8]
-            ]
-            row = {
-                "strength": strength,
-                "accuracy": round(plain, 2),
-                "lost": round(float(np.mean(costs)), 3),
-                "most": round(max(costs), 2),
-            }
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-    add("nothing", lambda: subject.whole(first))
-    add("INT4", lambda: nn.Sequential(attacks.quantize(first, "int4"), subject.server))
-    add("pruning 60 %", lambda: nn.Sequential(attacks.prune(first, 0.6), subject.server))
-    add("fine-tuning", lambda: subject.trained(subject.whole(first), rate=1e-4, epochs=4))
-
-    def after_noise(half: nn.Module, size: float, epochs: int) -> nn.Module:
-        return subject.trained(subject.whole(subject.noisy(half, size)), rate=1e-3, epochs=epochs)
-
-    for size in (0.3, 0.6, 1.0):
-        add(f"noise {size}, retrained", partial(after_noise, first, size, 8))
-    add(
-        "shaped noise 0.9, distilled",
-        lambda: subject.trained(
-            subject.whole(subject.noisy(first, 0.9, subject.patch_moments(first))),
-            rate=1e-3,
-            epochs=8,
-            teacher=subject.whole(first).eval(),
-        ),
-    )
-    for number in (2, 5, 10):
-        mixed = _mean(subject.halves[:number])
-        add(f"average of {number}", partial(subject.whole, mixed), number)
-        add(
-            f"average of {number}, fine-tuned",
-            partial(subject.trained, subject.whole(mixed), rate=5e-4, epochs=6),
-            number,
-        )
-        add(f"average of {number}, noise 0.3, retrained", partial(after_noise, mixed, 0.3, 6), number)
-    return rows
-
-
-def exact(draws: int = 2_000, suspects: int = 10) -> list[dict[str, Any]]:
+def exact(keys: int, suspects: int, draws: int) -> dict[str, Any]:
     """How often p is at most x, over patterns that the suspects know nothing of."""
-    from sigil.imprint_reading import log10_p_before, read
-
-    key = sigil.Key.generate("ACME", shape=(8, 4, 4), seed=bytes(32))
-    random = torch.Generator().manual_seed(0)
     found = []
-    for _ in range(suspects):
-        ours = {"a": torch.randn(16, 8, 3, 3, generator=random), "b": torch.randn(8, 16, generator=random)}
-        copies = Imprint(key, ours)
-        theirs = {name: value + torch.randn(value.shape, generator=random) for name, value in ours.items()}
-        reading = read(ours, theirs)
-        found += [
-            log10_p_before(reading.positive(copies.pattern(f"Recipient {number}")), reading.coins)
-            for number in range(draws)
-        ]
+    for seed in range(keys):
+        key = sigil.Key.generate("ACME", shape=(8, 4, 4), seed=seed.to_bytes(32, "big"))
+        random = torch.Generator().manual_seed(seed)
+        for _ in range(suspects):
+            ours = {
+                "a": torch.randn(16, 8, 3, 3, generator=random),
+                "b": torch.randn(8, 16, generator=random),
+            }
+            copies = Imprint(key, ours)
+            reading = read(
+                ours,
+                {name: value + torch.randn(value.shape, generator=random) for name, value in ours.items()},
+            )
+            coins = reading.coins
+            # The tail depends on the sum alone: it is computed once for each sum.
+            tails: dict[int, float] = {}
+            for number in range(draws):
+                positive = reading.positive(copies.pattern(f"Recipient {number}"))
+                total = sum(weight * up for weight, up in enumerate(positive, 1))
+                if total not in tails:
+                    tails[total] = log10_p_before(positive, coins)
+                found.append(tails[total])
     p = 10.0 ** np.array(found)
-    rows = [
-        {"x": x, "share": float((p <= x).mean()), "draws": len(p)}
-        for x in (0.9, 0.5, 0.2, 0.1, 0.05, 0.01, 0.001, 0.0001)
-    ]
-    for row in rows:
-        print(json.dumps(row))
-    return rows
+    rows = []
+    for x in LEVELS:
+        share = float((p <= x).mean())
+        errors = (share - x) / math.sqrt(x * (1 - x) / len(p))
+        rows.append({"x": x, "share": round(share, 6), "standard_errors": round(errors, 2)})
+    return {"draws": len(p), "keys": keys, "suspects": keys * suspects, "levels": rows}
+
+
+class Digits:
+    """Small networks on the digits, from nothing or from another."""
+
+    def __init__(self) -> None:
+        data = load("digits")
+        images = torch.from_numpy(np.array(data.train.images)).float().flatten(1)
+        self.images = (images - images.mean()) / images.std()
+        self.labels = torch.from_numpy(np.array(data.train.labels)).long()
+
+    def trained(self, seed: int, base: State | None = None, *, rate: float = 3e-3) -> dict[str, Tensor]:
+        """A network of one hidden layer that learned half of the images, drawn by the seed."""
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(self.images.shape[1], 24), nn.ReLU(), nn.Linear(24, 10))
+        if base is not None:
+            net.load_state_dict(base)
+        optimizer = torch.optim.Adam(net.parameters(), lr=rate)
+        half = torch.randperm(len(self.images))[: len(self.images) // 2]
+        for _ in range(3):
+            for batch in half[torch.randperm(len(half))].split(64):
+                optimizer.zero_grad()
+                F.cross_entropy(net(self.images[batch]), self.labels[batch]).backward()
+                optimizer.step()
+        return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+def pairs(registers: int, models: int) -> Iterator[tuple[str, State, Imprint, frozenset[str]]]:
+    """What is held against which register, and who of it has a part in that.
+
+    All registers are of models that descend from one public base.
+    """
+    digits = Digits()
+    base = digits.trained(0)
+    strangers = [digits.trained(1_000 + seed) for seed in range(models)]
+    descendants = [digits.trained(2_000 + seed, base, rate=1e-3) for seed in range(models)]
+    for number in range(registers):
+        key = sigil.Key.generate("ACME", shape=(8, 4, 4), seed=number.to_bytes(32, "big"))
+        copies = Imprint(key, digits.trained(3_000 + number, base, rate=1e-3))
+        issued = {name: copies.record(name) for name in RECIPIENTS}
+        for model in strangers:
+            yield "strangers", model, copies, frozenset()
+        for model in descendants:
+            yield "other descendants of the same public base", model, copies, frozenset()
+        for seed in range(models // 8):
+            later = digits.trained(4_000 + seed, copies.state, rate=1e-3)
+            yield "later versions of the owner's model", later, copies, frozenset()
+        ours = digits.trained(6_000 + number, base, rate=1e-3)
+        for holder in RECIPIENTS:
+            derived = digits.trained(5_000 + number, issued[holder], rate=1e-3)
+            yield "a recipient's own derivatives", derived, copies, frozenset({holder})
+            away = {name: 3 * value - 2 * ours[name] for name, value in derived.items()}
+            yield "the same, extrapolated to blame others", away, copies, frozenset({holder})
+        for size in (2, 3):
+            holders = RECIPIENTS[:size]
+            draw = np.random.default_rng(number).dirichlet(np.ones(size)) * 3 - 2 / size
+            weights = torch.from_numpy(draw).float()
+            mixed = {
+                name: torch.tensordot(weights, torch.stack([issued[one][name] for one in holders]), 1)
+                for name in copies.state
+            }
+            yield "combinations of copies, with negative weights", mixed, copies, frozenset(holders)
+        public = copies.record("everybody", public=True)
+        yield (
+            "descendants of a copy that was made public",
+            digits.trained(7, public),
+            copies,
+            frozenset({"everybody"}),
+        )
+
+
+def named(registers: int, models: int) -> list[dict[str, Any]]:
+    """Of each kind: pairs, who was named of those with and without a copy, and the most deviations."""
+    rows: dict[str, dict[str, Any]] = {}
+    for kind, suspect, copies, holders in pairs(registers, models):
+        reading = read({name: copies.state[name] for name in copies.carriers}, suspect)
+        coins = reading.coins
+        shown = {name: deviations(reading.positive(copies.pattern(name)), coins) for name in copies.copies}
+        ranked = np.sort(list(shown.values()))[::-1]
+        group = float(np.max(np.cumsum(ranked) / np.sqrt(np.arange(1, len(ranked) + 1))))
+        row = rows.setdefault(
+            kind,
+            {"pairs": 0, "names": 0, "wrongly": 0, "groups_wrongly": 0, "holders": 0, "holders_named": 0}
+            | {"most_deviations": 0.0},
+        )
+        others = [value for name, value in shown.items() if name not in holders]
+        row["pairs"] += 1
+        row["names"] += len(others)
+        row["holders"] += len(holders)
+        row["most_deviations"] = max(row["most_deviations"], round(max(others), 2))
+        if group > LOOKED_AT:
+            outcome = sigil.trace(suspect, copies.key, copies)
+            together = outcome.coalition
+            row["wrongly"] += len(set(outcome.named) - holders)
+            row["holders_named"] += len(holders & set(outcome.named))
+            if together is not None and together.contained and not holders & set(together.names):
+                row["groups_wrongly"] += 1
+    return [{"suspects": kind, **row} for kind, row in rows.items()]
 
 
 def main() -> None:
-    """Read the command line and print rows of JSON."""
+    """Read the command line and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--run", type=Path)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--only", nargs="*", default=[], help="rows whose name has one of these words")
-    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--draws", type=int, default=2_000, help="patterns per suspect, of 40 suspects")
+    parser.add_argument("--registers", type=int, default=40)
+    parser.add_argument("--models", type=int, default=120, help="strangers, and descendants of the base")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = exact() if options.exact else measure(options.run, options.data_dir, options.only)
+    found: dict[str, Any] = {"exact": exact(8, 5, options.draws)}
+    for row in found["exact"]["levels"]:
+        print(json.dumps(row), flush=True)
+    found["named"] = named(options.registers, options.models)
+    for row in found["named"]:
+        print(json.dumps(row), flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ from sigil.federation.averaging import State
 from sigil.federation.from_settings import (
     Training,
     build_halves,
-    client_parts,
     load_data,
     scheduled_rate,
 )
@@ -164,10 +163,8 @@ def attack_service(folder: Path, settings: Settings, count: int) -> dict[str, An
         training = own.submit(
             train_round,
             task,
-            settings=settings,
-            dataset=dataset,
-            indices=client_parts(settings, dataset)[0],
-            client_index=0,
+            Training.of_client(settings, dataset),
+            0,
             credentials=honest,
         )
         for part in np.array_split(order, TURNS):

@@ -47,7 +47,6 @@ from sigil.federation.averaging import WeightedAverage
 from sigil.federation.from_settings import (
     Training,
     build_halves,
-    client_parts,
     load_data,
     scheduled_rate,
 )
@@ -189,9 +188,10 @@ class Service:
         self._folder, self._wire = folder, wire
         self.address, self._tickets, self.shape, self.idle_mb = self._pipe.recv()
 
-    def client(self, index: int) -> RemoteServer:
+    def client(self, index: int, address: str | None = None) -> RemoteServer:
+        """Its client of this number, by another way if an address is given."""
         return RemoteServer(
-            self.address,
+            address or self.address,
             ticket=self._tickets[index],
             round_number=1,
             client=index,
@@ -441,20 +441,26 @@ def quality(folder: Path, rounds: int, seeds: int) -> dict[str, list[dict[str, f
     return found
 
 
-def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, float]:
-    """One training over the live service: digits, three clients, a key of its own for each seed."""
-    settings = make(
+def small_training(rounds: int, seed: int) -> Settings:
+    """Digits, three clients."""
+    return make(
         {
             "model": {"name": "resnet18", "width": 8, "cut": "layer2"},
             "data": {"name": "digits"},
             "federation": {"clients": 3, "rounds": rounds, "local_epochs": 1, "batch_size": 64},
             "optimizer": {"lr": 0.05, "warmup_rounds": 2},
             "watermark": {"strength": 0.1, "bits": 50},
-            "run": {"device": "cpu", "precision": "float32", "seed": seed},
+            "run": {"device": "cpu", "precision": "float32", "workers": 1, "seed": seed},
         }
     )
+
+
+def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, float]:
+    """One training over the live service: digits, three clients, a key of its own for each seed."""
+    settings = small_training(rounds, seed)
     dataset = load_data(settings)
-    parts = client_parts(settings, dataset)
+    training = Training.of_client(settings, dataset)
+    parts = training.parts
     shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
     key = Key.generate("benchmark", shape=shape, bits=50, seed=bytes([seed]) * 32)
     clients = certificates.make(folder, clients=len(parts))
@@ -472,10 +478,8 @@ def training(folder: Path, wire: Wire, rounds: int, seed: int) -> dict[str, floa
             for index, ticket in tickets.items():
                 update = train_round(
                     RoundTask(number, service.address, ticket, lr, federation.client_state, wire),
-                    settings=settings,
-                    dataset=dataset,
-                    indices=parts[index],
-                    client_index=index,
+                    training,
+                    index,
                     credentials=ClientCredentials.load(certificates.bundle_folder(folder, index)),
                 )
                 average.add(update.client_state, weight=len(parts[index]))

@@ -1,8 +1,16 @@
 """How fast and how small the training is, each claim as a ratio measured in one run.
 
     python benchmarks/training.py --json training.json
+    python benchmarks/training.py --only-scale --json scale.json --figure scale.png
 
 Steps of the variants are interleaved and medians taken. Memory is the peak of a process of its own.
+
+*Scale*: 10 to 10,000 simulated clients with 20 images each, marked, batches of 20, one local epoch, one
+process with one thread. A pool of 20,000 random images serves all, so that memory which grows is the
+training's. All clients take part in a round, or one in a hundred (at least one). Each training is a
+process of its own: some clients to warm up, then at least three rounds and 2,000 images, or one round of
+1,000 clients or more. A ratio to ten clients is that inside a repetition; time is processor time, which
+other work disturbs less.
 """
 
 from __future__ import annotations
@@ -13,9 +21,11 @@ import json
 import os
 import platform
 import resource
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +35,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
+from sigil import hardware
 from sigil.data import Dataset, Split
 from sigil.federation import Client, Federation, Server, Settings, Step, step
+from sigil.federation.from_settings import Training, build_halves
 from sigil.federation.precision import Precision, choose
 from sigil.federation.settings import make
+from sigil.federation.trainer import LocalTrainer, RoundStart
 from sigil_reproduction.runner.timing import interleaved
 
 NOW = Step(round=1, client=0, step=1)
@@ -123,11 +136,15 @@ def injector_share(width: int, batch: int, repeats: int, step_seconds: float) ->
     return step_seconds / (step_seconds + own)
 
 
-def federation_of(clients: int) -> tuple[Settings, Dataset]:
+POOL, SHARD = 20_000, 20
+SIZES = (10, 100, 1_000, 10_000)
+
+
+def federation_of(clients: int, **watermark: float) -> tuple[Settings, Dataset]:
     """20,000 random images, whatever the number of clients."""
     random = np.random.default_rng(0)
-    images = random.integers(0, 256, (20_000, 3, 32, 32), dtype=np.uint8)
-    labels = random.integers(0, 10, 20_000)
+    images = random.integers(0, 256, (POOL, 3, 32, 32), dtype=np.uint8)
+    labels = random.integers(0, 10, POOL)
     data = Split(images, labels)
     dataset = Dataset(
         "random", data, Split(images[:100], labels[:100]), 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3, "none"
@@ -136,26 +153,143 @@ def federation_of(clients: int) -> tuple[Settings, Dataset]:
         {
             "model": {"name": "resnet18", "width": 8},
             "data": {"name": "random"},
-            "federation": {"clients": clients, "rounds": 1, "local_epochs": 1, "batch_size": 20},
-            "watermark": {"strength": 0.0},
+            "federation": {"clients": clients, "rounds": 1, "local_epochs": 1, "batch_size": SHARD},
+            "watermark": watermark,
             "run": {"workers": 1},
         }
     )
     return settings, dataset
 
 
-def round_in_own_process(clients: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--clients", str(clients)]
+def in_own_process(*arguments: str) -> dict[str, float]:
+    command = [sys.executable, __file__, *arguments]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     result: dict[str, float] = json.loads(output)
     return result
 
 
 def child(clients: int) -> None:
-    settings, dataset = federation_of(clients)
+    settings, dataset = federation_of(clients, strength=0.0)
     result = Federation(settings, dataset).run_round()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": result.seconds, "peak_mb": peak, "images": result.images}))
+    print(json.dumps({"seconds": result.seconds, "peak_mb": peak_mb(), "images": result.images}))
+
+
+def peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def scaled(clients: int, share: float) -> None:
+    """Rounds in which this share of the clients take part; each client has its 20 images of the pool."""
+    torch.set_num_threads(1)
+    settings, dataset = federation_of(clients)
+    shape = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape).shape
+    key = sigil.Key.generate("benchmark", shape=shape, bits=64, seed=bytes(range(32)))
+    training = Training.prepare(settings, dataset, key=key)
+    random = np.random.default_rng(0)
+    starts = np.arange(clients) * SHARD % POOL
+    training.parts = [np.arange(start, start + SHARD) for start in starts]
+    trainer = LocalTrainer(training)
+    halves = training.halves
+    start = RoundStart(
+        1, 1e-3, copy.deepcopy(halves.client.state_dict()), copy.deepcopy(halves.server.state_dict())
+    )
+    chosen = max(1, round(share * clients))
+    trainer.train(start, clients=range(min(chosen, 10)))
+    seconds: list[float] = []
+    images = 0
+    while images < 2_000 or len(seconds) < 3:
+        began = time.process_time()
+        sums = trainer.train(start, clients=sorted(random.choice(clients, chosen, replace=False).tolist()))
+        sums.client.result()
+        sums.server.result()
+        seconds.append(time.process_time() - began)
+        images += sums.images
+        if chosen >= 1_000:
+            break
+    result = {
+        "clients": clients,
+        "taking_part": chosen,
+        "rounds": len(seconds),
+        "cpu_seconds_per_round": statistics.median(seconds),
+        "cpu_seconds_per_image": sum(seconds) / images,
+        "peak_mb": peak_mb(),
+    }
+    print(json.dumps(result))
+
+
+def scale(repeats: int, sizes: Sequence[int]) -> list[dict[str, float]]:
+    """Every number of clients, all or one in a hundred of them, again and again."""
+    found = []
+    for repetition in range(repeats):
+        for share in (1.0, 0.01):
+            for clients in sizes:
+                row = in_own_process("--clients", str(clients), "--share", str(share))
+                found.append({"repetition": repetition, "share": share, **row})
+                print(found[-1], file=sys.stderr, flush=True)
+    return found
+
+
+def scale_table(found: list[dict[str, float]]) -> list[dict[str, float]]:
+    """Medians over the repetitions, and ratios to the fewest clients inside each."""
+    few = min(row["clients"] for row in found)
+    base = {(row["repetition"], row["share"]): row for row in found if row["clients"] == few}
+    table: dict[tuple[float, float], list[dict[str, float]]] = {}
+    for row in found:
+        first = base[row["repetition"], row["share"]]
+        ratios = {f"{name}_ratio": row[name] / first[name] for name in ("cpu_seconds_per_image", "peak_mb")}
+        table.setdefault((row["share"], row["clients"]), []).append(row | ratios)
+    return [
+        {name: statistics.median(row[name] for row in rows) for name in rows[0]} for rows in table.values()
+    ]
+
+
+def show_scale(found: list[dict[str, float]], options: argparse.Namespace) -> None:
+    """The table, the figure and the file of the numbers of clients."""
+    table = scale_table(found)
+    columns = (
+        *("clients", "in a round", "CPU s per round", "CPU ms per client", "memory, MB"),
+        *("memory / fewest", "time per image / fewest"),
+    )
+    print("| " + " | ".join(columns) + " |\n" + "| --- " * len(columns) + "|")
+    for row in table:
+        each = 1000 * row["cpu_seconds_per_round"] / row["taking_part"]
+        print(
+            f"| {row['clients']:,.0f} | {row['taking_part']:,.0f} | {row['cpu_seconds_per_round']:.2f} | "
+            f"{each:.1f} | {row['peak_mb']:.0f} | {row['peak_mb_ratio']:.3f} | "
+            f"{row['cpu_seconds_per_image_ratio']:.2f} |"
+        )
+    if options.figure:
+        draw_scale(table, options.figure)
+    if options.json:
+        result = {
+            "targets": {"memory / fewest": "<= 1.2", "time per image / fewest": "<= 1.3"},
+            "table": table,
+            "trainings": found,
+            "machine": hardware.describe(torch.device("cpu"), bfloat16=choose().bfloat16),
+            "load_average": os.getloadavg(),
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def draw_scale(table: list[dict[str, float]], file: Path) -> None:
+    """Memory and time over the number of clients."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    for share, label, style in ((1.0, "all take part", "o-"), (0.01, "1 % take part", "s--")):
+        rows = [row for row in table if row["share"] == share]
+        counts = [row["clients"] for row in rows]
+        axes[0].plot(counts, [row["peak_mb"] for row in rows], style, label=label)
+        axes[1].plot(counts, [1000 * row["cpu_seconds_per_image"] for row in rows], style, label=label)
+    for axis, title in zip(axes, ("peak memory, MB", "processor time per image, ms"), strict=True):
+        axis.set(xscale="log", xlabel="clients", ylabel=title, ylim=(0, 1.15 * axis.dataLim.ymax))
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False, loc="lower right")
+    figure.savefig(file, dpi=150)
 
 
 def channels_last(module: nn.Module) -> nn.Module:
@@ -171,10 +305,21 @@ def main() -> None:
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only-scale", action="store_true", help="10 to 10,000 clients, and end")
+    parser.add_argument("--scale-repeats", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="numbers of clients")
+    parser.add_argument("--figure", type=Path, help="of the scale")
     parser.add_argument("--clients", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.share:
+        scaled(options.clients, options.share)
+        return
     if options.clients:
         child(options.clients)
+        return
+    if options.only_scale:
+        show_scale(scale(options.scale_repeats, options.sizes), options)
         return
 
     if options.threads:
@@ -182,7 +327,7 @@ def main() -> None:
     precision = choose("cpu", options.precision)
     small = compare_steps(options.width, options.batch, options.repeats, precision)
     wide = compare_steps(64, 256, options.wide_repeats, precision)
-    few, many = round_in_own_process(10), round_in_own_process(1000)
+    few, many = in_own_process("--clients", "10"), in_own_process("--clients", "1000")
     rows: list[tuple[str, float, str]] = [
         (f"U-SFL / plain training, width {options.width}", small["split"] / small["plain"], ">= 0.95"),
         (f"with mark / without, width {options.width}", small["split, marked"] / small["split"], ">= 0.98"),

@@ -71,6 +71,8 @@ print(key.statement()[:120], "…")
 def fit(injector: sigil.Injector | None, epochs: int = 6) -> tuple[nn.Module, nn.Module, list[float]]:
     torch.manual_seed(1)
     client, server = make_halves()
+    if injector is not None:
+        key.initialise(client)  # the weights begin as the key draws them: a second proof
     parameters = [*client.parameters(), *server.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=5e-4)
     rates = []

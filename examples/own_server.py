@@ -42,10 +42,14 @@ def average(halves: list[nn.Module]) -> dict[str, Tensor]:
     return {name: torch.stack([s[name].float() for s in states]).mean(0) for name in states[0]}
 
 
-def train(injector: sigil.Injector | None) -> tuple[nn.Module, float]:
+def train(key: sigil.Key | None) -> tuple[nn.Module, float]:
     """Train by split federated learning; returns the clients' half and its accuracy."""
     torch.manual_seed(0)
     client, server = make_halves()
+    injector = None
+    if key is not None:
+        key.initialise(client)  # the clients begin with weights that the key draws: a second proof
+        injector = sigil.Injector(key, strength=0.3)
     data = [torch.Generator().manual_seed(number) for number in range(CLIENTS)]
     for _ in range(ROUNDS):
         locals_ = []
@@ -84,7 +88,7 @@ def main() -> None:
 
     key = sigil.Key.for_activation(client(example), owner="ACME", input_shape=(1, 8, 8))
     print("publish now:", key.statement())
-    marked, accuracy = train(sigil.Injector(key, strength=0.3))
+    marked, accuracy = train(key)
     clean, without = train(None)
     print(f"accuracy {accuracy:.2f} with the mark, {without:.2f} without")
     print("marked:", sigil.verify(marked, key).sentence())

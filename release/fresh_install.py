@@ -8,6 +8,8 @@ Takes a minute or two and the network (or a local index): pip installs torch and
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,27 +22,16 @@ TORCHS = {
     *("torch", "filelock", "typing-extensions", "setuptools", "sympy", "mpmath", "networkx", "jinja2"),
     *("markupsafe", "fsspec", "pip"),
 }
-THREE_LINES = """
-import torch, sigil
-from torch import nn
+README = Path(__file__).parents[1] / "README.md"
 
-torch.manual_seed(0)
-client, server = nn.Sequential(nn.Flatten(), nn.Linear(192, 1024), nn.ReLU()), nn.Linear(1024, 10)
-example = torch.randn(16, 3, 8, 8)
-key = sigil.Key.for_activation(client(example), owner="ACME")
-injector = sigil.Injector(key, strength=1.0)
-for _ in range(60):
-    activation = client(torch.randn(16, 3, 8, 8))
-    injector.attach(activation)
-    nn.functional.cross_entropy(server(activation), torch.randint(10, (16,))).backward()
-    with torch.no_grad():
-        for parameter in (*client.parameters(), *server.parameters()):
-            parameter -= 0.5 * parameter.grad / parameter.grad.norm()
-            parameter.grad = None
-report = sigil.verify(client, key, input_shape=(3, 8, 8))
-print(report.sentence())
-assert report.owned
-"""
+
+def walk_readme(folder: Path, binaries: Path) -> None:
+    """The program of the README and the commands below it, in a folder of their own."""
+    text = README.read_text("utf-8")
+    program, commands = re.findall(r"^```(?:python title=\"train.py\"|sh)\n(.*?)^```$", text, re.M | re.S)[:2]
+    (folder / "train.py").write_text(program, "utf-8")
+    path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["sh", "-e", "-c", commands], check=True, cwd=folder, env=os.environ | {"PATH": path})
 
 
 def main(dist: Path) -> None:
@@ -60,7 +51,7 @@ def main(dist: Path) -> None:
         print(f"{len(names - {'pip'})} packages in all, {megabytes:,.0f} MB with pip")
         assert len(beside) <= MOST_PACKAGES
         assert not cuda, f"CUDA came along: {cuda}"
-        subprocess.run([python, "-c", THREE_LINES], check=True, cwd=folder)
+        walk_readme(Path(folder), Path(python).parent)
         sigil = str(Path(folder) / "bin" / "sigil")
         refused = subprocess.run([sigil, "train"], capture_output=True, text=True, cwd=folder, check=False)
         assert refused.returncode == 2, refused

@@ -2,11 +2,11 @@
 
     python release/look_at_live_page.py [screenshots]
 
-Owner and clients are real processes on the loopback address. After the second round the clients are stopped,
-so that page and file stand still while they are compared. An owner has no images of the clients to read the
-mark on, so a training in one process follows, whose page shows WSR on inputs and the level of proof as well.
-Needs `chromium` on the path; screenshots (light, dark and as wide as a phone) are written if a folder for
-them is given.
+Owner and clients are real processes on the loopback address. After the second round the clients are
+stopped, so that page and file stand still while they are compared; then one is killed, and the page must
+say so. An owner has no images of the clients to read the mark on, so a training in one process follows,
+whose page shows WSR on inputs and the level of proof as well. Needs `chromium` on the path; screenshots
+(light, dark and as wide as a phone) are written if a folder for them is given.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from harness.processes import TrainingProcesses
 from sigil.transport.flower.processes import free_port
 
 SETTINGS = [
-    "model.name=vgg11", "model.width=4", "model.cut=pool2", "data.name=digits", "data.train_limit=200",
+    "model.name=vgg11", "model.width=8", "model.cut=pool2", "data.name=digits", "data.train_limit=200",
     "data.test_limit=40", "federation.rounds=4", "federation.local_epochs=1", "federation.batch_size=16",
     "watermark.bits=64", "watermark.strength=0.5", "run.threads=1", "run.workers=1", "run.device=cpu",
 ]  # fmt: skip
@@ -113,6 +113,14 @@ def across_processes(folder: Path, shots: Path | None) -> None:
         dumped = chromium(WAIT, "--dump-dom", page)
         compare(dumped, [json.loads(line) for line in file.read_text().splitlines()], 4)
         look(page, shots, "")
+        clients[0].send_signal(signal.SIGCONT)
+        clients[1].kill()
+        training.until(lambda: training.said("Client 1 is lost since") > 0)
+        banner = read(chromium(WAIT, "--dump-dom", page), "banner")
+        assert "Client 1 is lost since" in banner, banner
+        assert "sigil join" in banner, banner
+        print(f"a client was killed, and the page says: {banner}")
+        look(page, shots, "lost_")
 
 
 def in_one_process(folder: Path, shots: Path | None) -> None:

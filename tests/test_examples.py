@@ -40,6 +40,41 @@ def test_copies_are_issued_and_found_again(capsys: pytest.CaptureFixture[str]) -
     assert len((EXAMPLES / "issue_copies.py").read_text().splitlines()) < 40
 
 
+@pytest.mark.slow
+def test_a_transformer_is_marked_and_proven(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "transformer.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "The mark is provable on" in printed
+    assert "The suspect carries the mark" in printed
+
+
+@pytest.mark.slow
+def test_mixed_precision_marks_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / "mixed_precision.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert "torch.bfloat16: The suspect carries the mark" in printed
+    assert "torch.float16: The suspect carries the mark" in printed
+
+
+@pytest.mark.parametrize("passphrase", [None, "wide blue"])
+def test_a_key_is_made_once_and_found_again(
+    passphrase: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["keys.py", str(tmp_path)])
+    if passphrase is not None:
+        monkeypatch.setenv("SIGIL_PASSPHRASE", passphrase)
+    printed = []
+    for _ in range(2):
+        runpy.run_path(str(EXAMPLES / "keys.py"), run_name="__main__")
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "refused: " in printed[0]
+    assert json.loads((tmp_path / "published.txt").read_text())["owner"] == "ACME"
+
+
 def test_an_own_server_needs_nothing_but_torch_and_sigil() -> None:
     lines = (EXAMPLES / "own_server.py").read_text().splitlines()
     imported = {line.split()[1] for line in lines if line.startswith(("import ", "from "))}

@@ -1,4 +1,4 @@
-"""What a newcomer does in the first ten minutes, from the three lines of the README outward."""
+"""What a newcomer does in the first ten minutes, from the three lines outward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def half() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def key(half: nn.Module) -> sigil.Key:
-    """A key of the README's first line: it does not state what inputs look like."""
+    """A key of the first of the three lines: it does not state what inputs look like."""
     return sigil.Key.for_activation(half(torch.zeros(2, 1, 8, 8)), owner="ACME", seed=bytes(32))
 
 
@@ -251,14 +251,14 @@ class Learned(nn.Module):
         return answer
 
 
-def test_after_the_readmes_three_lines_check_and_verify_say_which_inputs_count_and_why(
+def test_after_the_three_lines_check_and_verify_say_which_inputs_count_and_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: nn.Module, images: torch.Tensor, margin: Margin
 ) -> None:
     """The mark was "provable on inputs", then the model "not shown to carry" it, without a word on inputs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("secrets.token_bytes", random.Random(1).randbytes)
-    readme = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
-    lines = re.findall(r"```python\n(.*?)```", readme, re.S)[0]
+    page = (Path(__file__).parents[1] / "docs" / "own-server.md").read_text("utf-8")
+    (lines,) = re.findall(r'```python title="three lines"\n(.*?)```', page, re.S)
     names: dict[str, Any] = {"sigil": sigil, "activation": half(images)}
     exec(lines, names)
     names["activation"].sum().backward()

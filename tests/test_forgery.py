@@ -1,6 +1,6 @@
 """Forging a proof after the fact: free with chosen M or b, impossible or priced with derived keys.
 
-`pytest tests/test_forgery.py -s` prints the figures of docs/forgery.md, and each test fails if the
+`pytest tests/test_forgery.py -s` prints the figures of docs/p-value.md, and each test fails if the
 page states another figure. Weights, probes and matrices come from NumPy generators and all is
 computed in float64, so the figures are the same on every machine.
 """
@@ -24,7 +24,7 @@ from sigil.errors import KeyFileError
 from sigil.keys.key import Key
 from sigil.statistics import correct, in_words, p_value
 
-PAGE = Path(__file__).parents[1] / "docs" / "forgery.md"
+PAGE = Path(__file__).parents[1] / "docs" / "p-value.md"
 ALPHA = 3e-7
 BITS = 50
 PROBES = 512

@@ -5,7 +5,7 @@ Both are embedded in the same federation, by an observer of the clients, and ver
 >>> from sigil.baselines import Backdoor, ParameterMark
 
 ``embed`` them with ``sigil.federation.train(..., client_observers=[mark])``, then ``mark.verify(...)``. That
-they must be observers of a *client* is the point: see docs/baselines.md.
+they must be observers of a *client* is the point: see docs/attacks.md.
 """
 
 from __future__ import annotations

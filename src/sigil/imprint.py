@@ -59,8 +59,6 @@ MOST_STRENGTH: Final = 0.1
 MOST_RECIPIENTS: Final = 100_000
 MOST_DEVIATIONS: Final = 6.0
 """A change may agree with a pattern by so much; honest ones reach 2.6 with others' (docs/tracing.md)."""
-MOST_HEALED: Final = 0.75
-"""The share of its own pattern that a change may take back; honest ones take back up to a third."""
 
 OWNER_FILE: Final = "owner.safetensors"
 REGISTER_FILE: Final = "register.json"
@@ -74,7 +72,8 @@ _WANTED_DEVIATIONS: Final = 22.0
 _MOST_BYTES: Final = 1 << 22
 _MOST_ENTRY_BYTES: Final = 1 << 12
 _FORMATS: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-_POPULATION: Final = np.array([byte.bit_count() for byte in range(256)], dtype=np.int8)
+# n times 4 of the 16 coins in two bytes: those that show + minus those that show −.
+_SUMS: Final = np.array([2 * coins.bit_count() - COINS for coins in range(1 << COINS)], dtype=np.int8)
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,7 @@ class Patterns:
         found, start = {}, 0
         for name, shape in self.shapes.items():
             octets = self.streams[recipient].octets(start, 2 * math.prod(shape))
-            coins = _POPULATION[np.frombuffer(octets, dtype=np.uint8)].reshape(-1, 2).sum(1, dtype=np.int8)
-            found[name] = (2 * coins - COINS).reshape(shape)
+            found[name] = _SUMS[np.frombuffer(octets, dtype=np.uint16)].reshape(shape)
             start += len(octets)
         return found
 
@@ -120,46 +118,52 @@ class Patterns:
     def take(self, recipient: str, model: State, returned: State) -> dict[str, Tensor]:
         """What a recipient returned without its pattern: the model plus what was changed in its copy."""
         given = self.give(recipient, model)
-        return {
-            name: (model[name].double() + (value.detach().double() - given[name].double())).to(value.dtype)
-            if name in self.steps
-            else value
-            for name, value in returned.items()
+        change = {name: returned[name].detach().double() - given[name].double() for name in self.steps}
+        return {**returned} | {
+            name: (model[name].double() + value).to(returned[name].dtype)
+            for name, value in self.without(recipient, change).items()
         }
 
-    def agreement(self, changes: Mapping[str, State]) -> dict[str, dict[str, tuple[float, float]]]:
-        """How much of the pattern of each recipient each recipient's change holds.
+    def without(self, recipient: str, change: State) -> dict[str, Tensor]:
+        """A recipient's change without its component along the recipient's own pattern, tensor by tensor.
 
-        In standard deviations, and as the share of the pattern by which it would be more or less of it.
+        Training heals a copy a little, so that honest changes lean against their own pattern. Averaged, that
+        would put −n of everybody into later models, from which others could make +n.
         """
+        found = {}
+        for name, pattern in self.pattern(recipient).items():
+            coins = pattern.reshape(len(pattern), pattern.shape[1], -1).astype(np.float64)
+            share = np.sum(self._in_steps(name, change[name]) * coins.reshape(-1)) / max(
+                1.0, np.sum(coins**2)
+            )
+            along = torch.from_numpy((share * self.steps[name] * coins).reshape(pattern.shape))
+            found[name] = change[name] - along.to(change[name])
+        return found
+
+    def agreement(self, changes: Mapping[str, State]) -> dict[str, dict[str, float]]:
+        """How much each recipient's change agrees with the pattern of each, in standard deviations."""
         names = list(self.steps)
         rows = {
             who: np.concatenate([self._in_steps(name, change[name]) for name in names])
             for who, change in changes.items()
         }
         sizes = {who: math.sqrt(COINS) * (float(np.linalg.norm(row)) or 1.0) for who, row in rows.items()}
-        found: dict[str, dict[str, tuple[float, float]]] = {who: {} for who in changes}
+        found: dict[str, dict[str, float]] = {who: {} for who in changes}
         for recipient in self.streams:
             pattern = self.pattern(recipient)
             coins = np.concatenate([pattern[name].reshape(-1) for name in names]).astype(np.float64)
             for who, row in rows.items():
-                along = float(row @ coins)
-                found[who][recipient] = (along / sizes[who], along / (COINS * len(row)))
+                found[who][recipient] = float(row @ coins) / sizes[who]
         return found
 
     def carried(self, changes: Mapping[str, State]) -> dict[str, str]:
-        """Which recipients' changes have to do with a pattern, and how, in words.
-
-        By more than :data:`MOST_DEVIATIONS`. Training heals a copy a little, so that an honest change leans
-        against its own pattern: it may, up to :data:`MOST_HEALED`.
-        """
-        found = {}
-        for who, agreement in self.agreement(changes).items():
-            for name, (deviations, share) in agreement.items():
-                healing = who == name and -MOST_HEALED < share < 0
-                if abs(deviations) > MOST_DEVIATIONS and not healing:
-                    found[who] = f"has to do with the pattern of {name}, by {deviations:.1f} deviations"
-        return found
+        """Which recipients' changes have to do with a pattern by more than MOST_DEVIATIONS, in words."""
+        return {
+            who: f"has to do with the pattern of {name}, by {deviations:.1f} deviations"
+            for who, agreement in self.agreement(changes).items()
+            for name, deviations in agreement.items()
+            if abs(deviations) > MOST_DEVIATIONS
+        }
 
     def _in_steps(self, name: str, change: Tensor) -> Floats:
         step, rows = self.steps[name], filters_of_weight(change)
@@ -247,8 +251,8 @@ class Imprint:
             self._check_same(place)
         else:
             files.make_folder(place, mode=0o700)
-            _create(place / OWNER_FILE, lambda at: write_copy(at, self._whole(self.state)))
-            if not self.is_of(read_model(place / OWNER_FILE)):
+            made = _create(place / OWNER_FILE, lambda at: write_copy(at, self._whole(self.state)))
+            if not made and not self.is_of(read_model(place / OWNER_FILE)):
                 raise ConfigError(f"{place / OWNER_FILE} is another model; choose another folder.")
             _create(place / REGISTER_FILE, _writer(self._described()))
             self._check_same(place)
@@ -260,15 +264,17 @@ class Imprint:
     def change(self, recipient: str, returned: nn.Module | State) -> dict[str, Tensor]:
         """What a recipient's training changed: what it returns minus the copy that it was given, by names.
 
-        To be averaged in place of what is returned, which would carry the patterns into the next model. A
-        change that has to do with a pattern (:meth:`Patterns.carried`) raises
-        :class:`~sigil.errors.TrainingError`.
+        Without what lies along its own pattern (:meth:`Patterns.without`). To be averaged in place of what is
+        returned, which would carry the patterns into the next model. A change that has to do with a pattern
+        (:meth:`Patterns.carried`) raises :class:`~sigil.errors.TrainingError`.
         """
         given = self._copy(check_name(recipient, "recipient"))
         theirs = returned.state_dict() if isinstance(returned, nn.Module) else returned
         if any(name not in theirs or theirs[name].shape != given[name].shape for name in given):
             raise ShapeError("What was returned has other tensors than the copy; return the same model.")
         change = {name: theirs[name].detach().cpu().double() - given[name].double() for name in given}
+        change |= self.patterns((recipient,)).without(recipient, change)
+        change |= {second: change[first].clone() for second, first in self.tied.items()}
         if not all(bool(torch.isfinite(value).all()) for value in change.values()):
             raise TrainingError(
                 f"What {recipient!r} returned holds values that are not finite; leave it out."
@@ -498,10 +504,10 @@ def _writer(content: str) -> Any:
     return lambda place: files.write(place, content)
 
 
-def _create(place: Path, write: Any) -> None:
+def _create(place: Path, write: Any) -> bool:
     """Write a file unless it is there: another process may be at the same register."""
     if place.exists():
-        return
+        return False
     try:
         write(place)
     except (OSError, OutputError, ModelError, SafetensorError) as error:
@@ -512,6 +518,8 @@ def _create(place: Path, write: Any) -> None:
                 else f"{place} cannot be written: {reason(error)}."
             )
             raise OutputError(text) from None
+        return False
+    return True
 
 
 def _read_json(place: Path, most: int = _MOST_BYTES) -> dict[str, Any]:

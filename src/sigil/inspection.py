@@ -53,7 +53,6 @@ class Inspection:
     most_bits: int
     needed_rate: float
     trial_rate: float | None
-    strength: float
     problems: tuple[str, ...]
     advice: tuple[str, ...]
     key: str = "a key"
@@ -62,7 +61,7 @@ class Inspection:
         verdict = "can" if self.provable else "CANNOT"
         lines = [
             f"This cut {verdict} carry a provable mark: {self.dimension:,} dimensions in {self.channels} "
-            f"channels, {self.bits} bits by default, at most {self.most_bits}, strength {self.strength:g}."
+            f"channels, {self.bits} bits by default, at most {self.most_bits}."
         ]
         if self.trial_rate is not None:
             proof = f"no rate is proof with {self.key}"
@@ -124,7 +123,6 @@ def inspect(
         most_bits=dimension // LEAST_DIMENSIONS_PER_BIT,
         needed_rate=rate,
         trial_rate=reached,
-        strength=0.1,
         key=f"a {kind} key{wording.left_open(price)}",
         problems=tuple(problems),
         advice=tuple(_advice(server_half, rectified, dimension, length, reached, rate)),
@@ -199,8 +197,8 @@ def _advice(
         )
     if bits * 16 > dimension:
         found.append(
-            f"{dimension // bits} dimensions per bit are few, and attacks leave less of such a mark; a cut "
-            f"with {16 * bits:,} dimensions would be better."
+            f"{dimension / bits:.2g} dimensions per bit are few, and attacks leave less of such a mark; a "
+            f"cut with {16 * bits:,} dimensions would be better."
         )
     if not rectified:
         found.append(

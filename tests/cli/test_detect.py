@@ -67,7 +67,7 @@ def test_an_alarm_says_what_it_rests_on_and_what_honest_servers_give(
     out = " ".join(capsys.readouterr().out.split())
     assert "yes step 51 1 of 1" in out  # a score of 0.06, far below 0.5
     assert "gradient-scrutinizer: 1 score, one every 50 steps; at cuts like layer3" in out
-    assert "an honest server is below the threshold too (docs/detectors.md)." in out
+    assert "an honest server is below the threshold too (docs/attacks.md)." in out
     assert "The server of this run marked nothing: no alarm here is about a mark." in out
 
     marked = SETTINGS | {"watermark": {"strength": 0.1, "bits": 8}}

@@ -1,9 +1,10 @@
-"""Every command and every program in the documentation runs.
+"""Every command and every program in the documentation runs, in the order in which a reader meets it.
 
-The blocks of a page run in order, in one folder. Commands run in this process, through `sigil.cli.main`, and
-must end with the status that the page promises. What a page presupposes is in PRESUPPOSED and NAMES, what is
-changed to make it small in SMALLER and TRAINING, what is only parsed in PARSED. A block that fits none of
-this fails.
+The pages of a track run in one fresh folder, one after the other, with the core and the extras that the pages
+so far have named; every other page runs alone. Commands run in this process, through `sigil.cli.main`, and
+must end with the status that the page promises. What a page takes for granted is in PRESUPPOSED and NAMES,
+what is changed to make it small in SMALLER, TRAINING and SERVED, what is only parsed in PARSED. A block that
+fits none of this fails.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import io
 import os
 import random
 import re
+import runpy
 import shlex
 import shutil
+import subprocess
+import sys
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,28 +34,34 @@ import typer
 
 from harness.openssl_authority import OpenSslAuthority
 from sigil.cli.main import app, main
+from sigil.extras import EXTRAS
 from sigil.federation.settings import read
+from sigil.transport.flower.processes import free_port
 
 SIGIL: Any = typer.main.get_command(app)
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+TRACKS = {
+    "readme": ("README.md",),
+    "first verdict": ("tutorial.md", "audit.md", "suspects.md", "evidence.md", "tracing.md", "extend.md"),
+    "across machines": ("across-machines.md", "deployment.md"),
+    "own server": ("own-server.md", "choose.md"),
+    "own data": ("own-data.md",),
+}
+"""Pages that are read in one folder, in this order."""
+ALONE = {
+    page.name: (page.name,) for page in PAGES if not any(page.name in pages for pages in TRACKS.values())
+}
+
 PRESUPPOSED = {
-    "README.md": ("owner.key", "suspect.safetensors", "published.txt"),
-    "alignment.md": ("sealed.key", "runs/sealed"),
     "attacks.md": ("owner.key", "runs/a"),
-    "evidence.md": ("owner.key", "suspect.safetensors", "auditor.pem", "root.pem"),
-    "onnx.md": ("sealed.key", "runs/sealed"),
-    "own-attack.md": ("runs/first.key", "runs/first"),
-    "suspects.md": ("owner.key", "client.safetensors", "model.pt", "model.onnx"),
-    "tracing.md": ("owner.key", "runs/a"),
-    "training.md": ("owner.key",),
+    "evidence.md": ("root.pem",),  # from an authority
+    "models.md": ("owner.key",),
 }
 """Files that a page takes for granted; conftest.py makes them."""
 
 NAMES = {
-    "README.md": "import sigil, torch; activation = torch.rand(4, 32, 2, 2, requires_grad=True)",
-    "index.md": "import torch; activation = torch.rand(4, 256, 8, 8, requires_grad=True)",
     "own-server.md": """
 import sigil, torch
 from torch import nn
@@ -59,13 +70,6 @@ activation = torch.rand(4, 64, 2, 2, requires_grad=True)
 received, gradient_from_client = torch.rand(4, 64, 2, 2), torch.rand(4, 10)
 def send(gradient): assert gradient.shape == (4, 64, 2, 2)
 """,
-    "models.md": """
-import torch
-from torch import nn
-my_backbone, my_head = nn.Conv2d(3, 4, 16, 16), nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
-images, labels, criterion = torch.rand(2, 3, 224, 224), torch.tensor([0, 1]), nn.CrossEntropyLoss()
-""",
-    "suspects.md": "import sigil; key = sigil.Key.load('owner.key')",
     "attacks.md": """
 import sigil
 from pathlib import Path
@@ -80,7 +84,6 @@ own = sigil.attacks.share(data.load("digits"), range(100))
 
 ELSEWHERE = {
     ("p-value.md", ">>>"): "tests/test_statistics.py",
-    ("own-server.md", "for epoch in range(8)"): "tests/test_docs.py",
 }
 """Programs that another test runs already, and asks more of: page and what the program contains."""
 
@@ -88,9 +91,23 @@ TRAINING = shlex.split(
     "--set model.width=8 --set data.train_limit=64 --set data.test_limit=32 --set federation.clients=2 "
     "--set federation.rounds=1 --set federation.batch_size=16 --set run.workers=1 --set run.threads=1"
 )
-"""Added to every `sigil train`, but for the tutorial's, which runs as it is written."""
+"""Added to every `sigil train` of a page that does not run as it is written."""
 
-AS_WRITTEN = "tutorial.md"
+ONE_KEY = """
+import random, secrets, sys
+secrets.token_bytes = random.Random(0).randbytes
+from sigil.cli.main import main
+sys.exit(main())
+"""
+"""`sigil`, with the same key each time."""
+
+SERVED = shlex.split("--set data.train_limit=700 --set run.threads=1")
+"""Added to `sigil serve` where it is run."""
+
+AS_WRITTEN = (
+    *("README.md", "tutorial.md", "audit.md", "suspects.md", "evidence.md", "tracing.md", "extend.md"),
+    *("own-server.md", "choose.md"),
+)
 
 SMALLER = (
     # what needs files or the network
@@ -122,15 +139,14 @@ SMALLER = (
     # a hundredth of 32 images is none
     (r"sigil detect (\S+)(?: --share \S+)?", r"sigil detect \1 --share 0.5"),
 )
-"""What makes commands and programs small enough for a test; not applied to the tutorial."""
+"""What makes commands and programs small enough for a test."""
 
 PARSED = {
     "sigil demo": "tests/test_demo.py runs it",
     "sigil reproduce": "reproduction/tests/test_reproduce.py runs it",
     "sigil report": "the same, and tests/cli/test_report.py",
     "sigil data fetch": "downloads; tests/data/test_downloads.py runs it against a local server",
-    "sigil serve": "trains with other processes; tests/transport runs it",
-    "sigil join": "the same",
+    "sigil serve": "in a page's text; where a page names its terminal it is run",
 }
 """Commands that are not run here, but must be understood by the command line as they are written."""
 
@@ -159,6 +175,18 @@ class Session:
     names: dict[str, Any] = field(default_factory=dict)
     status: int = 0
     output: str = ""
+    terminals: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Until what runs in other terminals has ended, well."""
+        try:
+            for process in self.terminals:
+                printed, _ = process.communicate(timeout=900)
+                assert process.returncode == 0, printed
+        finally:
+            for process in self.terminals:
+                process.kill()
+            self.terminals.clear()
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -179,30 +207,59 @@ def is_command(line: str) -> bool:
     return bool(re.match(rf"{WHO}({programs}) ", line))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("track", [*TRACKS, *ALONE])
 def test_every_block_runs(
-    page: Path, put: Callable[[str, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    track: str, put: Callable[[str, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "110")
     # Keys that a page makes are the same each time: no outcome of this test depends on luck.
-    monkeypatch.setattr("secrets.token_bytes", random.Random(page.name).randbytes)
-    for name in PRESUPPOSED.get(page.name, ()):
-        put(name, tmp_path)
+    monkeypatch.setattr("secrets.token_bytes", random.Random(track).randbytes)
+    installed: set[str] = set()
+    for name in (TRACKS | ALONE)[track]:
+        page = next(page for page in PAGES if page.name == name)
+        with pytest.MonkeyPatch.context() as patch:
+            if track in TRACKS:
+                installed |= named_modules(page.read_text("utf-8"))
+                hide(patch, {module for extra in EXTRAS.values() for module in extra} - installed)
+            for presupposed in PRESUPPOSED.get(name, ()):
+                put(presupposed, tmp_path)
+            run_page(page)
+
+
+def named_modules(text: str) -> set[str]:
+    """What the extras that a page names bring."""
+    extras = set(re.findall(r"\[(\w+)\]'?`", text)) & set(EXTRAS)
+    extras |= {"train"} if extras & {"network", "simulation"} else set()
+    found = {module for extra in extras for module in EXTRAS[extra]}
+    return found | ({"sklearn"} if "`pip install scikit-learn`" in text else set())
+
+
+def hide(patch: pytest.MonkeyPatch, modules: set[str]) -> None:
+    """As if these modules were not installed."""
+    for name in [*sys.modules, *modules]:
+        if name.partition(".")[0] in modules:
+            patch.setitem(sys.modules, name, None)
+
+
+def run_page(page: Path) -> None:
+    """The blocks of one page, in order."""
     session = Session(page.name)
     exec(NAMES.get(page.name, ""), session.names)
     end = Block(page.name, 0, "text", "", "")
     for block, following in pairwise([*blocks(page), end]):
+        if not block.title.startswith("terminal"):
+            session.wait()
         if block.language == "python":
-            run_program(block, session)
             if block.title.endswith(".py"):
                 Path(block.title).write_text(block.text, "utf-8")
+            run_program(block, session)
         elif block.title.startswith("prints"):
             compare(block.text.splitlines(), session, block)
         elif block.language == "sh":
-            run_commands(block, session, promised=following.title)
+            run_commands(block, session, promised=following.title * following.title.startswith("prints"))
         elif block.language in ("", "text", "console"):
             lines = block.text.splitlines()
             if any(line.startswith("$ ") for line in lines):
@@ -214,9 +271,17 @@ def test_every_block_runs(
             pytest.fail(f"{block}: no rule for a block of {block.language!r}")
 
 
+def test_every_tutorial_and_how_to_is_in_a_track() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text("utf-8").split("\nnav:")[1]
+    guided = nav[nav.index("- Tutorials:") : nav.index("- Explanation:")]
+    assert set(re.findall(r": (\S+\.md)$", guided, re.MULTILINE)) == {
+        page for pages in TRACKS.values() for page in pages
+    } - {"README.md"}
+
+
 def smaller(text: str, page: str) -> str:
     """The text of a command or program with small settings in place of real ones."""
-    if page != AS_WRITTEN:
+    if page not in AS_WRITTEN:
         for pattern, replacement in SMALLER:
             text = re.sub(pattern, replacement, text)
     return text
@@ -300,12 +365,21 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
     """Run one program, or check it in the way that its kind allows."""
     program, *arguments = command
     where = f"{block}: {shlex.join(command)}"
-    if program == "sigil":
+    if program == "sigil" and block.title.startswith("terminal"):
+        session.terminals.append(start(arguments))
+    elif program == "sigil" and block.title == "needs the network":
+        parse(arguments)
+    elif program == "sigil":
         run_sigil(arguments, session, where, status=status)
     elif program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert arguments, where
         assert set(arguments) <= set(targets), where
+    elif program == "python" and Path(arguments[0]).exists():
+        printed = io.StringIO()
+        with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(printed):
+            runpy.run_path(arguments[0], run_name="__main__")
+        session.output = printed.getvalue()
     elif program in ("pytest", "python", "PYTHONPATH=tests"):
         files = [argument for argument in arguments if "/" in argument]
         assert files, where
@@ -321,8 +395,8 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
         Path(arguments[arguments.index("-o") + 1]).write_bytes(answer)
     elif program == "pip":
         check_installation(arguments, where)
-    elif program == "openssl":
-        assert Path(arguments[-1]).exists(), f"{where}: conftest.py stands in for it and made no such file"
+    elif program in ("openssl", "sha256sum"):
+        subprocess.run(command, check=True, capture_output=True)
     else:
         assert command == [".", ".venv/bin/activate"], f"{where}: no rule for this program"
 
@@ -358,7 +432,7 @@ def run_sigil(arguments: list[str], session: Session, where: str, *, status: int
     if any(full[: len(name.split())] == name.split() for name in PARSED):
         parse(arguments)
         return
-    if arguments[0] == "train" and session.page != AS_WRITTEN:
+    if arguments[0] == "train" and session.page not in AS_WRITTEN:
         arguments = [*arguments, *TRAINING]
     if arguments[0] == "attack":
         # Examples follow each other on a page, but each stands for itself.
@@ -369,6 +443,18 @@ def run_sigil(arguments: list[str], session: Session, where: str, *, status: int
     session.output = printed.getvalue()
     expected = {status} if status is not None else {0, 1} if arguments[0] == "verify" else {0}
     assert session.status in expected, f"{where}\n{session.output}"
+
+
+def start(arguments: list[str]) -> subprocess.Popen[str]:
+    """`sigil serve` or `sigil join` as a process; a client's folder must be there first."""
+    if arguments[0] == "serve":
+        arguments = [*arguments, "--port", str(free_port()), *SERVED]
+    last = time.monotonic() + 300
+    while arguments[0] == "join" and not (Path(arguments[1]) / "client.pem").exists():
+        assert time.monotonic() < last, f"{arguments[1]} was not made"
+        time.sleep(0.2)
+    command = [sys.executable, "-c", ONE_KEY, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def parse(arguments: list[str]) -> None:

@@ -24,7 +24,6 @@ from sigil.federation.averaging import State, WeightedAverage
 from sigil.federation.from_settings import (
     Training,
     build_halves,
-    client_parts,
     load_data,
     scheduled_rate,
 )
@@ -97,15 +96,12 @@ class Net:
         return RoundTask(number, service.address, ticket, lr=lr, client_state=state, **changes)
 
     def train(self, task: RoundTask, client: int, **changes: Any) -> RoundUpdate:
-        arguments: dict[str, Any] = {
-            "settings": self.settings,
-            "dataset": self.dataset,
-            "indices": client_parts(self.settings, self.dataset)[client],
-            "client_index": client,
-            "credentials": self.credentials(client),
-            "patience": 10.0,
-        }
-        return train_round(task, **{**arguments, **changes})
+        training = Training.of_client(
+            changes.pop("settings", self.settings), changes.pop("dataset", self.dataset)
+        )
+        training.client_observers += changes.pop("observers", ())
+        arguments: dict[str, Any] = {"credentials": self.credentials(client), "patience": 10.0}
+        return train_round(task, training, client, **{**arguments, **changes})
 
     def raw(self, service: SplitService, client: int = 0) -> Raw:
         return Raw(self.channel(service, self.credentials(client)))

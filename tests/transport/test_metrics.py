@@ -17,7 +17,7 @@ import pytest
 from sigil.errors import NetworkError
 from sigil.federation.precision import choose
 from sigil.federation.progress import Progress, Together
-from sigil.transport import Metrics, Reason
+from sigil.transport import Metrics, Reason, owner, service
 from sigil.transport.owner import Presence
 from sigil.transport.session import Status
 
@@ -116,6 +116,19 @@ def test_a_lost_client_is_named_until_it_is_back(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_a_client_that_finished_between_two_looks_has_a_speed() -> None:
+    metrics = Metrics()
+    presence = Presence(metrics, [0])
+    presence.gathered(1, {0}, out=set())
+    presence.trained(1, {0: (Status.EXPECTED, 0)}, {0}, out=set())
+    time.sleep(0.01)
+    presence.trained(1, {0: (Status.FINISHED, 96)}, {0}, out=set())
+    speed = metrics.now[0].images_per_second
+    assert 0 < speed <= 9600
+    presence.trained(1, {0: (Status.FINISHED, 96)}, {0}, out=set())
+    assert metrics.now[0].images_per_second == speed
+
+
 def test_the_dashboard_asks_for_nothing_but_metrics_that_exist() -> None:
     dashboard = json.loads((Path(__file__).parents[2] / "examples" / "grafana.json").read_text())
     asked = {
@@ -159,3 +172,10 @@ def test_nobody_is_said_to_wait_for_a_client_that_was_given_up() -> None:
     assert (metrics.banner, presence.waiting) == ("", False)
     presence.trained(2, {0: (Status.CONNECTED, 32)}, {0}, out=set())
     assert (metrics.banner, [now.state for now in metrics.now]) == ("", ["training", "absent"])
+
+
+def test_a_client_that_vanished_is_noticed_within_ten_seconds() -> None:
+    """By gRPC's keep-alive in the middle of a round, by what the HTTPS front heard of it between rounds."""
+    options = dict(service._OPTIONS)
+    assert options["grpc.keepalive_time_ms"] + options["grpc.keepalive_timeout_ms"] <= 10_000
+    assert owner.HEARD_SECONDS <= 10

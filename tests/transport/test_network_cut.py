@@ -28,15 +28,14 @@ CLIENT = """
 import json, sys, time
 from pathlib import Path
 from safetensors.torch import load_file, save_file
-from sigil.federation.from_settings import client_parts, load_data
+from sigil.federation.from_settings import Training, load_data
 from sigil.federation.settings import make
 from sigil.transport import ClientCredentials, RoundTask, train_round
 given = json.loads(sys.argv[1])
 settings = make(given["settings"])
-dataset = load_data(settings)
 update = train_round(
     RoundTask(1, given["address"], given["ticket"], lr=given["lr"], client_state=load_file(given["start"])),
-    settings=settings, dataset=dataset, indices=client_parts(settings, dataset)[0], client_index=0,
+    Training.of_client(settings, load_data(settings)), 0,
     credentials=ClientCredentials.load(Path(given["bundle"])), patience=300.0,
     tick=lambda images: time.sleep(0.02),
 )

@@ -9,6 +9,7 @@ import pytest
 
 from sigil.cli.main import main
 from sigil.errors import ExperimentError
+from sigil_reproduction.beyond import frontier
 from sigil_reproduction.pages import prose
 from sigil_reproduction.runner.intervals import NOT_RUN
 from sigil_reproduction.runner.store import Cell, Store
@@ -16,14 +17,6 @@ from sigil_reproduction.runner.store import Cell, Store
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "reproduction" / "results"
 TEMPLATES = sorted([*RESULTS.glob("*.jinja"), *RESULTS.glob(f"*/{prose.NOTES}")])
-DRAWN = [
-    ROOT / "README.md",
-    *(
-        path
-        for path in sorted((ROOT / "docs").glob("*.md"))
-        if f"\n{prose.BEGIN}\n" in path.read_text("utf-8")
-    ),
-]
 # Names that have digits in them: strengths, cuts, windows, architectures, settings of an experiment.
 NAMES = (
     r"λ = [\d.]+( and [\d.]+)?",
@@ -56,27 +49,21 @@ def test_the_page_of_a_scale_is_what_its_cells_give(path: Path) -> None:
     assert page == prose.render(path.read_text("utf-8"), store(path.parent.name))
 
 
-@pytest.mark.parametrize("page", DRAWN, ids=lambda path: path.name)
-def test_a_page_with_results_is_what_the_cells_of_desk_give(page: Path) -> None:
-    """After new cells: `sigil report results/desk --summary PAGE`."""
+def test_the_readme_says_what_the_cells_of_desk_give() -> None:
+    """After new cells: `sigil report results/desk --summary ../README.md`."""
+    page = ROOT / "README.md"
     shown = page.read_text("utf-8").split(prose.BEGIN)[1].split(prose.END)[0].strip()
-    template = prose.template_of(store("desk"), page)
-    assert shown == prose.render(template.read_text("utf-8"), store("desk")).strip()
+    assert shown == prose.render((RESULTS / prose.SUMMARY).read_text("utf-8"), store("desk")).strip()
     assert NOT_RUN not in shown
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", shown):
-        assert (page.parent / link).exists(), link
-
-
-def test_every_page_that_has_a_template_is_drawn_from_it() -> None:
-    own = {path.name.removesuffix(".jinja") for path in RESULTS.glob("*.md.jinja")} - {"summary.md"}
-    assert own == {page.name for page in DRAWN} - {"README.md"}
+        assert (ROOT / link).exists(), link
 
 
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
 )
 def test_no_number_of_results_is_typed_into_prose(page: Path) -> None:
-    """Outside of what is drawn, no paragraph that links to results has a rate, nor has README."""
+    """No paragraph that links to results has a rate, nor has README outside of what is drawn."""
     text = re.sub(f"{prose.BEGIN}.*?{prose.END}", "", page.read_text("utf-8"), flags=re.DOTALL)
     rate = r"\d+\.\d+(?: ?%| points| and \d)|log10 p[^.]{0,20} [−-]\d"
     for paragraph in re.split(r"\n\n|\n(?=\||- )", text):
@@ -105,6 +92,20 @@ def test_numbers_are_means_over_seeds_and_gaps_say_so(tmp_path: Path) -> None:
     assert prose.render('{{ gained("resnet18", 0.1) }}', place) == "not run"
     assert prose.render('{{ paper("resnet18", 0.1, "wsr") }}', place) == "100.0"
     assert prose.render('{{ seeds("fidelity", "resnet18 strength 0.1") }}', place) == "2"
+
+
+def test_the_seed_that_proves_least_decides_what_is_proven(tmp_path: Path) -> None:
+    place = Store("cpu", results=tmp_path, runs=tmp_path)
+    cell = "resnet18 strength 0.1"
+    asked = f'"fidelity", "{cell}", "wsr"'
+    assert prose.render(f'{{{{ proven({asked}, "plain") }}}} {{{{ largest({asked}) }}}}', place) == (
+        "not run not run"
+    )
+    for seed, log10_p in enumerate((-40.0, -20.0)):
+        put(place, cell, seed, log10_p)
+    assert prose.render(f"{{{{ largest({asked}) }}}}", place) == "-20.0"
+    assert prose.render(f'{{{{ proven({asked}, "plain") }}}}', place) == "**no**"
+    assert prose.render(f'{{{{ proven({asked}, "stamped") }}}}', place) == "yes"
 
 
 def test_what_an_attack_costs_is_a_difference(tmp_path: Path) -> None:
@@ -143,3 +144,24 @@ def test_the_summary_replaces_what_lies_between_its_marks(tmp_path: Path) -> Non
     page.write_text("No marks.\n")
     assert main(["report", str(place.results), "--summary", str(page)]) == 2
     assert page.read_text() == "No marks.\n"
+
+
+def test_the_search_for_the_cheapest_removal_decides_what_the_readme_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A price below half a point is said in a sentence, and both is a row only if a recipe reaches it."""
+    template = (RESULTS / prose.SUMMARY).read_text("utf-8")
+    cheap = "less than half a point"
+
+    def searched(prices: dict[str, float]) -> str:
+        trials = {goal: frontier.Trial({}, {}, lost, lost) for goal, lost in prices.items()}
+        monkeypatch.setattr(frontier, "best", lambda _, goal, kind: trials.get(goal))
+        return prose.render(template, store("desk"))
+
+    without = searched({})
+    assert "rid of mark and origin**" not in without
+    assert cheap not in without
+    found = searched({"mark": 0.34, "both": 2.26})
+    assert "| **the cheapest way found to be rid of the mark** | **0.3** | **no** | **no** | – |" in found
+    assert "rid of mark and origin** | **2.3** | **no** | **no** | **no** |" in found
+    assert cheap in found

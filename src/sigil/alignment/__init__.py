@@ -9,7 +9,7 @@ has a model that computes the same and whose mark cannot be read. Both can be un
 - the **scale** is found by the columns of a layer that reads the channels, whose initial norms are known, if
   there is one in front of the cut; otherwise each channel is divided by its own standard deviation over the
   inputs that it is read on, in front of the last rectifier where that is known. Recorded scales would carry
-  the mark and move the null hypothesis (docs/alignment.md).
+  the mark and move the null hypothesis (docs/p-value.md).
 """
 
 from __future__ import annotations

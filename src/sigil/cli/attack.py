@@ -72,7 +72,7 @@ def attack() -> None:
       sigil attack quantize model.safetensors --format int4 --out q.safetensors
 
     \b
-    An attack of your own, a function in a file (docs/own-attack.md):
+    An attack of your own, a function in a file (docs/extend.md):
       sigil attack my.py:jitter runs/a --out runs/jittered --key owner.key
 
     Each attack has its own help, such as: sigil attack prune --help
@@ -611,7 +611,7 @@ OWN = Attack(
     returns one of the same kind. If it has a second parameter without a
     default, that is the attacker's images: --share of --data, drawn by
     --seed. What has a default is set by --set. The file is executed, so
-    name only one that you would run (docs/own-attack.md).
+    name only one that you would run (docs/extend.md).
 
     \b
     Examples:

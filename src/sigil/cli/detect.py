@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _LIVE_ONLY = "splitguard"
 _OFFLINE = ("gradient-scrutinizer", "splitout")
-# What was measured of servers without a mark: docs/detectors.md, "What they find".
+# What was measured of servers without a mark: docs/attacks.md, "Detectors".
 _OF_HONEST_SERVERS = {
     "gradient-scrutinizer": "one every 50 steps; at cuts like layer3 of ResNet-18, and with small batches, "
     "an honest server is below the threshold too",
@@ -63,7 +63,7 @@ def detect(
     status is 0 with and without one, and 2 if something is missing.
 
     SplitGuard sends batches with wrong labels while a training runs, so it
-    cannot be asked afterwards; docs/detectors.md says how to run it live.
+    cannot be asked afterwards; docs/attacks.md says how to run it live.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def detect(
 
     \b
     A detector of your own, a class in a file, which is executed: name only
-    one that you would run (docs/own-detector.md):
+    one that you would run (docs/extend.md):
       sigil detect runs/a --detector my.py:SteadyDirection --set threshold=0.4
     """
     outputs.check_there({"RUN": run})
@@ -210,7 +210,7 @@ def _caveats(alarmed: list[Detector], *, marked: bool) -> list[str]:
         sentences.append(
             f"{detector.name}: {number}; ask it of honest servers too, or an alarm says nothing."
             if known is None
-            else f"{detector.name}: {number}, {known} (docs/detectors.md)."
+            else f"{detector.name}: {number}, {known} (docs/attacks.md)."
         )
     if marked:
         sentences.append(

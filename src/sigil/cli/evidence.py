@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import data_names, options, outputs
+from sigil.cli import data_names, options, outputs, own_code
 from sigil.cli.key import load_key
 from sigil.cli.options import option
 from sigil.cli.terminal import printable
@@ -59,6 +59,13 @@ def check(
         Path | None,
         _repeat(
             "FILE", "The owner's secret key: opens the commitment and, with --suspect, repeats everything."
+        ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        _repeat(
+            metavar="FILE.py:NAME",
+            help="For a model of the owner's own: the code that makes its client half, which is executed.",
         ),
     ] = None,
     inputs: Annotated[
@@ -119,15 +126,16 @@ def check(
     from sigil.evidence import examine
     from sigil.evidence.published import parse, parse_references
     from sigil.keys.seal import read_roots
+    from sigil.suspect import open_into
     from sigil.verdict.envelope import read_file, read_public_key
 
     # What the caller gave is judged first: a typing mistake is not a failed check.
     if inputs_from not in (None, "judge", "defendant"):
         raise ConfigError("--inputs-from must be judge or defendant: somebody who does not know the key.")
-    if (inputs or inputs_from or reference_file) and (key is None or suspect is None):
+    if (inputs or inputs_from or reference_file or module) and (key is None or suspect is None):
         raise ConfigError(
-            "--inputs, --inputs-from and --reference-file are for repeating the examination: give --key and "
-            "--suspect as well."
+            "--inputs, --inputs-from, --module and --reference-file are for repeating the examination: "
+            "give --key and --suspect as well."
         )
     line = None if statement is None else _line(statement)
     if line is not None:
@@ -140,6 +148,7 @@ def check(
         "key": None if key is None else load_key(key, ask=passphrase, passphrase_file=passphrase_file),
     }
     content = read_file(file)
+    built = None if module is None else own_code.build_module(module)
     try:
         findings = examine(
             content,
@@ -147,7 +156,7 @@ def check(
             statement=line,
             register=statements,
             references=reference,
-            suspect=suspect,
+            suspect=suspect if built is None or suspect is None else open_into(suspect, built),
             inputs=inputs,
             inputs_from=inputs_from,  # type: ignore[arg-type]
             reference=reference_file,

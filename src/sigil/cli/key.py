@@ -100,10 +100,10 @@ def new(
     stamped) where the cut holds them.
 
     A dishonest owner could draw keys until one fits, so a verdict multiplies
-    p, the probability of chance, by 2^80. With --to-be-stamped a time stamp
-    becomes part of the key, every try costs a dated request, and the factor
-    is 2^24. Such a key is of no use until `sigil key stamp` and `sigil key
-    seal` have completed it.
+    p, the probability that an unrelated key fits as well, by 2^80. With
+    --to-be-stamped a time stamp becomes part of the key, every try costs a
+    dated request, and the factor is 2^24. Such a key is of no use until
+    `sigil key stamp` and `sigil key seal` have completed it.
 
     What you state about the model and its inputs cannot be chosen
     afterwards, and nobody can say that it was. Inputs that are stated count

@@ -53,6 +53,15 @@ Entry = Annotated[
     str | None,
     _model("NAME", "For a file with several models: the keys or prefix in front of the layers' names."),
 ]
+Module = Annotated[
+    str | None,
+    _model(
+        "FILE.py:NAME",
+        "For a model of your own: your function or class that makes its client half. Your file is executed; "
+        "nothing in SUSPECT is.",
+        "--module",
+    ),
+]
 InputShape = Annotated[str | None, _model("C,H,W", "Shape of one input, e.g. 3,32,32.")]
 TimeLimit = Annotated[
     float, _model("S", "Seconds that the file's own process may take: reading it, and running ONNX.")

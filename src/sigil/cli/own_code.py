@@ -1,4 +1,4 @@
-"""The caller's own code, named as FILE.py:NAME: an attack for `sigil attack`, a detector for `sigil detect`.
+"""The caller's own code, named as FILE.py:NAME: an attack, a detector, a module for `sigil verify`.
 
 Only the named file is executed. Its folder does not become a place to import from, and no compiled copy that
 lies beside it is read.
@@ -14,10 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sigil.cli.options import option
 from sigil.errors import ConfigError, SigilError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _LONGEST_FILE, _LONGEST_MESSAGE = 1 << 20, 200
 
@@ -94,3 +97,16 @@ def check_call(text: str, function: Callable[..., Any], *arguments: Any, **optio
         raise ConfigError(
             f"{text} cannot be called as it must be ({error}); change its parameters, or --set."
         ) from None
+
+
+def build_module(text: str) -> nn.Module:
+    """The client half that the caller's code makes."""
+    from torch import nn
+
+    build = load(text)
+    check_call(text, build)
+    with running(split(text)[0]):
+        module = build()
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"{text} makes a {type(module).__name__}; it must make a module of PyTorch.")
+    return module

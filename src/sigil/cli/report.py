@@ -45,7 +45,7 @@ def report(
     Runs: curves, settings and commitments of one or several trainings.
     An earlier page in the FOLDER is drawn again; one named by --out is
     replaced with --force only, and only if Sigil wrote it.
-    With --summary README.md the five lines on the results there, between
+    With --summary README.md the table of results there, between
     <!-- results --> and <!-- end of results -->, are filled in too.
 
     \b

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigil.cli import data_names, options, outputs
+from sigil.cli import data_names, options, outputs, own_code
 from sigil.cli.key import load_key
 from sigil.cli.options import option
 from sigil.cli.terminal import printable, recorded
@@ -91,6 +91,7 @@ def verify(
     classes: options.Classes = None,
     at: options.At = None,
     entry: options.Entry = None,
+    module: options.Module = None,
     input_shape: options.InputShape = None,
     time_limit: options.TimeLimit = 120.0,
     inputs: options.Inputs = None,
@@ -126,6 +127,9 @@ def verify(
     counts as a try; or you name one:
       sigil verify checkpoint.pt --key owner.key --entry ema
 
+    Of a model of your own, name the code that makes its client half:
+      sigil verify half.safetensors --key owner.key --module my.py:client_half
+
     Keep the result, for people and for a court; check it later, by the line
     that the owner published before training (sigil key commit prints it):
       sigil verify model.pt2 --key owner.key \\
@@ -138,7 +142,7 @@ def verify(
 
     Reordered channels are put back by the initial weights that the key drew.
     Where it drew none, they can be put back by what the training's
-    server recorded: an experiment, never proof (docs/alignment.md):
+    server recorded: an experiment, never proof (docs/p-value.md):
       sigil verify copy.onnx --at NODE --key owner.key \\
         --reference runs/a/reference.safetensors --inputs photos/
 
@@ -177,24 +181,27 @@ def verify(
     if tries > MOST_TRIES:
         raise ConfigError(f"--tries may be at most {MOST_TRIES:,}.")
     from sigil.data import open_inputs
-    from sigil.suspect import open_suspect
+    from sigil.suspect import open_into, open_suspect
     from sigil.verdict.report import harmless
     from sigil.verdict.verification import verify as run
 
     owner_key = load_key(key, ask=passphrase, passphrase_file=passphrase_file)
     signer = _signer(sign_with) if sign_with is not None else None
-    opened = open_suspect(
-        suspect,
-        architecture=architecture,
-        cut=cut,
-        width=width,
-        classes=classes,
-        input_shape=shape,
-        at=at,
-        entry=entry,
-        key=owner_key,  # what it states holds against what an adversary's file says of itself
-        time_limit=time_limit,
-    )
+    named = {"architecture": architecture, "cut": cut, "width": width, "classes": classes, "at": at}
+    if module is None:
+        opened = open_suspect(
+            suspect,
+            **named,  # type: ignore[arg-type]
+            entry=entry,
+            input_shape=shape,
+            key=owner_key,  # what it states holds against what an adversary's file says of itself
+            time_limit=time_limit,
+        )
+    elif entry is None and set(named.values()) == {None}:
+        built = own_code.build_module(module)
+        opened = open_into(suspect, built, input_shape=shape, time_limit=time_limit)
+    else:
+        raise ConfigError("--module makes the model itself: leave out what else describes one (--cut, --at).")
     shape = shape or owner_key.fields.input_shape or opened.input_shape
     outcome = run(
         opened,

@@ -25,7 +25,7 @@ from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import Precision, choose
 from sigil.federation.repetition import Repetitions, projection
 from sigil.federation.server import LabelServer, Server
-from sigil.federation.settings import ModelSettings, Settings
+from sigil.federation.settings import ModelSettings, Settings, WatermarkSettings
 from sigil.injector import Injector, Secret
 from sigil.keys.key import Key
 from sigil.logit_gradients import Loss
@@ -204,46 +204,6 @@ def agreed_loss(settings: Settings) -> Loss:
     )
 
 
-def local_batches(
-    settings: Settings,
-    dataset: data.Dataset,
-    *,
-    indices: npt.NDArray[np.int64],
-    round_number: int,
-    client: int,
-    precision: Precision,
-    observers: Sequence[ClientObserver] = (),
-) -> Iterator[tuple[Step, Tensor, Tensor]]:
-    """The batches of one client in one round: (step, images (N, C, H, W), labels (N,)) each time.
-
-    `indices` are the training images that the client holds. Order and augmentation follow from the seed,
-    the round and the client alone; torch's global random stream is set from them as well.
-    """
-    seed = settings.run.seed
-    batches = data.Batches(
-        dataset.train.images,
-        dataset.train.labels,
-        indices,
-        batch_size=settings.federation.batch_size,
-        mean=dataset.mean,
-        std=dataset.std,
-        augment=dataset.augment if settings.data.augment else "none",
-        device=precision.device,
-        memory_format=precision.layout,
-    )
-    order = generator(seed, "batches", round_number, client)
-    # Layers with randomness of their own (dropout) draw from torch's global stream.
-    torch.manual_seed(derive(seed, "layers", round_number, client))
-    count = 0
-    for _ in range(settings.federation.local_epochs):
-        for images, labels in batches.epoch(order):
-            count += 1
-            at = Step(round_number, client, count)
-            for observer in observers:
-                images, labels = observer.on_batch(at, images, labels)
-            yield at, images, labels
-
-
 def fresh_optimizer(
     half: nn.Module, lr: float, *, settings: Settings, precision: Precision
 ) -> torch.optim.Optimizer:
@@ -340,6 +300,11 @@ class Training:
             initial_weights=draw_initial_weights(secret, halves),
         )
 
+    @classmethod
+    def of_client(cls, settings: Settings, dataset: data.Dataset) -> Training:
+        """What a client elsewhere makes for itself: the same with its own data, and nothing of a mark."""
+        return cls.prepare(settings.model_copy(update={"watermark": WatermarkSettings(strength=0)}), dataset)
+
     def __post_init__(self) -> None:
         self.loss = agreed_loss(self.settings)
         self._injectors: dict[int, Injector] = {}
@@ -359,6 +324,42 @@ class Training:
     def images_per_round(self) -> int:
         """Training images that a round goes through."""
         return sum(map(len, self.parts)) * self.settings.federation.local_epochs
+
+    def local_batches(
+        self, client: int, *, indices: npt.NDArray[np.int64], round_number: int
+    ) -> Iterator[tuple[Step, Tensor, Tensor]]:
+        """The batches of one client in one round: (step, images (N, C, H, W), labels (N,)) each time.
+
+        `indices` are the training images that the client holds. Order and augmentation follow from the seed,
+        the round and the client alone; torch's global random stream is set from them as well.
+        """
+        settings, dataset = self.settings, self.dataset
+        batches = data.Batches(
+            dataset.train.images,
+            dataset.train.labels,
+            indices,
+            batch_size=settings.federation.batch_size,
+            mean=dataset.mean,
+            std=dataset.std,
+            augment=dataset.augment if settings.data.augment else "none",
+            device=self.precision.device,
+            memory_format=self.precision.layout,
+        )
+        order = generator(settings.run.seed, "batches", round_number, client)
+        # Layers with randomness of their own (dropout) draw from torch's global stream.
+        torch.manual_seed(derive(settings.run.seed, "layers", round_number, client))
+        count = 0
+        for _ in range(settings.federation.local_epochs):
+            for images, labels in batches.epoch(order):
+                count += 1
+                at = Step(round_number, client, count)
+                for observer in self.client_observers:
+                    images, labels = observer.on_batch(at, images, labels)
+                yield at, images, labels
+
+    def fresh_optimizer(self, half: nn.Module, lr: float) -> torch.optim.Optimizer:
+        """The optimizer with which a half begins a round."""
+        return fresh_optimizer(half, lr, settings=self.settings, precision=self.precision)
 
     def make_server(
         self,

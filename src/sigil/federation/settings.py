@@ -113,7 +113,7 @@ class RecordSettings(Section):
     rounds: tuple[int, ...] = Field((), description="rounds to record, from 1; none: all")
     share: float = Field(1.0, gt=0, le=1, description="share of the steps to record")
     whole_rounds: int = Field(
-        0, ge=0, description="of so many rounds, from the first, every step is recorded, whatever the share"
+        0, ge=0, description="number of first rounds of which every step is recorded, whatever the share"
     )
     limit_mb: int = Field(512, ge=1, description="largest size of the recording")
 

@@ -14,16 +14,11 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import nn
 
-from sigil.data import Dataset
 from sigil.errors import LossError, RepetitionError, TrainingError
 from sigil.federation.averaging import Average, State, WeightedAverage, make_average
 from sigil.federation.client import Client
-from sigil.federation.from_settings import Training, agreed_loss, fresh_optimizer, local_batches
-from sigil.federation.observers import ClientObserver
-from sigil.federation.precision import Precision
+from sigil.federation.from_settings import Training
 from sigil.federation.server import LabelServer, ServerEnd
 from sigil.federation.settings import Settings
 from sigil.federation.step import step, step_with_labels
@@ -112,38 +107,27 @@ class LocalResult:
 
 
 def train_client(
+    training: Training,
     index: int,
-    half: nn.Module,
     server: ServerEnd | LabelServer,
     *,
-    settings: Settings,
-    dataset: Dataset,
     indices: npt.NDArray[np.int64],
     round_number: int,
     lr: float,
-    precision: Precision,
-    observers: Sequence[ClientObserver] = (),
     tick: Tick | None = None,
 ) -> LocalResult:
-    """Train one client's `half` for one round on the images `indices`, with the half behind `server`."""
+    """Train the live client half for one round on the images `indices`, with the half behind `server`."""
+    half = training.halves.client
     client = Client(
         index,
         half,
-        fresh_optimizer(half, lr, settings=settings, precision=precision),
-        precision=precision,
-        observers=observers,
-        agreed=agreed_loss(settings),
+        training.fresh_optimizer(half, lr),
+        precision=training.precision,
+        observers=training.client_observers,
+        agreed=training.loss,
     )
     images = 0
-    for at, pictures, labels in local_batches(
-        settings,
-        dataset,
-        indices=indices,
-        round_number=round_number,
-        client=index,
-        precision=precision,
-        observers=observers,
-    ):
+    for at, pictures, labels in training.local_batches(index, indices=indices, round_number=round_number):
         try:
             if isinstance(server, LabelServer):
                 step_with_labels(client, server, pictures, labels, at=at)
@@ -194,12 +178,12 @@ class LocalTrainer:
         halves.server.load_state_dict(start.server)
         halves.client.train()
         halves.server.train()
-        optimizer = self._server_optimizer(start)
+        optimizer = training.fresh_optimizer(halves.server, start.lr)
         for position, index in enumerate(self._in_order(start.number) if clients is None else clients):
             halves.client.load_state_dict(start.given(index, half))
             if position and not shared_server:
                 halves.server.load_state_dict(start.server)
-                optimizer = self._server_optimizer(start)
+                optimizer = training.fresh_optimizer(halves.server, start.lr)
             server = training.make_server(
                 index,
                 halves.server,
@@ -208,16 +192,12 @@ class LocalTrainer:
                 observers=training.server_observers,
             )
             result = train_client(
+                training,
                 index,
-                halves.client,
                 server,
-                settings=settings,
-                dataset=training.dataset,
                 indices=training.parts[index],
                 round_number=start.number,
                 lr=start.lr,
-                precision=training.precision,
-                observers=training.client_observers,
                 tick=tick,
             )
             sums.images += result.images
@@ -251,9 +231,3 @@ class LocalTrainer:
             order = np.random.default_rng(derive(settings.run.seed, "order", number))
             return [int(index) for index in order.permutation(count)]
         return list(range(count))
-
-    def _server_optimizer(self, start: RoundStart) -> torch.optim.Optimizer:
-        training = self.training
-        return fresh_optimizer(
-            training.halves.server, start.lr, settings=training.settings, precision=training.precision
-        )

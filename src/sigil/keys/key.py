@@ -5,7 +5,7 @@ statement says in public, and of its seal, and of nothing else. Nobody, the owne
 an entry of M or a bit of b. A key can be drawn again, though, until one happens to fit, so there are two
 kinds: a *plain* key, whose verdicts multiply p by 2⁸⁰, and a *stamped* one, which also follows from the
 signature of a time stamp over its statement: every try costs a dated request, and p is multiplied by
-2²⁴. docs/forgery.md shows what that prevents.
+2²⁴. docs/p-value.md shows what that prevents.
 
 Noise probes, the choice of inputs, shares of the bits and initial weights are derived likewise, each
 for a purpose of its own (`sigil.keys.derivation`), and bit-exactly (`sigil.keys.draws`), so that a key

@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 COLOURS = {0.0: "#000000", 0.01: "#56b4e9", 0.1: "#009e73", 1.0: "#d55e00"}
 SERIES = ("#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#e69f00", "#0072b2")
 
-# Height of a legend that lies below all axes.
-LEGEND_INCHES = 0.35
+# Height of a row of a legend that lies below all axes, and the width of an entry.
+LEGEND_INCHES, ENTRY_INCHES = 0.35, 1.8
 _collection: ContextVar[dict[str, str] | None] = ContextVar("_collection", default=None)
 
 
@@ -63,7 +63,8 @@ def save(figure: Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for axis in figure.axes:
         axis.set_visible(axis.get_visible() and axis.has_data())
-    below = LEGEND_INCHES / figure.get_figheight() if figure.legends else 0.0
+    rows = sum(-(-len(legend.get_texts()) // _entries(figure)) for legend in figure.legends)
+    below = rows * LEGEND_INCHES / figure.get_figheight()
     figure.tight_layout(rect=(0.0, below, 1.0, 1.0))
     collection = _collection.get()
     if collection is not None:
@@ -105,15 +106,22 @@ def inline(figure: Figure, *, name: str) -> str:
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend for all axes in a strip below them, where it covers no curve."""
+    """One legend for all axes below them, where it covers no curve, in as many rows as it takes."""
     named: dict[str, Any] = {}
     for axis in axes:
         handles, labels = axis.get_legend_handles_labels()
         named = dict(zip(labels, handles, strict=True)) | named
     if named:
-        figure.set_figheight(figure.get_figheight() + LEGEND_INCHES)
-        handles, labels = list(named.values()), list(named)
-        figure.legend(handles, labels, loc="lower center", ncols=len(named), frameon=False, fontsize=9)
+        columns = _entries(figure)
+        figure.set_figheight(figure.get_figheight() + -(-len(named) // columns) * LEGEND_INCHES)
+        figure.legend(
+            list(named.values()), list(named), loc="lower center", ncols=columns, frameon=False, fontsize=9
+        )
+
+
+def _entries(figure: Figure) -> int:
+    """How many entries of a legend stand beside each other below a figure."""
+    return max(1, int(figure.get_figwidth() / ENTRY_INCHES))
 
 
 def legend(axis: Axes, styles: Mapping[str, Any] | None = None) -> None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sigil.suspect.opening import Suspect, Weights, open_suspect, open_weights
+    from sigil.suspect.opening import Suspect, Weights, open_into, open_suspect, open_weights
 
-__all__ = ["Suspect", "Weights", "open_suspect", "open_weights"]
+__all__ = ["Suspect", "Weights", "open_into", "open_suspect", "open_weights"]
 
 
 def __getattr__(name: str) -> Any:

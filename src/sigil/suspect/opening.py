@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 import os
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigil import extras, models
@@ -63,7 +64,7 @@ class Suspect:
     description: str
     sha256: str
     input_shape: tuple[int, ...] | None
-    module: models.Model | None = dataclasses.field(repr=False)
+    module: nn.Module | None = dataclasses.field(repr=False)
     _run: Callable[[Tensor], Tensor] = dataclasses.field(repr=False)
     _filters: Callable[[], tuple[Tensor, ...]] = dataclasses.field(repr=False, default=tuple)
     _close: Callable[[], None] = dataclasses.field(repr=False, default=lambda: None)
@@ -272,6 +273,54 @@ def open_weights(
         return Weights(place, graph.kind, graph.sha256, {"": filters})
     finally:
         graph.close()
+
+
+def open_into(
+    path: str | os.PathLike[str],
+    module: nn.Module,
+    *,
+    input_shape: Sequence[int] | None = None,
+    time_limit: float = TIME_LIMIT,
+) -> Suspect:
+    """Open the weights of a model of the caller's own, whose client half `module` is, and put them into it.
+
+    Files, limits and several models in one file are those of :func:`open_suspect`; nothing in the file is
+    run. Its tensors must have the names of the module's state dict, behind any prefix, and its shapes.
+    """
+    wanted = {name: one for name, one in module.state_dict().items() if one.is_floating_point()}
+    weights = open_weights(path, list(wanted), time_limit=time_limit)
+    lacking = {
+        entry: [name for name, one in wanted.items() if name not in held or held[name].shape != one.shape]
+        for entry, held in weights.entries.items()
+    }
+    fitting = tuple(entry for entry, names in lacking.items() if not names)
+    if not fitting:
+        names = min(lacking.values(), key=len, default=list(wanted))
+        raise SuspectError(
+            f"{path} does not fit the module: of its {len(wanted)} tensors {len(names)} are missing or have "
+            f"another shape ({', '.join(map(shown, names[:3]))}{', …' if len(names) > 3 else ''}); give the "
+            "module whose state dict was saved, or its client half."
+        )
+
+    def opened(entry: str) -> Suspect:
+        filled = copy.deepcopy(module)
+        filled.load_state_dict(dict(weights.entries[entry]), strict=False)
+        filled.eval().requires_grad_(False)
+        return Suspect(
+            path=weights.path,
+            kind=weights.kind,
+            description=f"{type(module).__name__} of the examiner's own code",
+            sha256=weights.sha256,
+            input_shape=None if input_shape is None else tuple(input_shape),
+            module=filled,
+            _run=filled,
+            entry=entry,
+            entries=fitting,
+            _unread=lambda: weights.unread,
+            _others=lambda: map(opened, fitting[1:]),
+        )
+
+    return opened(fitting[0])
 
 
 def _weights(path: Path, source: Examination | Shards, names: Sequence[str], at: str | None) -> Weights:
@@ -683,9 +732,9 @@ class _Weights:
         if wanted.architecture is None:
             return SuspectError(
                 f"{self.path} holds {held}, which fit none of {', '.join(models.names())}: name its "
-                "architecture (--architecture) if it is one of them after all; for one of your own, export "
-                "it to ONNX and name the tensor at the cut (--at), or load it in Python up to the cut and "
-                "call sigil.verify(module, key, input_shape=…)."
+                "architecture (--architecture) if it is one of them after all; for one of your own, name the "
+                "function that builds its client half (--module FILE.py:NAME), or export it to ONNX and name "
+                "the tensor at the cut (--at)."
             )
         if group is None:
             return SuspectError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, TypeVar
 
@@ -21,14 +21,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sigil.data import Dataset
 from sigil.errors import NetworkError
 from sigil.federation.averaging import State
-from sigil.federation.from_settings import build_halves
+from sigil.federation.from_settings import Training
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
-from sigil.federation.observers import ClientObserver
-from sigil.federation.precision import Precision, choose
-from sigil.federation.settings import Settings
+from sigil.federation.precision import Precision
 from sigil.federation.trainer import Tick, train_client
 from sigil.transport import wire
 from sigil.transport.certificates import SERVER_NAME, ClientCredentials
@@ -76,35 +73,31 @@ class RoundUpdate:
 
 def train_round(
     task: RoundTask,
+    training: Training,
+    client: int,
     *,
-    settings: Settings,
-    dataset: Dataset,
-    indices: npt.NDArray[np.int64],
-    client_index: int,
     credentials: ClientCredentials,
-    observers: Sequence[ClientObserver] = (),
+    indices: npt.NDArray[np.int64] | None = None,
     patience: float = 60.0,
     tick: Tick | None = None,
 ) -> RoundUpdate:
-    """Train one round on the images `indices` of `dataset`, with the server half behind `task.address`.
+    """Train one round of the client's own `training`, with the server half behind `task.address`.
 
+    It trains on its part of the agreed partition, or on the images `indices` of its data.
     Broken connections are opened again for up to `patience` seconds each, and the round goes on where it
     was; if the server has given the step up meanwhile, the round is trained again from its start, before
     the eyes of the observers. Either way the result is the same bit for bit.
     :class:`sigil.transport.Refused` means that this ticket is good for nothing any more.
     """
-    precision = choose(settings.run.device, settings.run.precision)
-    half = build_halves(
-        settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision
-    ).client
+    half, dataset = training.halves.client, training.dataset
     remote = RemoteServer(
         task.address,
         ticket=task.ticket,
         round_number=task.round,
-        client=client_index,
+        client=client,
         classes=dataset.classes,
         credentials=credentials,
-        precision=precision,
+        precision=training.precision,
         wire=task.wire,
         patience=patience,
     )
@@ -115,20 +108,16 @@ def train_round(
         except RuntimeError:
             raise NetworkError(
                 f"The half that the owner sent does not fit images of {tuple(dataset.shape)} at the cut "
-                f"{settings.model.cut}; use the release of Sigil and the kind of data that the owner names."
+                f"{training.halves.cut}; use the release of Sigil and the kind of data that the owner names."
             ) from None
         half.train()
         result = train_client(
-            client_index,
-            half,
+            training,
+            client,
             remote,
-            settings=settings,
-            dataset=dataset,
-            indices=indices,
+            indices=training.parts[client] if indices is None else indices,
             round_number=task.round,
             lr=task.lr,
-            precision=precision,
-            observers=observers,
             tick=tick,
         )
         remote.finish()

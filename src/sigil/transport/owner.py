@@ -157,6 +157,7 @@ class Presence:
         self._metrics = metrics
         self._clients = sorted(clients)
         self._wait = wait
+        self._looked = time.monotonic()
         self._began: dict[int, float] = {}
         self._speeds: dict[int, float] = {}
         self._lost: dict[int, float] = {}
@@ -173,6 +174,7 @@ class Presence:
         self, number: int, present: Collection[int], out: Collection[int], gone: Collection[int] = ()
     ) -> None:
         """Before a round: who is there, and without whom it goes on."""
+        self._looked = time.monotonic()
         self._began.clear()
         awaited = [client for client in self._clients if client not in gone]
         self._tell(number, dict.fromkeys(present, "here"), present, out, awaited)
@@ -190,9 +192,12 @@ class Presence:
         for client, (status, count) in progress.items():
             if client in present or status not in (Status.EXPECTED, Status.ABSENT):
                 words[client] = _WORDS[status]
-            if status is Status.CONNECTED:
-                began = self._began.setdefault(client, now)
+            # A short round may begin and end between two looks.
+            done = status is Status.FINISHED and count != self._last[client].images
+            if done or status is Status.CONNECTED:
+                began = self._began.setdefault(client, self._looked)
                 self._speeds[client] = count / (now - began) if now > began else 0.0
+        self._looked = now
         images = {client: count for client, (_, count) in progress.items()}
         self._tell(number, words, present, out, progress.keys(), images)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from sigil.errors import LossError, RepetitionError
 from sigil.federation.averaging import State
-from sigil.federation.from_settings import Training, fresh_optimizer
+from sigil.federation.from_settings import Training
 from sigil.federation.messages import Activation, LogitGradient
 from sigil.federation.observers import ServerObserver
 from sigil.federation.precision import Precision
@@ -385,9 +385,7 @@ class Session:
             self.observers = [copy.deepcopy(observer) for observer in training.server_observers]
             for observer in self.observers:
                 observer.on_round_start(self.round)
-            optimizer = fresh_optimizer(
-                half, self._lr, settings=training.settings, precision=training.precision
-            )
+            optimizer = training.fresh_optimizer(half, self._lr)
             self._server = training.make_server(
                 self.client, half, optimizer, round_number=self.round, observers=self.observers
             )

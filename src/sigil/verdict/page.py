@@ -84,6 +84,7 @@ def render(verdict: Report, *, record: SignedRecord | None = None, copies: Seque
         p=unbroken(scientific(decides.log10_p)),
         exact=decides.exact,
         alpha=unbroken(scientific(math.log10(verdict.alpha))),
+        level=f"{verdict.price.log10_level(verdict.alpha):.1f}".replace("-", "−"),
         one_try_level=superscripts(statistics.in_words(verdict.price.log10_level(verdict.alpha))),
         corrections=superscripts_in(
             wording.corrections_at_length(

@@ -81,7 +81,7 @@ def test_another_way_to_the_owner_leads_to_the_next_port(
 ) -> None:
     asked = []
 
-    def remember(task: Any, **others: Any) -> RoundUpdate:
+    def remember(task: Any, *others: Any, **more: Any) -> RoundUpdate:
         asked.append(task.address)
         return RoundUpdate(task.client_state, images=2, steps=1, loss=0.0)
 

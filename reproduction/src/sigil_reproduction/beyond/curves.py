@@ -280,38 +280,41 @@ def _all(measured: Measured, scheme: str) -> list[Point]:
 
 
 def draw(measured: Measured, path: Path, schemes: Sequence[str] = tuple(SCHEMES)) -> None:
-    """One row per scheme: WSR on images, and log10 p of each reading, over the accuracy lost."""
+    """One row per scheme: WSR on images and log10 p of each reading over the accuracy lost."""
     panels: dict[str, Callable[[Point], float | None]] = {
         "WSR on images (%)": lambda point: point.numbers.get("wsr_inputs"),
-        **{f"log10 p, {name}": partial(Point.log10_p, reading=name) for name in READINGS},
+        **{f"log10 p before correction, {name}": partial(Point.log10_p, reading=name) for name in READINGS},
     }
     schemes = [scheme for scheme in schemes if curve(measured, scheme, NOTHING)] or schemes[:1]
     figure, axes = figures.panels(len(panels) * len(schemes), columns=len(panels))
     for number, scheme in enumerate(schemes):
         for axis, (title, value) in zip(axes[len(panels) * number :], panels.items(), strict=False):
             _curves(axis, measured, scheme, value)
-            axis.set(title=f"{scheme}: {title}", xlabel="points of accuracy lost")
+            axis.set_title(f"{scheme}: {title}", fontsize=11)
+            axis.set_xlabel("points of accuracy lost")
             if title.startswith("log10"):
                 proof = "origin" if "origin" in title else "mark"
                 axis.axhline(
                     limit(PROOFS[proof][1]),
-                    color="0.5",
-                    linewidth=1,
-                    linestyle="--",
+                    color="0.6",
+                    linewidth=2.5,
+                    zorder=0,
                     label="proof below this line",
                 )
                 if proof == "origin":
                     axis.set_yscale("symlog", linthresh=10.0)
                 axis.set_ylim(top=1.0)
+    for line, words in LINES.items():
+        axes[0].plot([], [], color="0.3", linestyle=line, label=words)
     figures.legend_below(figure, axes)
     figures.save(figure, path)
 
 
-def _curves(axis: Axes, measured: Measured, scheme: str, value: Callable[[Point], float | None]) -> None:
-    """From the model as it is through the strengths of an attack, dotted to the one that took longer.
+LINES = {"-": "growing strength", ":": "more epochs", "--": "more epochs, a fifth of the rate"}
 
-    Broken lines lead to what was done gently.
-    """
+
+def _curves(axis: Axes, measured: Measured, scheme: str, value: Callable[[Point], float | None]) -> None:
+    """From the model as it is through the strengths of an attack; LINES says what each style of line is."""
     start = curve(measured, scheme, NOTHING)
     for attack in (FINETUNING, *SWEEPS):
         found = [*start, *curve(measured, scheme, attack)]
@@ -323,7 +326,7 @@ def _curves(axis: Axes, measured: Measured, scheme: str, value: Callable[[Point]
         short = [one for one in found if one.options["epochs"] < longest]
         style = {"color": COLOURS[attack]}
         long = [*short[-1:], *found[len(short) :]]
-        for part, line in ((short, "-"), (long, ":"), ([*start, *gentle], "--")):
+        for part, line in zip((short, long, [*start, *gentle]), LINES, strict=True):
             look = {**style, "linestyle": line, "label": attack if line == "-" else None}
             figures.curve(axis, [one.lost for one in part], [value(one) for one in part], **look)
 

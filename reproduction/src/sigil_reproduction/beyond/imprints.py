@@ -1,10 +1,11 @@
 """Whose copy leaked, in real trainings where every client has its own copy (``federation.imprint``).
 
-This is not in the paper. Trainings on the embedded digits, whatever the scale. In every round one client's
-copy leaks, as it was given and as it was returned; a client averages its last five copies; and a client
-extrapolates from its copy away from the next model, which holds a little of everybody's pattern with the
-opposite sign, because training heals it: that is how a client would put the blame on others. The global
-models themselves must name nobody, and names that nobody has must be found as often as chance finds them.
+This is not in the paper. Trainings on the embedded digits at width 8, whatever the scale. In every round one
+client's copy leaks, as it was given and as it was returned; a client averages its last five copies; and a
+client goes from its copy along its own training and away from the next model, which tells a little of
+everybody's pattern: of what was tried, that puts the most blame on others. The global models themselves must
+name nobody, and names that nobody has must be found as often as chance finds them. Shorter trainings at
+several widths show how deviations grow with the number of weights.
 """
 
 from __future__ import annotations
@@ -44,14 +45,17 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     ),
     "4 clients, median": ("federation.clients=4", "federation.average=median"),
     "2 clients, Adam, six epochs": ("federation.clients=2", *ADAM),
-    **{f"width {width}": ("federation.clients=2", f"model.width={width}") for width in (8, 32, 64)},
+    **{
+        f"width {width}": ("federation.clients=2", "federation.rounds=2", f"model.width={width}")
+        for width in (8, 16, 32, 64)
+    },
 }
 # Seconds, where only the machinery is tried.
-SMALLER = PerScale((), smoke=("model.width=8", "data.train_limit=80", "federation.rounds=2"))
+SMALLER = PerScale((), smoke=("data.train_limit=80", "federation.rounds=2"))
 # What leaks, and what is nobody's copy.
 LEAKS = ("given", "returned", "last five averaged", "extrapolated")
 KINDS = (*LEAKS, "global")
-# How far a client goes from its copy away from the next one.
+# How far a client goes from its copy along its own training and away from the next model.
 BEYOND = (1.0, 4.0)
 NAMES = 200
 LEVELS = (0.1, 0.01, 0.001)
@@ -117,25 +121,21 @@ class _Traces:
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """One training per cell; that of width 64 takes as long as the others together, so one seed has it."""
+    """One training per cell; those of several widths, which take longest, come last and have one seed."""
+    small = SMALLER.at(scale)
+    wanted = [(name, seed) for seed in seeds for name in TRAININGS if not name.startswith("width")]
+    wanted += [(name, seeds[0]) for name in TRAININGS if name.startswith("width")]
     return [
-        Cell("imprints", name, seed, (), {"changes": [*changes, *SMALLER.at(scale)]})
-        for seed in seeds
-        for name, changes in TRAININGS.items()
-        if (not seed or name != "width 64") and (not SMALLER.at(scale) or name == "2 clients")
+        Cell("imprints", name, seed, (), {"changes": [*TRAININGS[name], *small]})
+        for name, seed in wanted
+        if not small or name == "2 clients"
     ]
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Train, let a copy of every kind leak in every round, and trace it through all registers."""
-    rounds = 4 if cell.name.startswith("width") else 8
-    settings = read(
-        None,
-        [
-            *(f"federation.rounds={rounds}", f"run.seed={cell.seed}", "federation.imprint=true"),
-            *("run.workers=1", *cell.options["changes"]),
-        ],
-    )
+    fixed = ("model.width=8", "federation.rounds=8", "federation.imprint=true", "run.workers=1")
+    settings = read(None, [*fixed, f"run.seed={cell.seed}", *cell.options["changes"]])
     key = sigil.Key.generate("ACME", seed=cell.seed.to_bytes(32, "big"), **what_a_key_states(settings))
     with tempfile.TemporaryDirectory() as folder:
         return _train(settings, key, Path(folder))
@@ -163,8 +163,8 @@ def _train(settings: Settings, key: sigil.Key, folder: Path) -> dict[str, Any]:
         leaks += [("returned", returned, name), ("global", federation.client_state, None)]
         for beyond in BEYOND:
             # The next model, as it is: more than a client has of it before the last round.
-            both = [held[-1], federation.client_state]
-            leaks.append(("extrapolated", _combined(both, [1 + beyond, -beyond]), name))
+            known = [held[-1], returned, federation.client_state]
+            leaks.append(("extrapolated", _combined(known, [1, beyond, -beyond]), name))
     accuracy = federation.accuracy()
     models.save(folder / "client.safetensors", federation.halves()[0])
     federation.close()
@@ -174,6 +174,7 @@ def _train(settings: Settings, key: sigil.Key, folder: Path) -> dict[str, Any]:
     files = [file for file in folder.rglob("*") if file.is_file()]
     return {
         "accuracy": 100 * accuracy,
+        "weights": sum(math.prod(shape) for shape in leaking.patterns.shapes.values()),
         "blocks": len(list((folder / IMPRINTS).iterdir())),
         "megabytes": sum(file.stat().st_size for file in files) / 1e6,
         **traces.numbers(),
@@ -239,6 +240,7 @@ def show(measured: Measured, folder: Path) -> Page:
         [
             name,
             str(len(measured.values(name, "accuracy"))),
+            measured.number(name, "weights", form=",.0f"),
             *(measured.number(name, number) for number in ("accuracy", "blocks", "megabytes")),
             *(total(name, number) for number in ("names", *(f"p <= {level}" for level in LEVELS))),
         ]
@@ -247,7 +249,11 @@ def show(measured: Measured, folder: Path) -> Page:
     return [
         Table(["training", "suspect", "traced", "named", "deviations", "wrongly", "others, at most"], rows),
         Table(
-            ["training", "seeds", "accuracy", "blocks", "MB", "names", *(f"p ≤ {x}" for x in LEVELS)], sizes
+            [
+                *("training", "seeds", "weights", "accuracy", "blocks", "MB", "names"),
+                *(f"p ≤ {x}" for x in LEVELS),
+            ],
+            sizes,
         ),
     ]
 

@@ -1,8 +1,7 @@
 """Prose about results whose numbers come from the cells, never from a keyboard.
 
-``results/SCALE/README.md.jinja`` becomes ``README.md`` beside it, and
-``results/summary.md.jinja`` becomes part of another page, between two marks, unless that page has a
-template of its own (``attacks.md`` takes ``results/attacks.md.jinja``). In a template
+``results/SCALE/README.md.jinja`` becomes ``README.md`` beside it, and ``results/summary.md.jinja`` becomes
+part of another page, such as the project's README.md, between two marks. In a template
 
 - ``{{ n(experiment, cell, number) }}`` is the mean over the seeds that were measured ("wsr" unless another
   number is named; one inside another is written "detector.share"), ``pm`` the same with ± their deviation,
@@ -10,7 +9,12 @@ template of its own (``attacks.md`` takes ``results/attacks.md.jinja``). In a te
 - ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
 - ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
+- ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
+  any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
+- ``{{ largest(experiment, cell, number) }}`` the largest over seeds, of log10 p what proves least,
+- ``{{ overhead() }}`` what the injector adds to a server step, in per cent,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
+- ``{{ proven(experiment, cell, number, "plain") }}`` whether the largest log10 p is that low,
 - ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
 - ``{{ scale }}`` the scale's name, and ``{{ figure }}`` the figure that says most of those that there are.
 
@@ -19,6 +23,8 @@ What was not measured is "not run".
 
 from __future__ import annotations
 
+import json
+import math
 import statistics
 from functools import cache
 from pathlib import Path
@@ -28,11 +34,12 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from sigil import files
 from sigil.errors import ExperimentError
+from sigil_reproduction.beyond import curves, frontier
 from sigil_reproduction.pages import claims, overview
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import published
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.intervals import MARGIN, NOT_RUN, equivalence
+from sigil_reproduction.runner.intervals import AGREES, MARGIN, NOT_RUN, UNTESTABLE, judge_equivalence
 from sigil_reproduction.runner.store import Store
 
 NOTES, SUMMARY = "README.md.jinja", "summary.md.jinja"
@@ -68,6 +75,18 @@ class Numbers:
         found = self.values(experiment, cell, number)
         return format(statistics.fmean(found), form) if found else NOT_RUN
 
+    def largest(self, experiment: str, cell: str, number: str, form: str = ".1f") -> str:
+        """The largest over seeds; of exponents the one that proves least."""
+        found = self.values(experiment, cell, number)
+        return format(max(found), form) if found else NOT_RUN
+
+    def proven(self, experiment: str, cell: str, number: str, key: str) -> str:
+        """Whether log10 p, before correction, is proof with a "plain" or a "stamped" key, for every seed."""
+        found = self.values(experiment, cell, number)
+        if not found:
+            return NOT_RUN
+        return "yes" if max(found) <= claims.KEYS[key].log10_level() else "**no**"
+
     def pm(self, experiment: str, cell: str, number: str = "wsr", form: str = ".1f") -> str:
         """The mean, with ± the standard deviation where there are several seeds."""
         found = self.values(experiment, cell, number)
@@ -83,8 +102,8 @@ class Numbers:
         found = fidelity.cost(self._measured("fidelity"), model, strength)
         if found is None:
             return NOT_RUN
-        p = equivalence(found)
-        same = "" if p is None else f" (the same within {MARGIN:g} point: p = {p:.2g})"
+        shown = {AGREES: "shown", UNTESTABLE: "not shown"}.get(judge_equivalence(found))
+        same = f" ({shown} to be the same within {MARGIN:g} point)" if shown else ""
         return found.text("+.1f", "points") + same
 
     def lost(self, cell: str, form: str = ".1f") -> str:
@@ -95,6 +114,31 @@ class Numbers:
         after = measured.by_seed(cell, "accuracy")
         costs = [before[seed] - found for seed, found in after.items() if seed in before]
         return format(statistics.fmean(costs), form) if costs else NOT_RUN
+
+    def cheapest(self, goal: str) -> float | None:
+        """The fewest points of accuracy for which nothing that a goal names is proven with a stamped key."""
+        measured = self._measured("curves")
+        found = [
+            price
+            for attack in (curves.SWEEPS if goal in curves.PROOFS else ())
+            if (price := curves.price(measured, "shares", attack, goal)) is not None
+        ]
+        searched = frontier.best(self._measured("frontier"), goal, "stamped")
+        return min([*found, *([] if searched is None else [searched.lost])], default=None)
+
+    def least(self) -> float:
+        """The fewest points for which any goal was reached."""
+        return min(
+            (price for goal in frontier.GOALS if (price := self.cheapest(goal)) is not None), default=math.inf
+        )
+
+    def overhead(self) -> str:
+        """What the injector adds to a server step, in per cent, as `benchmarks/overhead.py` measured it."""
+        file = self._store.results.parents[2] / "benchmarks" / "results" / "overhead.json"
+        if not file.exists():
+            return NOT_RUN
+        claim = json.loads(file.read_text("utf-8"))["claims"][0]
+        return f"{100 * (claim['measured'] - 1):.1f}"
 
     def seeds(self, experiment: str, cell: str) -> int:
         """How many seeds of a cell were measured."""
@@ -112,7 +156,21 @@ class Numbers:
 def render(template: str, store: Store) -> str:
     """A template's text with the numbers of a scale."""
     numbers = Numbers(store)
-    names = ("n", "pm", "paper", "gained", "counted", "lost", "seeds", "level")
+    names = (
+        "n",
+        "pm",
+        "paper",
+        "gained",
+        "counted",
+        "lost",
+        "cheapest",
+        "least",
+        "overhead",
+        "seeds",
+        "level",
+        "largest",
+        "proven",
+    )
     drawn = (
         name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
     )
@@ -136,15 +194,9 @@ def write_notes(store: Store) -> None:
         files.write(store.results / "README.md", text, replace=True, raises=ExperimentError)
 
 
-def template_of(store: Store, page: Path) -> Path:
-    """The template that fills a page's part on results."""
-    own = store.results.parent / f"{page.name}.jinja"
-    return own if own.exists() else store.results.parent / SUMMARY
-
-
 def check_summary(store: Store, page: Path) -> tuple[str, str]:
     """What lies before and behind the part of a page that the summary fills; an error if there is none."""
-    template = template_of(store, page)
+    template = store.results.parent / SUMMARY
     text = page.read_text("utf-8") if page.is_file() else ""
     if not template.exists() or text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ExperimentError(
@@ -158,5 +210,5 @@ def check_summary(store: Store, page: Path) -> tuple[str, str]:
 def write_summary(store: Store, page: Path) -> None:
     """Fill the part of a page between the two marks with the summary of a scale's results."""
     before, after = check_summary(store, page)
-    filled = render(template_of(store, page).read_text("utf-8"), store).strip()
+    filled = render((store.results.parent / SUMMARY).read_text("utf-8"), store).strip()
     files.write(page, f"{before}{BEGIN}\n{filled}\n{END}{after}", replace=True, raises=ExperimentError)

@@ -167,7 +167,7 @@ class PooledScrutinizer(GradientScrutinizer):
 def earlier_forms(scale: str) -> bool:
     """Whether a scale's cells were measured with detectors as they were before they followed the published.
 
-    The differences are in docs/detectors.md: one batch in Gradient Scrutinizer, one batch and the weights of
+    The differences are in docs/attacks.md: one batch in Gradient Scrutinizer, one batch and the weights of
     two groups in SplitGuard, AMSGrad in SplitOut's local training, the norm in FSHA's penalty.
     """
     return scale == "cpu"
@@ -175,7 +175,7 @@ def earlier_forms(scale: str) -> bool:
 
 EARLIER_FORMS = (
     "Cells of the scale `cpu` have the detectors and FSHA as they were before they followed the published "
-    "code in every step; [detectors](../../../../docs/detectors.md) lists the differences."
+    "code in every step; [detectors](../../../../docs/attacks.md) lists the differences."
 )
 
 

@@ -31,9 +31,9 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from sigil.data import Dataset, names
+from sigil.data import names
 from sigil.errors import DataError, NetworkError, shown
-from sigil.federation.from_settings import client_parts, load_data
+from sigil.federation.from_settings import Training, load_data
 from sigil.federation.settings import Settings
 from sigil.transport import certificates
 from sigil.transport.certificates import ClientCredentials
@@ -57,23 +57,18 @@ def train(message: Message, context: Context) -> Message:
     bundle = _bundle(config, client)
     simulated = "bundle" not in config
     settings = _with_own(settings, config, simulated=simulated)
-    dataset = _data(settings, str(config["data-dir"]) if "data-dir" in config else None)
+    training = _training(settings, str(config["data-dir"]) if "data-dir" in config else None)
     part = client if simulated else config.get("part")
-    indices = (
-        np.arange(len(dataset.train), dtype=np.int64)
-        if part is None
-        else client_parts(settings, dataset)[int(part)]
-    )
+    everything = np.arange(len(training.dataset.train), dtype=np.int64)
     if "server" in config:
         task = replace(task, address=split_address(str(config["server"])))
     log.info("round %d begins", task.round)
     update = train_round(
         task,
-        settings=settings,
-        dataset=dataset,
-        indices=indices,
-        client_index=client,
+        training,
+        client,
         credentials=ClientCredentials.load(bundle),
+        indices=everything if part is None else training.parts[int(part)],
     )
     log.info("round %d: %d images, loss %.3f", task.round, update.images, update.loss)
     return messages.write_update(update, ticket=task.ticket, reply_to=message)
@@ -100,8 +95,8 @@ def _with_own(settings: Settings, config: Mapping[str, object], *, simulated: bo
 
 
 @functools.lru_cache(maxsize=1)
-def _data(settings: Settings, data_dir: str | None) -> Dataset:
-    return load_data(settings, None if data_dir is None else Path(data_dir))
+def _training(settings: Settings, data_dir: str | None) -> Training:
+    return Training.of_client(settings, load_data(settings, None if data_dir is None else Path(data_dir)))
 
 
 def _bundle(config: Mapping[str, object], client: int) -> Path:
