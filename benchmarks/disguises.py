@@ -194,7 +194,7 @@ def shuffled(network: nn.Sequential, places: Sequence[int], random: torch.Genera
 
 
 def own() -> Iterator[dict[str, Any]]:
-    """A network of one's own, whose key states its layers: plain and reordered, as a module and as a graph."""
+    """A network of one's own, whose key states its layers: plain, as a graph, and in another order."""
     stated = layers_of(own_network(), INPUT)
     key = Key.generate("ACME", shape=(32, 8, 8), bits=50, seed=bytes(32), input_shape=INPUT, model=stated)
     network, inputs = own_network(key), pictures(300, seed=3)
