@@ -71,7 +71,7 @@ MOST_TOGETHER: Final = 32
 """Recipients that are looked for at once."""
 MOST_ALIKE: Final = 256
 """Tensors of a suspect that each of the owner's is compared with."""
-LEAK: Final = 0.05
+LEAK: Final = 0.07
 """The share of a client's pattern that others of its training might put into a suspect: it is taken off."""
 IMPRINTS: Final = "imprints"
 """Where a run keeps the registers of its clients' copies."""

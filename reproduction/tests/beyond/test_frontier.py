@@ -87,6 +87,15 @@ def test_the_page_says_what_was_tried_and_names_the_recipe(tmp_path: Path) -> No
     assert "| mark | 2 | 1 | +3.00 | +3.00 |" in page
     assert "--data cifar10 --lr 0.0005 --epochs 10 --flatten 10`" in page
     assert (tmp_path / "frontier.png").exists()
-    words = [finding.agrees for finding in frontier.verdict(found)]
-    assert words == [True, None, None, None]
-    assert frontier.verdict(measured({}))[0].agrees is None
+
+
+def test_a_search_that_has_only_begun_shows_a_low_price_and_never_a_high_one() -> None:
+    def judged(*trials: tuple[float, float, float]) -> list[bool | None]:
+        found = measured({f"mark, trial {number}": left(*each) for number, each in enumerate(trials)})
+        return [finding.agrees for finding in frontier.verdict(found)]
+
+    dear, cheap = (80.0, 79.0, -14.0), (81.5, 81.5, -14.0)
+    whole = frontier.TRIALS.at(scales.get("desk"))
+    assert judged() == judged(dear) == [None] * 4
+    assert judged(cheap) == [False, None, None, None]
+    assert judged(*[dear] * whole) == [True, None, None, None]

@@ -45,6 +45,12 @@ GOALS = {
     "both": ("mark", "origin"),
     "everything": ("mark", "origin", "imprint"),
 }
+WORDS = {
+    "mark": "the mark",
+    "origin": "the origin",
+    "both": "both",
+    "everything": "mark, origin and imprint",
+}
 TRIALS = PerScale(40, smoke=1)
 # A recipe is tried for this share of its epochs first, and compared if so many were before it.
 SHORT, LEAST_BEFORE = 1 / 3, 4
@@ -369,13 +375,13 @@ def verdict(measured: Measured) -> list[Finding]:
     """What a thief must pay for each goal, held against two points of accuracy."""
     findings = []
     for goal in GOALS:
-        found, known = best(measured, goal, "stamped"), any(trials(measured, goal))
-        text = f"To be rid of the {goal} with a stamped key costs at least 2 points of accuracy"
-        words = (
-            "not measured" if not known else "no recipe does it" if found is None else f"{found.lost:+.2f}"
-        )
-        agrees = None if not known else found is None or found.lost >= 2
-        findings.append(Finding(f"{text}: {words}.", agrees))
+        found = best(measured, goal, "stamped")
+        tried = [measured.first(cell.name) for cell in measured.cells if cell.options.get("goal") == goal]
+        text = f"To be rid of {WORDS[goal]} with a stamped key costs at least 2 points of accuracy"
+        words = f"{found.lost:+.2f}" if found else "no recipe does it" if all(tried) else "no recipe yet"
+        # A search that has only begun can show that the price is lower, not that it is not.
+        cheap = found is not None and found.lost < 2
+        findings.append(Finding(f"{text}: {words}.", False if cheap else True if all(tried) else None))
     return findings
 
 

@@ -12,7 +12,7 @@ part of another page, such as the project's README.md, between two marks. In a t
 - ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
   any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
 - ``{{ largest(experiment, cell, number) }}`` the largest over seeds, of log10 p what proves least,
-- ``{{ overhead() }}`` what the injector adds to a server step, in per cent,
+- ``{{ benchmark(name, claim) }}`` what ``benchmarks/results/NAME.json`` says of a claim,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
 - ``{{ proven(experiment, cell, number, "plain") }}`` whether the largest log10 p is that low,
 - ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
@@ -132,13 +132,11 @@ class Numbers:
             (price for goal in frontier.GOALS if (price := self.cheapest(goal)) is not None), default=math.inf
         )
 
-    def overhead(self) -> str:
-        """What the injector adds to a server step, in per cent, as `benchmarks/overhead.py` measured it."""
-        file = self._store.results.parents[2] / "benchmarks" / "results" / "overhead.json"
-        if not file.exists():
-            return NOT_RUN
-        claim = json.loads(file.read_text("utf-8"))["claims"][0]
-        return f"{100 * (claim['measured'] - 1):.1f}"
+    def benchmark(self, name: str, claim: str) -> float:
+        """What a benchmark of the project measured for a claim; NaN where there are no benchmarks."""
+        file = self._store.results.parents[2] / "benchmarks" / "results" / f"{name}.json"
+        rows = json.loads(file.read_text("utf-8"))["claims"] if file.exists() else []
+        return next((float(row["measured"]) for row in rows if row["claim"] == claim), math.nan)
 
     def seeds(self, experiment: str, cell: str) -> int:
         """How many seeds of a cell were measured."""
@@ -165,7 +163,7 @@ def render(template: str, store: Store) -> str:
         "lost",
         "cheapest",
         "least",
-        "overhead",
+        "benchmark",
         "seeds",
         "level",
         "largest",
