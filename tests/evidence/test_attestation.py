@@ -64,14 +64,16 @@ def test_the_documented_lines_check_an_envelope_without_sigil(
     ]
     assert "sigil" not in lines.replace("securesystemslib", "")
     monkeypatch.chdir(tmp_path)
-    Path("suspect.safetensors").write_bytes(b"weights")
+    suspect = Path("runs/pruned/client.safetensors")
+    suspect.parent.mkdir(parents=True)
+    suspect.write_bytes(b"weights")
     report, key = make(sha256=hashlib.sha256(b"weights").hexdigest())
     Path("published.txt").write_text(key.statement() + "\n", "utf-8")
-    Path("case.json").write_bytes(sign(report, key.signing_key()))
+    Path("pruned.json").write_bytes(sign(report, key.signing_key()))
     shown: list[Any] = []
     exec(compile(lines, "evidence.md", "exec"), {"print": lambda *words: shown.extend(words)})
     assert shown == [True]
-    Path("suspect.safetensors").write_bytes(b"others")
+    suspect.write_bytes(b"others")
     with pytest.raises(AssertionError):
         exec(compile(lines, "evidence.md", "exec"), {"print": lambda *words: None})
 

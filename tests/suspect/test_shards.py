@@ -141,7 +141,7 @@ def test_an_own_architecture_is_told_the_ways(tmp_path: Path) -> None:
     torch.save(nn.Linear(3, 4).state_dict(), tmp_path / "own.pt")
     with pytest.raises(SuspectError) as caught:
         open_suspect(tmp_path / "own.pt")
-    for way in ("--architecture", "ONNX", "--at", "sigil.verify(module, key"):
+    for way in ("--architecture", "ONNX", "--at", "--module FILE.py:NAME"):
         assert way in str(caught.value)
 
 
