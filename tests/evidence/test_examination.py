@@ -64,6 +64,7 @@ def test_page_evidence_and_examination_of_a_module(
     assert "This model carries the watermark of" in text
     assert '<a href="./case.json"><bdi>case.json</bdi></a>, an in-toto attestation in a DSSE envelope' in text
     assert report.suspect.kind == "module"
+    assert "The names of the layers are the suspect's own." in text
     assert f"SHA-256 of the weights</th><td><code>{report.suspect.sha256}</code>" in text
 
     found = sigil.evidence.examine(case, key=key_file, suspect=half)
