@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -139,6 +140,16 @@ def _no_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests must not depend on the user's own data or passphrase."""
     for name in ("SIGIL_DATA", "SIGIL_CACHE", "SIGIL_PASSPHRASE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _same_handlers() -> Iterator[None]:
+    """A command that a test runs in this process shows its log on a stream that ends with the test."""
+    before = [(each, each.handlers[:], each.level) for each in map(logging.getLogger, ("sigil", "flwr"))]
+    yield
+    for logger, handlers, level in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
