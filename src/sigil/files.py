@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ except ImportError:
 AnyPath = str | os.PathLike[str]
 
 _HEAD_BYTES, _TAIL_BYTES = 4096, 65536
-_DRAFT = re.compile(r"\.sigil-[0-9a-f]{16}\.tmp")
+_DRAFT = f".sigil-{'[0-9a-f]' * 16}.tmp"
 _STALE_SECONDS = 24 * 3600
 _LONGEST_NAME = 255
 
@@ -75,7 +75,7 @@ class Magic:
 PAGE = Magic(b"<!DOCTYPE html>", head=b'<meta name="generator" content="Sigil">')
 """What every page begins with that Sigil writes for people."""
 
-_PICTURES = {
+PICTURES = {
     ".png": Magic(b"\x89PNG\r\n\x1a\n", head=b"Software\0Sigil"),
     ".svg": Magic(b"<?xml", head=b"<dc:title>Sigil</dc:title>"),
     ".pdf": Magic(b"%PDF", tail=b"/Creator (Sigil)"),
@@ -84,7 +84,7 @@ _PICTURES = {
 
 def picture_magic(path: AnyPath) -> Magic:
     """What a picture of this name begins with, if matplotlib was given :func:`picture_metadata`."""
-    return _PICTURES.get(Path(path).suffix.lower(), _PICTURES[".png"])
+    return PICTURES.get(Path(path).suffix.lower(), PICTURES[".png"])
 
 
 def picture_metadata(path: AnyPath) -> dict[str, str]:
@@ -136,7 +136,7 @@ def draft(path: AnyPath, *, replace: bool | Magic = False, mode: int = 0o666) ->
     # The name must outlive a power cut as the content does; not every system can promise that.
     with contextlib.suppress(OSError):
         flush(target.parent)
-    _remove_stale(target.parent)
+    remove_stale(target.parent, _DRAFT)
 
 
 def check(
@@ -265,14 +265,12 @@ def _move(place: Path, target: Path, *, replace: bool | Magic, mode: int) -> Non
             raise
 
 
-def _remove_stale(folder: Path) -> None:
-    """Remove drafts of processes that were killed while they wrote, a day later."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if _DRAFT.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
-                    if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
-                        os.unlink(entry)
+def remove_stale(folder: Path, pattern: str) -> None:
+    """Remove what processes that were killed left unfinished in a folder, a day later."""
+    for left in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 LOCK_PAUSE = 0.5  # seconds between two tries, where the system cannot wait by itself

@@ -16,8 +16,6 @@ from pathlib import Path
 from sigil import files
 from sigil.errors import ConfigError, OutputError
 
-_PICTURES = (".png", ".svg", ".pdf")
-
 
 @dataclass(frozen=True)
 class File:
@@ -54,8 +52,8 @@ def page(option: str, path: Path, *, force: bool) -> File:
 
 def picture(option: str, path: Path, *, force: bool) -> File:
     """A picture in one of the formats that matplotlib writes."""
-    if path.suffix.lower() not in _PICTURES:
-        raise OutputError(f"{path} does not end in {', '.join(_PICTURES)}; choose one of these.")
+    if path.suffix.lower() not in files.PICTURES:
+        raise OutputError(f"{path} does not end in {', '.join(files.PICTURES)}; choose one of these.")
     return File(option, path, files.picture_magic(path), force, "picture")
 
 

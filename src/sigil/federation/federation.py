@@ -18,7 +18,7 @@ from sigil.federation.averaging import State
 from sigil.federation.from_settings import Training, scheduled_rate
 from sigil.federation.imprinting import Imprinting
 from sigil.federation.measuring import accuracy
-from sigil.federation.observers import ClientObserver, ServerObserver
+from sigil.federation.observers import ClientObserver, Observer, ServerObserver
 from sigil.federation.server import Server
 from sigil.federation.settings import Settings
 from sigil.federation.trainer import RoundStart, RoundTrainer, Tick
@@ -93,16 +93,16 @@ class Federation:
         self.settings = settings
         self.dataset = dataset
         self.precision = self.training.precision
-        self.cut, self.shape = self.training.halves.cut, self.training.halves.shape
-        self.parts = self.training.parts
         self.round = 0
-        self.client_state: State = _copy(self.training.halves.client.state_dict())
-        self.server_state: State = _copy(self.training.halves.server.state_dict())
+        self.client_state, self.server_state = (
+            {name: value.detach().clone() for name, value in half.state_dict().items()}
+            for half in (self.training.halves.client, self.training.halves.server)
+        )
 
     @property
-    def images_per_round(self) -> int:
-        """Training images that a round goes through."""
-        return self.training.images_per_round
+    def observers(self) -> list[Observer]:
+        """All that look on, those of the clients first."""
+        return [*self.client_observers, *self.server_observers]
 
     def run_round(self, tick: Tick | None = None) -> RoundResult:
         """Train one round: every client from the global weights, then the weighted average."""
@@ -111,7 +111,7 @@ class Federation:
         lr = scheduled_rate(self.settings, number)
         if self._trainer is None:  # only now are all observers known
             self._trainer = choose_trainer(self.training)
-        for observer in (*self.client_observers, *self.server_observers):
+        for observer in self.observers:
             observer.on_round_start(number)
         patterns = None if self.imprinting is None else self.imprinting.begin(number, self.client_state)
         with torch.random.fork_rng(devices=[]):
@@ -123,7 +123,7 @@ class Federation:
         for client, count in sorted(sums.repeated.items()):
             what = "activation" if count == 1 else "activations"
             log.info("client %d repeated %d %s in round %d", client, count, what, number)
-        for observer in (*self.client_observers, *self.server_observers):
+        for observer in self.observers:
             observer.on_round_end(number)
         return RoundResult(
             round=number,
@@ -131,7 +131,7 @@ class Federation:
             loss=sums.loss / max(1, sums.steps),
             images=sums.images,
             seconds=time.perf_counter() - began,
-            injection=injection_means(sums.injections),
+            injection=_means(sums.injections),
             missing=tuple(sums.missing),
             repeated=dict(sorted(sums.repeated.items())),
             left_out=dict(sorted(sums.left_out.items())),
@@ -157,10 +157,11 @@ class Federation:
 
     def load(self, round_number: int, client_state: State, server_state: State) -> None:
         """Go on from the weights at the end of a round."""
-        device = self.precision.device
         self.round = round_number
-        self.client_state = {name: value.to(device) for name, value in client_state.items()}
-        self.server_state = {name: value.to(device) for name, value in server_state.items()}
+        self.client_state, self.server_state = (
+            {name: value.to(self.precision.device) for name, value in state.items()}
+            for state in (client_state, server_state)
+        )
 
     def halves(self) -> tuple[nn.Module, nn.Module]:
         """The live client half and server half, holding the global weights."""
@@ -173,7 +174,7 @@ class Federation:
         """Release what the trainer holds and close the observers' files."""
         if self._trainer is not None:
             self._trainer.close()
-        for observer in (*self.client_observers, *self.server_observers):
+        for observer in self.observers:
             observer.close()
 
 
@@ -194,11 +195,7 @@ def _asked_of_clients(settings: Settings) -> list[ClientObserver]:
     return observers
 
 
-def _copy(state: State) -> State:
-    return {name: value.detach().clone() for name, value in state.items()}
-
-
-def injection_means(rows: Sequence[InjectionStatistics]) -> dict[str, float]:
+def _means(rows: Sequence[InjectionStatistics]) -> dict[str, float]:
     """Means of the recorded injections of a round, by name; nothing if none was recorded."""
     if not rows:
         return {}

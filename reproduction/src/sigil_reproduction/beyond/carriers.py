@@ -25,7 +25,7 @@ from sigil.attacks.halves import Halves, OpenedAtCut, open_at_cut, same_kind
 from sigil.attacks.read import over_channels
 from sigil.attacks.training import Effect, Tuning, finetune_at_cut, push_along
 from sigil.data import Dataset, Inputs, evaluate_batches
-from sigil.federation.from_settings import Training, cut_shape
+from sigil.federation.from_settings import Training, what_a_key_states
 from sigil.federation.measuring import accuracy
 from sigil.federation.precision import choose
 from sigil.federation.run import Run, train
@@ -469,7 +469,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     settings, kind = cell.live, Kind(**cell.options["mark"])
     assert settings is not None
     dataset, precision = store.dataset(settings), choose(settings.run.device, settings.run.precision)
-    shape = cut_shape(settings, store.data_dir)
+    shape = what_a_key_states(settings, store.data_dir)["shape"]
     mark = Mark(kind, shape, clients=settings.federation.clients, seed=settings.run.seed)
     folder = store.runs / f"carriers {cell.options['task']} {cell.options['carriers']} seed {cell.seed}"
     carriers = folder / "carriers.safetensors"
