@@ -72,8 +72,8 @@ def check(*outputs: File | Folder | None, inputs: Mapping[str, Path | None] | No
             raise OutputError(f"{output.option}: {error}") from None
 
 
-# Options whose value need not be a file: a data set or an architecture has a name.
-_NOT_FILES = frozenset({"--inputs", "--data", "--data-dir", "--student"})
+# Options whose value need not be a file: a data set has a name.
+_NOT_FILES = frozenset({"--inputs", "--data", "--data-dir"})
 
 
 def there(path: Path) -> bool:
