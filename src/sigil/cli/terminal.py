@@ -31,9 +31,10 @@ def show_log(quiet: bool) -> None:
     """Write what a long-running command notes, one plain line each, to standard error; warnings if quiet."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
     logger = logging.getLogger("sigil")
     logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from sigil.data import Dataset, Inputs
+from sigil.data import Dataset, Inputs, evaluate_batches
 from sigil.data.inputs import LEAST_INPUTS
+from sigil.errors import reason
 from sigil.federation.averaging import State
 from sigil.federation.from_settings import Training, scheduled_rate
 from sigil.federation.imprinting import Imprinting
-from sigil.federation.measuring import accuracy
 from sigil.federation.observers import ClientObserver, Observer, ServerObserver
+from sigil.federation.precision import Precision
 from sigil.federation.server import Server
 from sigil.federation.settings import Settings
 from sigil.federation.trainer import RoundStart, RoundTrainer, Tick
@@ -26,6 +29,7 @@ from sigil.federation.workers import choose_trainer
 from sigil.injector import InjectionStatistics
 from sigil.keys.key import Key
 from sigil.models import Model
+from sigil.verdict import choices
 from sigil.verdict.report import Reading
 from sigil.verdict.verification import read_mark
 
@@ -155,6 +159,56 @@ class Federation:
             probes=probes,
         )
 
+    def measure(self, result: RoundResult) -> dict[str, Any]:
+        """One line of ``metrics.jsonl``."""
+        settings = self.settings
+        row: dict[str, Any] = {
+            "round": result.round,
+            "lr": result.lr,
+            "loss": result.loss,
+            "images": result.images,
+            "seconds": round(result.seconds, 3),
+            "images_per_second": round(result.images / result.seconds, 1),
+            **{f"injection_{name}": value for name, value in result.injection.items()},
+        }
+        if self.imprinting is not None:
+            row["imprint"] = self.imprinting.block
+        if result.repeated:
+            row["repeated_activations"] = sum(result.repeated.values())
+            row["repeating_clients"] = list(result.repeated)
+        if result.missing:
+            row["missing"] = list(result.missing)
+        if result.left_out:
+            row["left_out"] = {str(client): why for client, why in result.left_out.items()}
+        last = result.round == settings.federation.rounds
+        if result.round % settings.run.evaluate_every == 0 or last:
+            self._evaluate(row)
+        return row
+
+    def _evaluate(self, row: dict[str, Any]) -> None:
+        """Add accuracy and the mark's readings to a round's metrics, or the sentence that says why not.
+
+        A round whose weights are not finite, or whose client half answers so, is lost: it is marked as
+        discarded, and training goes on from the weights before it.
+        """
+        key = self.training.key
+        try:
+            measured: dict[str, Any] = {"accuracy": self.accuracy()}
+            sound = _finite(self.client_state) and _finite(self.server_state)
+            if key is not None:
+                readings = self.read_mark(key, probes=self.settings.watermark.probes)
+                measured |= marked(readings, key, self.halves()[0])
+                sound = sound and all(reading.readable for reading in readings)
+        except Exception as error:  # whatever it is, hours of training are worth more than one measurement
+            row["evaluation_failed"] = reason(error)
+            log.warning("round %d could not be evaluated: %s", row["round"], row["evaluation_failed"])
+            return
+        if sound:
+            row |= measured
+            return
+        row |= {"evaluation_failed": "the weights or what they answer are not finite", "discarded": True}
+        log.warning("round %d is discarded: its weights or what they answer are not finite", row["round"])
+
     def load(self, round_number: int, client_state: State, server_state: State) -> None:
         """Go on from the weights at the end of a round."""
         self.round = round_number
@@ -203,3 +257,51 @@ def _means(rows: Sequence[InjectionStatistics]) -> dict[str, float]:
     means = {name: float(np.mean([getattr(row, name) for row in rows])) for name in names}
     means["cosine_abs"] = float(np.mean([abs(row.cosine) for row in rows]))
     return means
+
+
+@torch.inference_mode()
+def accuracy(
+    client_half: nn.Module,
+    server_half: nn.Module,
+    dataset: Dataset,
+    *,
+    precision: Precision,
+) -> float:
+    """Share of the test images that both halves together classify rightly, in evaluation mode."""
+    client_half.eval()
+    server_half.eval()
+    right = torch.zeros((), dtype=torch.long, device=precision.device)
+    for images, labels in evaluate_batches(
+        dataset.test,
+        dataset,
+        batch_size=500,
+        device=precision.device,
+        memory_format=precision.layout,
+    ):
+        with precision.autocast():
+            logits = server_half(client_half(images))
+        right += (logits.argmax(1) == labels).sum()
+    return float(right) / len(dataset.test)
+
+
+def marked(readings: Sequence[Reading], key: Key, client_half: nn.Module) -> dict[str, float]:
+    """What a round's readings of the mark come to: p before correction and corrected, and the rate of proof.
+
+    The names without a kind are those of noise, the paper's probe. Inputs that the key does not state have
+    neither a corrected p nor a rate of proof, because they do not count as long as nobody else chose them.
+    """
+    alpha = float(key.fields.alpha)
+    price = choices.price(key, cuts=choices.count_cuts(client_half, key))
+    numbers: dict[str, float] = {"alpha": alpha}
+    for reading in readings:
+        end = "" if reading.kind == "noise" else f"_{reading.kind}"
+        numbers |= {f"wsr{end}": reading.wsr, f"log10_p_before{end}": reading.log10_p_before}
+        if reading.source != "claimant":
+            numbers[f"log10_p{end}"] = price.corrected(reading.log10_p_before)
+            if math.isfinite(rate := reading.threshold(price.level(alpha))):
+                numbers[f"wsr_level{end}"] = rate
+    return numbers
+
+
+def _finite(state: State) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point())

@@ -38,7 +38,6 @@ from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation
 from sigil.federation.from_settings import Training, load_data, resolve
-from sigil.federation.measuring import measure
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.progress import MetricsObserver, Progress, TensorBoard, Together
 from sigil.federation.recording import GradientRecorder, ReferenceRecorder
@@ -187,7 +186,7 @@ def _rounds(
     while federation.round < settings.federation.rounds:
         before = (federation.client_state, federation.server_state)
         result = federation.run_round(progress.on_step)
-        row = measure(federation, result)
+        row = federation.measure(result)
         if row.get("discarded"):
             federation.load(result.round, *before)
         metrics.append(row)

@@ -24,7 +24,7 @@ from sigil.alignment import Alignment, Reference, align, initial_half
 from sigil.attacks.halves import Halves
 from sigil.data import Dataset, Split
 from sigil.errors import SigilError
-from sigil.federation.measuring import accuracy
+from sigil.federation.federation import accuracy
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run

@@ -25,8 +25,8 @@ from sigil.attacks.halves import Halves, OpenedAtCut, open_at_cut, same_kind
 from sigil.attacks.read import over_channels
 from sigil.attacks.training import Effect, Tuning, finetune_at_cut, push_along
 from sigil.data import Dataset, Inputs, evaluate_batches
+from sigil.federation.federation import accuracy
 from sigil.federation.from_settings import Training, what_a_key_states
-from sigil.federation.measuring import accuracy
 from sigil.federation.precision import choose
 from sigil.federation.run import Run, train
 from sigil.federation.server import Server
