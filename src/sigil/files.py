@@ -107,7 +107,7 @@ def write(
     """
     data = content.encode() if isinstance(content, str) else content
     try:
-        with draft(path, replace=replace, mode=mode) as place, place.open("r+b") as file:
+        with draft(path, replace=replace, mode=mode) as drafted, drafted.open("r+b") as file:
             file.write(data)
     except (OSError, ValueError) as error:
         raise raises(f"{os.fspath(path)} cannot be written: {refusal(error)}.") from None
@@ -123,16 +123,16 @@ def draft(path: AnyPath, *, replace: bool | Magic = False, mode: int = 0o666) ->
     target = Path(path)
     if not target.name:
         raise IsADirectoryError(21, "Is a directory", str(target))
-    place = target.parent / f".sigil-{secrets.token_hex(8)}.tmp"
+    drafted = target.parent / f".sigil-{secrets.token_hex(8)}.tmp"
     # The mode is right from the first instant: a secret is never readable by others.
-    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = os.open(drafted, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         os.close(descriptor)
-        yield place
-        flush(place)
-        _move(place, target, replace=replace, mode=mode)
+        yield drafted
+        flush(drafted)
+        _move(drafted, target, replace=replace, mode=mode)
     finally:
-        place.unlink(missing_ok=True)
+        drafted.unlink(missing_ok=True)
     # The name must outlive a power cut as the content does; not every system can promise that.
     with contextlib.suppress(OSError):
         flush(target.parent)
@@ -174,7 +174,7 @@ def check_folder(path: AnyPath, *, raises: type[SigilError] = OutputError) -> No
     """Raise unless there is a folder that can be written to, or one can be made."""
     target = Path(path)
     try:
-        nearest = next(place for place in (target, *target.absolute().parents) if os.path.lexists(place))
+        nearest = next(path for path in (target, *target.absolute().parents) if os.path.lexists(path))
         if not nearest.is_dir():
             what = "is a file" if nearest == target else f"cannot be made: {nearest} is a file"
             raise raises(f"{target} {what}; give the name of a directory.")
@@ -225,13 +225,17 @@ def digest(parts: Iterable[str | bytes | Tensor]) -> str:
     A tensor counts with its values in row-major order, in its own number format; names, formats and shapes
     are the caller's to add.
     """
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for part in parts:
         if isinstance(part, str | bytes):
-            found.update(part.encode() if isinstance(part, str) else part)
+            total.update(part.encode() if isinstance(part, str) else part)
         else:
-            found.update(_values(part))
-    return found.hexdigest()
+            import torch
+
+            # Seen as bytes, because NumPy does not know every number format (bfloat16).
+            values = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            total.update(values.numpy().tobytes())
+    return total.hexdigest()
 
 
 def sha256_of(path: AnyPath) -> str:
@@ -240,26 +244,18 @@ def sha256_of(path: AnyPath) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _values(tensor: Tensor) -> bytes:
-    import torch
-
-    # Seen as bytes, because NumPy does not know every number format (bfloat16).
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().tobytes()
-
-
-def _move(place: Path, target: Path, *, replace: bool | Magic, mode: int) -> None:
+def _move(drafted: Path, target: Path, *, replace: bool | Magic, mode: int) -> None:
     if replace is True or (isinstance(replace, Magic) and replace.matches(target)):
-        place.replace(target)
+        drafted.replace(target)
         return
     try:
-        os.link(place, target)  # fails if `target` exists, which a rename would not
+        os.link(drafted, target)  # fails if `target` exists, which a rename would not
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links: claim the name, then replace it
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         try:
-            place.replace(target)
+            drafted.replace(target)
         except OSError:
             target.unlink()
             raise

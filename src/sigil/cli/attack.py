@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sigil.cli import data_names, options, outputs, own_code
+from sigil.cli import options, outputs, own_code
 from sigil.cli.key import load_key
 from sigil.cli.terminal import printable
 from sigil.errors import AttackError, ConfigError
@@ -218,7 +218,7 @@ def _check(given: dict[str, Any]) -> None:
     if given.get("student") and Path(given["student"]).suffix:  # a file, and not the name of an architecture
         inputs["--student"] = Path(given["student"])
     outputs.check_there(inputs)
-    data_names.check_data("--data", given.get("data"), given.get("data_dir"))
+    outputs.check_data("--data", given.get("data"), given.get("data_dir"))
 
     if not out.name:
         raise ConfigError(

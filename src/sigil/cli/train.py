@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigil import extras, files, presets
-from sigil.cli import data_names, outputs
+from sigil.cli import outputs
 from sigil.cli.key import load_key, warn_if_useless
 from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet, option
 from sigil.cli.terminal import printable, show_log
@@ -68,7 +68,7 @@ def train(
     """
     given = {"--config": config, "--key": key_file, "--passphrase-file": passphrase_file}
     outputs.check_there(given)
-    data_names.check_changes(change or [], data_dir)
+    outputs.check_changes(change or [], data_dir)
     extras.need("train")
     from sigil.federation import progress
     from sigil.federation import run as runs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sigil.cli import data_names, options, outputs, own_code
+from sigil.cli import options, outputs, own_code
 from sigil.cli.key import load_key
 from sigil.cli.options import option
 from sigil.cli.terminal import printable, recorded
@@ -174,7 +174,7 @@ def verify(
             "--inputs": None if inputs is None else Path(inputs).expanduser(),
         },
     )
-    data_names.check_inputs(inputs, data_dir)
+    outputs.check_inputs(inputs, data_dir)
 
     from sigil.rules import MOST_TRIES
 
