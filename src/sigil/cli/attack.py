@@ -668,44 +668,8 @@ _command(
 )
 
 
-IN_TRAINING = {
-    "noise": (
-        """Not here: noise is added while a model is trained.
-
-        \b
-        Every client adds noise at a signal-to-noise ratio of 1/30:
-          sigil train -o runs/noisy --set behaviour.noise_snr=0.0333
-        """,
-        "Noise is an option of training and not an attack on a finished model; train with "
-        "`sigil train --set behaviour.noise_snr=0.1`.",
-    ),
-    "starve": (
-        """Not here: a client starves the mark while a model is trained.
-
-        \b
-        As a client observer, from Python:
-          train(settings, folder, key=key, client_observers=[attacks.Starve(1e4)])
-        """,
-        "Starving happens while a model is trained and not to a finished one; give sigil.attacks.Starve(1e4) "
-        "to sigil.federation.train as a client observer.",
-    ),
-    "combine": (
-        """Not here: a client combines answers while a model is trained.
-
-        \b
-        As a client observer, from Python; what it records serves `reverse`:
-          train(settings, folder, key=key, client_observers=[attacks.Combine(...)])
-          sigil attack reverse runs/a --out runs/b --recording runs/combined
-        """,
-        "Combination happens while a model is trained and not to a finished one; give sigil.attacks.Combine "
-        "to sigil.federation.train as a client observer.",
-    ),
-}
-"""Attacks that take place while a model is trained: their help, and the sentence that says where to look."""
-
-
-def _add_note(name: str, help: str, sentence: str) -> None:
-    """Make a command that takes anything and says where to look instead."""
+def _note(name: str, help: str, sentence: str) -> None:
+    """Make a command for what happens in training: it takes anything and says where to look instead."""
 
     def run(context: typer.Context) -> None:
         raise AttackError(sentence)
@@ -714,5 +678,37 @@ def _add_note(name: str, help: str, sentence: str) -> None:
     app.command(name, help=help, context_settings=anything)(run)
 
 
-for _name, (_help, _sentence) in IN_TRAINING.items():
-    _add_note(_name, _help, _sentence)
+_note(
+    "noise",
+    """Not here: noise is added while a model is trained.
+
+    \b
+    Every client adds noise at a signal-to-noise ratio of 1/30:
+      sigil train -o runs/noisy --set behaviour.noise_snr=0.0333
+    """,
+    "Noise is an option of training and not an attack on a finished model; train with "
+    "`sigil train --set behaviour.noise_snr=0.1`.",
+)
+_note(
+    "starve",
+    """Not here: a client starves the mark while a model is trained.
+
+    \b
+    As a client observer, from Python:
+      train(settings, folder, key=key, client_observers=[attacks.Starve(1e4)])
+    """,
+    "Starving happens while a model is trained and not to a finished one; give sigil.attacks.Starve(1e4) "
+    "to sigil.federation.train as a client observer.",
+)
+_note(
+    "combine",
+    """Not here: a client combines answers while a model is trained.
+
+    \b
+    As a client observer, from Python; what it records serves `reverse`:
+      train(settings, folder, key=key, client_observers=[attacks.Combine(...)])
+      sigil attack reverse runs/a --out runs/b --recording runs/combined
+    """,
+    "Combination happens while a model is trained and not to a finished one; give sigil.attacks.Combine "
+    "to sigil.federation.train as a client observer.",
+)

@@ -170,15 +170,8 @@ def _over(output: File | Folder, path: Path) -> bool:
     """Whether writing `output` could change the file at `path`."""
     if isinstance(output, File):
         return _same(output.path, path)
-    for name in output.names:
-        written = output.path / name
-        if _same(written, path) or any(_same(written, parent) for parent in _parents(path)):
-            return True
-    return False
-
-
-def _parents(path: Path) -> Sequence[Path]:
-    return Path(os.path.realpath(path)).parents
+    parents = Path(os.path.realpath(path)).parents
+    return any(_same(output.path / name, other) for name in output.names for other in (path, *parents))
 
 
 def _same(first: Path, other: Path) -> bool:

@@ -44,20 +44,15 @@ def recorded(arguments: Sequence[str]) -> str:
     >>> recorded(["verify", "model.pt", "--key", "/home/ada/owner.key"])
     'sigil verify model.pt --key KEY'
     """
-    shown: list[str] = []
-    hidden = None
+    shown = ["sigil"]
     for argument in arguments:
         option, equals, _ = argument.partition("=")
-        if hidden is not None:
-            shown.append(hidden)
-            hidden = None
-        elif argument in _SECRET_FILES:
-            shown.append(argument)
-            hidden = _SECRET_FILES[argument]
+        if shown[-1] in _SECRET_FILES:
+            shown.append(_SECRET_FILES[shown[-1]])
         elif equals and option in _SECRET_FILES:
             shown.append(f"{option}={_SECRET_FILES[option]}")
-        elif argument.startswith("-k") and not argument.startswith("--"):
+        elif argument.startswith("-k") and argument != "-k":
             shown += ["-k", _SECRET_FILES["-k"]]
         else:
             shown.append(argument)
-    return shlex.join(["sigil", *shown])
+    return shlex.join(shown)

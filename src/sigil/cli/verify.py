@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,13 +30,6 @@ _alignment = partial(option, rich_help_panel="A copy whose channels were reorder
 _result = partial(option, rich_help_panel="The result")
 
 
-class InputsFrom(StrEnum):
-    """Who may choose inputs: somebody who does not know the key."""
-
-    judge = "judge"
-    defendant = "defendant"
-
-
 Probes = Annotated[int | None, _research("N", "Another number of noise inputs.", min=1, max=_MOST_PROBES)]
 Seed = Annotated[int | None, _research("N", "Noise from this seed instead of the key.")]
 Alpha = Annotated[float | None, _research("P", "Compare p with this level.")]
@@ -57,7 +49,7 @@ TsaRoot = Annotated[
     _test("PEM", "Root of the time-stamping authority that you trust; without it the key counts as plain."),
 ]
 Chooser = Annotated[
-    InputsFrom | None,
+    Literal["judge", "defendant"] | None,
     typer.Option(
         help="Who chose the inputs, if somebody without the key did; the owner's choice counts only if "
         "the key's statement names it.",
@@ -207,7 +199,7 @@ def verify(
         opened,
         owner_key,
         None if inputs is None else open_inputs(inputs, shape=shape, data_dir=data_dir),
-        inputs_from=None if inputs_from is None else inputs_from.value,
+        inputs_from=inputs_from,
         normalisation=moments,
         input_shape=shape,
         probes=probes,
