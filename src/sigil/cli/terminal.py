@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import sys
 from collections.abc import Sequence
 
 # Options that name a file with a secret, and what stands in the place of its name.
@@ -29,13 +30,17 @@ def printable(text: str) -> str:
 
 def show_log(quiet: bool) -> None:
     """Write what a long-running command notes, one plain line each, to standard error; warnings if quiet."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.setLevel(logging.WARNING if quiet else logging.INFO)
     logger = logging.getLogger("sigil")
-    logger.addHandler(handler)
+    logger.addHandler(_Lines(logging.WARNING if quiet else logging.INFO))
     logger.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+class _Lines(logging.Handler):
+    """Writes to what standard error is at the moment: a bar that is being drawn puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(f"{record.getMessage()}\n")
 
 
 def recorded(arguments: Sequence[str]) -> str:

@@ -42,9 +42,9 @@ Allocate = Callable[[str, tuple[int, ...]], npt.NDArray[Any]]
 class Source:
     """A data set as it lies on disk.
 
-    `name` names the cache entry; `files` (paths under `root`) are what the source_digest covers: names,
-    sizes and times; `options` are settings that change the decoded images; `decode` fills the arrays
-    that it asks for and returns the number of classes.
+    `name` names the cache entry, which follows the names, sizes and times of `files` (paths under `root`) and
+    the `options` that change the decoded images; `decode` fills the arrays that it asks for and returns the
+    number of classes.
     """
 
     name: str
@@ -88,10 +88,7 @@ class Dataset:
 
 
 def data_directory(data_dir: str | os.PathLike[str] | None, *, name: str) -> Path:
-    """Give the directory that holds the data sets: the argument, or else `SIGIL_DATA`.
-
-    `name` is the data set that is wanted, for the error message only.
-    """
+    """The directory that holds the data sets, `name` among them: the argument, or else `SIGIL_DATA`."""
     chosen = data_dir if data_dir is not None else os.environ.get("SIGIL_DATA")
     if not chosen:
         raise DataError(
@@ -102,11 +99,10 @@ def data_directory(data_dir: str | os.PathLike[str] | None, *, name: str) -> Pat
 
 
 def cache_roots(beside: Path | None) -> list[Path]:
-    """List the directories that may hold decoded images, best first.
+    """The directories that may hold decoded images, best first.
 
-    `SIGIL_CACHE` when it is set and nothing else; otherwise `.sigil-cache` beside the data (`beside`
-    is the data directory, None for a set that has none), then `~/.cache/sigil` for data directories
-    that cannot be written.
+    `SIGIL_CACHE` alone if it is set; otherwise `.sigil-cache` in the data directory `beside`, if there is
+    one, then `~/.cache/sigil` for data directories that cannot be written.
     """
     chosen = os.environ.get("SIGIL_CACHE")
     if chosen:

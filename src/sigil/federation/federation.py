@@ -59,12 +59,9 @@ class Federation:
     """U-SFL, SFL or SL training: make it, then call :meth:`run_round` as often as wanted.
 
     `trainer` makes what trains the clients of a round, given the whole :class:`Training`; without one they
-    train on this machine, in this process or in several, whichever is faster.
-
-    `server_factory`, called like :class:`Server`, puts another server in its place: a malicious one, as a
-    control for detectors. `registers` is the folder in which ``federation.imprint`` keeps what names clients
-    by their copies. Observers may be added to ``client_observers`` and ``server_observers`` until the
-    first round.
+    train on this machine, in this process or in several, whichever is faster. `server_factory` puts another
+    server in the honest one's place, such as a malicious one, as a control for detectors. `registers` is the
+    folder in which ``federation.imprint`` keeps what names clients by their copies.
 
     Everything that a round does follows from the global weights, the settings and the round's number; so a
     federation that is given the weights after round r continues exactly as if it had never stopped.
