@@ -34,7 +34,7 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from sigil import errors, files
 from sigil.errors import KeyFileError, KeyFileWarning, SealError, no_key_file
-from sigil.keys import derivation, seal, statement
+from sigil.keys import seal, statement
 from sigil.keys.seal import Seal
 from sigil.keys.statement import KeyFields
 
@@ -96,7 +96,7 @@ def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Cont
 def unpack(content: Content, path: str) -> tuple[KeyFields, bytes, Seal | None]:
     """What a key is made of: its fields, its seed and its seal, which must give the commitment stated."""
     known = statement.parse(content.statement)
-    if known is None or derivation.state(known.fields, content.seed).commitment != known.commitment:
+    if known is None or statement.state(known.fields, content.seed).commitment != known.commitment:
         raise KeyFileError(
             f"{path} contradicts itself: what it says in public and its seed do not "
             "give the commitment it states; restore the file from a backup."
