@@ -87,6 +87,7 @@ class Key:
             object.__setattr__(self, name, value)
 
     @classmethod
+    @keyfile.without_frames
     def generate(
         cls,
         owner: str,
@@ -121,33 +122,26 @@ class Key:
         `probes`, the level `alpha`, whether initial weights are drawn from the key (`initialiser`). With
         `seal="rfc3161"` the key is one to be stamped: it is of no use until `seal` made it whole.
         """
-        failure: ConfigError
-        try:
-            shape = check_shape(shape)
-            fields = KeyFields(
-                owner=owner,
-                shape=shape,
-                bits=default_bits(shape, seal) if bits is None else bits,
-                model=model,
-                width=width,
-                classes=classes,
-                cut=cut,
-                input_shape=None if input_shape is None else check_shape(input_shape, "input shape"),
-                normalisation=statement.normalisation_text(normalisation),
-                scheme=scheme,
-                share_rule=statement.share_rule(scheme, carriers_per_bit),
-                inputs_digest=inputs_digest,
-                probes=probes,
-                alpha=statement.level_text(alpha),
-                initialiser=initialiser,
-                seal=seal,
-            )
-            return cls(fields, secrets.token_bytes(SEED_BYTES) if seed is None else seed)
-        except ConfigError as error:
-            # Raised again from a frame without the seed: some error reporters record local variables.
-            failure = ConfigError(str(error))
-        del seed
-        raise failure
+        shape = check_shape(shape)
+        fields = KeyFields(
+            owner=owner,
+            shape=shape,
+            bits=default_bits(shape, seal) if bits is None else bits,
+            model=model,
+            width=width,
+            classes=classes,
+            cut=cut,
+            input_shape=None if input_shape is None else check_shape(input_shape, "input shape"),
+            normalisation=statement.normalisation_text(normalisation),
+            scheme=scheme,
+            share_rule=statement.share_rule(scheme, carriers_per_bit),
+            inputs_digest=inputs_digest,
+            probes=probes,
+            alpha=statement.level_text(alpha),
+            initialiser=initialiser,
+            seal=seal,
+        )
+        return cls(fields, secrets.token_bytes(SEED_BYTES) if seed is None else seed)
 
     @classmethod
     def for_activation(cls, activation: torch.Tensor, owner: str, **stated: Any) -> Key:
@@ -465,15 +459,11 @@ class Key:
         keyfile.write(path, content, passphrase=passphrase, overwrite=overwrite)
 
     @classmethod
+    @keyfile.without_frames
     def load(cls, path: str | os.PathLike[str], *, passphrase: str | None = None) -> Key:
         """Read a key from a file; a missing, damaged or locked one raises `KeyFileError`."""
-        failure: KeyFileError
-        try:
-            content = keyfile.read(path, passphrase=passphrase)
-            return cls(*keyfile.unpack(content, os.fspath(path)))
-        except KeyFileError as error:
-            failure = KeyFileError(str(error))
-        raise failure
+        content = keyfile.read(path, passphrase=passphrase)
+        return cls(*keyfile.unpack(content, os.fspath(path)))
 
     def _initial_stream(self, name: str) -> KeyStream:
         if self.fields.initialiser is None:

@@ -358,12 +358,7 @@ def reading_counts(reading: Reading) -> str:
 
 def paper_rule(verdict: Report) -> str:
     """Whether the paper's fixed rule is met."""
-    return f"{met(verdict)} (success rate above {percent(PAPER_THRESHOLD, 0)})"
-
-
-def met(verdict: Report) -> str:
-    """Whether the paper's fixed rule is met, by itself."""
-    return "met" if verdict.paper_rule else "not met"
+    return f"{'met' if verdict.paper_rule else 'not met'} (success rate above {percent(PAPER_THRESHOLD, 0)})"
 
 
 def chance(verdict: Report) -> str:
