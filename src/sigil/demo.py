@@ -34,7 +34,7 @@ from sigil.rules import ALPHA
 from sigil.suspect import open_suspect
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import wording
-from sigil.verdict.page import superscripts_in
+from sigil.verdict.page import superscripts
 from sigil.verdict.report import Reading, Report
 from sigil.verdict.verification import verify
 
@@ -161,7 +161,7 @@ def _page(key: Key, stories: tuple[Story, Story, Story]) -> str:
         settings=stories[0].run.settings,
         words=wording,
         level=math.log10(ALPHA),
-        corrections=superscripts_in(wording.corrections_at_length(marked, kind=marked.kind, register=None)),
+        corrections=superscripts(wording.corrections_at_length(marked)),
     )
 
 
