@@ -36,12 +36,12 @@ from sigil.keys.key import Key
 from sigil.models.spec import default_cut
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Place, Row, Table
-from sigil.rules import STAMPED_ALLOWANCE_LOG2, Price
 from sigil.seeds import derive, generator
 from sigil_reproduction.beyond.curves import GENTLE_RATE, SOFTLY
 from sigil_reproduction.beyond.thief import Attacker
 from sigil_reproduction.runner.attacked import attackers_share
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.reading import KEYS
 from sigil_reproduction.runner.scales import PerScale, Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -400,7 +400,7 @@ WIDE: PerScale[Mapping[str, Mapping[str, Any]]] = PerScale(
     smoke={"digits": {}},
 )
 # What a reading of a stamped key must reach before its allowances to be proof at 3e-7.
-PROOF = Price(STAMPED_ALLOWANCE_LOG2).log10_level()
+PROOF = KEYS["stamped"].log10_level()
 AFFORDABLE = 2.0
 
 WORDS = {
