@@ -30,7 +30,6 @@ from sigil.alignment import (
     began_with_key,
     check_channels,
     fingerprint,
-    layers_of,
     open_reference,
 )
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
@@ -43,7 +42,7 @@ from sigil.suspect import Suspect as OpenedSuspect
 from sigil.suspect import open_suspect
 from sigil.verdict import choices
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
-from sigil.verdict.descent import origin_of, own_start, start_of
+from sigil.verdict.descent import origin_of, own_start, start_of, stated_layers
 from sigil.verdict.readings import read, unreadable
 from sigil.verdict.report import (
     MAX_COUNT,
@@ -216,8 +215,10 @@ def _verify_one(
     if isinstance(reference, nn.Module) and not isinstance(reference, Model):
         # Only its names count: the key draws the weights.
         examiner.layers, reference = reference, None
-        if key.fields.model != layers_of(examiner.layers, shape):
+        if stated_layers(examiner.layers, key, shape) is None:
             reasons += ("the key does not state the layers that the claimant brought",)
+    else:
+        examiner.layers = stated_layers(suspect, key, shape)
     if inputs is not None:
         used, given = examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
         reasons += choices.chosen_normalisation(used, given, key, fixed=examiner.source == "statement")
@@ -447,7 +448,9 @@ class _Examiner:
         same = (
             isinstance(start, Model) and isinstance(module, Model) and module.spec.width == start.spec.width
         )
-        drawn_for = self.layers if self.layers is not None else module if start is None or same else None
+        drawn_for = self.layers
+        if drawn_for is None and isinstance(module, Model) and (start is None or same):
+            drawn_for = module  # the names of its layers are Sigil's
         if drawn_for is not None:
             start = own_start(drawn_for, self.key)
         if start is None:
