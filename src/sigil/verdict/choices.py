@@ -15,6 +15,7 @@ from cryptography.x509 import Certificate
 from torch import nn
 
 from sigil import models
+from sigil.alignment import LAYERS
 from sigil.data.inputs import Inputs, Normalisation, parse_normalisation
 from sigil.errors import ConfigError
 from sigil.keys.key import Key
@@ -112,7 +113,7 @@ def least_cuts(stated: KeyFields) -> int:
     """How many cuts and shapes of input a statement leaves open at least, whatever file was examined."""
     if stated.input_shape is None:
         return MOST_CUTS
-    if stated.cut is not None:
+    if stated.cut is not None or (stated.model or "").startswith(LAYERS):
         return 1
     if stated.model is None:
         return min(len(cut_points(name)) for name in models.names())

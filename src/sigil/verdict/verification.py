@@ -30,7 +30,6 @@ from sigil.alignment import (
     began_with_key,
     check_channels,
     fingerprint,
-    layers_of,
     open_reference,
 )
 from sigil.arguments import whole
@@ -44,7 +43,7 @@ from sigil.suspect import Suspect as OpenedSuspect
 from sigil.suspect import open_suspect
 from sigil.verdict import choices
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
-from sigil.verdict.descent import origin_of, own_start, start_of
+from sigil.verdict.descent import origin_of, own_start, start_of, stated_layers
 from sigil.verdict.readings import read, unreadable
 from sigil.verdict.report import (
     MAX_COUNT,
@@ -279,8 +278,10 @@ class _Examiner:
         if isinstance(reference, nn.Module) and not isinstance(reference, Model):
             # Only its names count: the key draws the weights.
             self.layers, reference = reference, None
-            if key.fields.model != layers_of(self.layers, self.shape):
+            if stated_layers(self.layers, key, self.shape) is None:
                 reasons += ("the key does not state the layers that the claimant brought",)
+        else:
+            self.layers = stated_layers(suspect, key, self.shape)
         reasons += self.chosen
         authority = choices.trusted_root(key, roots)
 
@@ -432,7 +433,9 @@ class _Examiner:
         same = (
             isinstance(start, Model) and isinstance(module, Model) and module.spec.width == start.spec.width
         )
-        drawn_for = self.layers if self.layers is not None else module if start is None or same else None
+        drawn_for = self.layers
+        if drawn_for is None and isinstance(module, Model) and (start is None or same):
+            drawn_for = module  # the names of its layers are Sigil's
         if drawn_for is not None:
             start = own_start(drawn_for, self.key)
         if start is None:
