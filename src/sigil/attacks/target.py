@@ -27,15 +27,6 @@ CLIENT, SERVER = "client.safetensors", "server.safetensors"
 
 
 @dataclass(frozen=True)
-class AttackResult:
-    """The files of an attacked model, and its worth before and after."""
-
-    files: list[Path]
-    before: Measurement
-    after: Measurement
-
-
-@dataclass(frozen=True)
 class ModelUnderAttack:
     """A suspect opened for an attack; everything that can be wrong with the input was checked by then."""
 
@@ -98,20 +89,19 @@ class ModelUnderAttack:
         labels = self.data.train.labels
         return share(self.data, stratified(labels, max(2, round(part * len(labels))), seed=seed))
 
-    def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> AttackResult:
-        """Write the attacked model and measure both; ``cut`` is where to look for the mark in the new one.
+    def finish(
+        self, attacked: Model | Halves, *, cut: str | None = None
+    ) -> tuple[list[Path], Measurement, Measurement]:
+        """Write the attacked model; returns its files, and what the model was worth before and after.
 
-        A new model whose activation has another shape than the key cannot carry the mark, and no report is
-        made of it.
+        ``cut`` is where to look for the mark in the new one. If its activation has another shape there than
+        the key, it cannot carry the mark, and no report is made of it.
         """
         files = save_model(self.out, attacked)
         cut = cut or self.cut
         fits = self.key is not None and self.activation_shape(attacked, cut) == self.key.shape
-        return AttackResult(
-            files,
-            before=measure(self.model, data=self.data, key=self.key, cut=self.cut),
-            after=measure(attacked, data=self.data, key=self.key if fits else None, cut=cut),
-        )
+        before = measure(self.model, data=self.data, key=self.key, cut=self.cut)
+        return files, before, measure(attacked, data=self.data, key=self.key if fits else None, cut=cut)
 
 
 @dataclass(frozen=True)
