@@ -13,7 +13,6 @@ from sigil.alignment import open_reference
 from sigil.attacks.halves import Halves, check_fits, check_positive, check_share, cut_of, whole_or_half_copy
 from sigil.attacks.training import share
 from sigil.data import Dataset, Inputs
-from sigil.data.inputs import LEAST_INPUTS
 from sigil.data.partitions import stratified
 from sigil.errors import AttackError
 from sigil.federation.federation import accuracy
@@ -136,20 +135,14 @@ def measure(
         if shape is None:
             raise AttackError("The model does not say what images it takes; give the data set as well.")
         client = client_part(copied, cut_of(model, cut))
-        report = verify(client, key, _inputs(data), input_shape=shape, probes=probes, seed=seed)
+        inputs = None if data is None else Inputs.of_test(data)
+        report = verify(client, key, inputs, input_shape=shape, probes=probes, seed=seed)
     right = None
     if data is not None and copied.spec.part == "whole":
         precision = precision or choose()
         copied.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
         right = accuracy(copied, nn.Identity(), data, precision=precision)
     return Measurement(right, report)
-
-
-def _inputs(data: Dataset | None) -> Inputs | None:
-    """The test images to read the mark on, if there are enough of them."""
-    if data is None or len(data.test) < LEAST_INPUTS:
-        return None
-    return Inputs(data.test.images, normalisation=(data.mean, data.std), is_data_set=True)
 
 
 def client_part(model: Model, cut: str) -> nn.Module:

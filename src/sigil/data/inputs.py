@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sigil import arguments
+from sigil.data.cache import Dataset
 from sigil.errors import DataError, reason, shown
 
 LEAST_INPUTS: Final = 256
@@ -61,6 +62,13 @@ class Inputs:
         if normalisation is not None:
             check_normalisation(normalisation, self.shape)
         self._digest: str | None = None
+
+    @classmethod
+    def of_test(cls, dataset: Dataset) -> Inputs | None:
+        """The test images of a data set, if there are enough of them to read a mark on."""
+        if len(dataset.test) < LEAST_INPUTS:
+            return None
+        return cls(dataset.test.images, normalisation=(dataset.mean, dataset.std), is_data_set=True)
 
     def __len__(self) -> int:
         return len(self._values)
