@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sigil.attacks.halves import Halves
     from sigil.attacks.target import ModelUnderAttack
     from sigil.attacks.training import Progress
+    from sigil.keys.key import Key
     from sigil.models import Model
 
 _MOST_ROUNDS = 10**6
@@ -156,15 +157,15 @@ class AttackCommand:
 
     def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> None:
         """Write the attacked model and print what it is worth."""
-        outcome = self.target.finish(attacked, cut=cut)
-        if self.target.key is None and outcome.before.accuracy is None:
+        files, before, after = self.target.finish(attacked, cut=cut)
+        if self.target.key is None and before.accuracy is None:
             self.say("Give --key for the mark, and --data for the accuracy, before and after.")
         else:
-            self.say(line("before", outcome.before))
-            self.say(line("after", outcome.after))
-            if self.target.key is not None and outcome.after.report is None:
+            self.say(line("before", before))
+            self.say(line("after", after))
+            if self.target.key is not None and after.report is None:
                 self.say("The new model's activation at the cut has another shape than the key.")
-        self.say(f"Wrote {' and '.join(printable(str(file)) for file in outcome.files)}.")
+        self.say(f"Wrote {' and '.join(printable(str(file)) for file in files)}.")
 
     def say(self, text: str) -> None:
         """Print a line, unless the command is quiet."""
@@ -243,7 +244,8 @@ def _carry_out(name: str, bar: str, call: AttackCommand, **given: Any) -> None:
     if name in ("subspace", "reverse", "read"):
         attacked, direction = result
         call.finish(attacked)
-        _say_overlap(call, direction)
+        if call.target.key is not None:
+            call.say(_overlap(direction, call.target.key))
     elif name == "extract":
         architecture = result.spec.name
         same = architecture == _spec(call).name
@@ -316,19 +318,15 @@ def _student(call: AttackCommand, student: str | None, width: int | None, seed: 
     )
 
 
-def _say_overlap(call: AttackCommand, direction: Any) -> None:
-    """Say how much of the mark's span the attack found, if there is a key to know it by."""
+def _overlap(direction: Any, key: Key) -> str:
+    """How much of the mark's span the attack found, in a sentence."""
     from sigil.attacks import Subspace, overlap
 
-    key = call.target.key
-    if key is None or call.quiet:
-        return
     if isinstance(direction, Subspace):
         part = overlap(direction.directions, key)
-        call.say(f"The attack found {100 * part:.1f} % of the span of the key's matrix.")
-    else:
-        part = overlap(direction, key) * key.bits
-        call.say(f"Of the direction found {100 * part:.1f} % lies in the span of the key's matrix.")
+        return f"The attack found {100 * part:.1f} % of the span of the key's matrix."
+    part = overlap(direction, key) * key.bits
+    return f"Of the direction found {100 * part:.1f} % lies in the span of the key's matrix."
 
 
 def line(when: str, measured: Measurement) -> str:

@@ -6,6 +6,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 # Options that name a file with a secret, and what stands in the place of its name.
 _SECRET_FILES = {
@@ -30,17 +31,20 @@ def printable(text: str) -> str:
 
 def show_log(quiet: bool) -> None:
     """Write what a long-running command notes, one plain line each, to standard error; warnings if quiet."""
+    handler = _Lines()
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
     logger = logging.getLogger("sigil")
-    logger.addHandler(_Lines(logging.WARNING if quiet else logging.INFO))
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-class _Lines(logging.Handler):
+class _Lines(logging.StreamHandler[TextIO]):
     """Writes to what standard error is at the moment: a bar that is being drawn puts lines above itself."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"{record.getMessage()}\n")
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def recorded(arguments: Sequence[str]) -> str:

@@ -270,14 +270,14 @@ def demo(
     """
     extras.need("train")
     outputs.check(outputs.Folder("--out", out))
-    from sigil.demo import tell
+    from sigil.demo import demonstrate
     from sigil.federation.progress import choose
 
     def say(text: str) -> None:
         if not quiet:
             typer.echo(text)
 
-    (marked, permuted, clean), page = tell(out, say=say, progress=lambda: choose(quiet))
+    (marked, permuted, clean), page = demonstrate(out, say=say, progress=lambda: choose(quiet))
     say(f"6. Open {page} in a browser; it links to all verdicts.")
     proven = marked.report.owned and permuted.report.owned and not clean.report.owned
     raise typer.Exit(0 if proven else 1)

@@ -9,7 +9,6 @@ draws the part that is used.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -24,7 +23,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sigil import arguments
+from sigil import arguments, files
+from sigil.data.cache import Dataset
 from sigil.errors import DataError, reason, shown
 
 LEAST_INPUTS: Final = 256
@@ -62,6 +62,13 @@ class Inputs:
             check_normalisation(normalisation, self.shape)
         self._digest: str | None = None
 
+    @classmethod
+    def of_test(cls, dataset: Dataset) -> Inputs | None:
+        """The test images of a data set, if there are enough of them to read a mark on."""
+        if len(dataset.test) < LEAST_INPUTS:
+            return None
+        return cls(dataset.test.images, normalisation=(dataset.mean, dataset.std), is_data_set=True)
+
     def __len__(self) -> int:
         return len(self._values)
 
@@ -74,12 +81,10 @@ class Inputs:
     def digest(self) -> str:
         """SHA-256 over type, shape and all values in their order, in hex: what a key's statement names."""
         if self._digest is None:
-            digest = hashlib.sha256(
-                f"sigil inputs v1 {self._values.dtype.str} {self._values.shape}\n".encode()
-            )
-            for start in range(0, len(self), _BLOCK):
-                digest.update(np.ascontiguousarray(self._values[start : start + _BLOCK]).tobytes())
-            self._digest = digest.hexdigest()
+            header = f"sigil inputs v1 {self._values.dtype.str} {self._values.shape}\n"
+            starts = range(0, len(self), _BLOCK)
+            blocks = (self._values[start : start + _BLOCK].tobytes() for start in starts)
+            self._digest = files.digest(itertools.chain([header], blocks))
         return self._digest
 
     def normalised(self, given: Normalisation | None, *, otherwise: Normalisation | None = None) -> Inputs:
@@ -207,15 +212,15 @@ def _pictures(folder: Path, shape: Sequence[int] | None) -> npt.NDArray[np.uint8
         # A pipe of that name would be waited for.
         if name.lower().endswith(_PICTURES) and (path := Path(directory, name)).is_file()
     )
-    files = sorted(itertools.islice(pictures, MOST_PICTURES + 1))
-    if not files:
+    paths = sorted(itertools.islice(pictures, MOST_PICTURES + 1))
+    if not paths:
         raise DataError(f"There are no PNG or JPEG pictures in {folder}: name a folder that holds some.")
-    if len(files) > MOST_PICTURES:
+    if len(paths) > MOST_PICTURES:
         raise DataError(
             f"There are more than {MOST_PICTURES:,} pictures in {folder}: put the inputs into one .npy file."
         )
-    table = np.empty((len(files), channels, height, width), np.uint8)
-    images.fill(table, files, lambda file: images.decode(file, (channels, height, width)))
+    table = np.empty((len(paths), channels, height, width), np.uint8)
+    images.fill(table, paths, lambda file: images.decode(file, (channels, height, width)))
     return table
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from sigil.data import Dataset, Inputs, evaluate_batches
-from sigil.data.inputs import LEAST_INPUTS
 from sigil.errors import reason
 from sigil.federation.averaging import State
 from sigil.federation.from_settings import Training, scheduled_rate
@@ -145,16 +144,8 @@ class Federation:
 
     def read_mark(self, key: Key, *, probes: int = 256) -> tuple[Reading, ...]:
         """Read a key's mark in the global client half: on noise, and on test images if there are enough."""
-        client_half, _ = self.halves()
-        test = self.dataset.test.images
-        moments = (self.dataset.mean, self.dataset.std)
-        return read_mark(
-            client_half,
-            key,
-            Inputs(test, normalisation=moments, is_data_set=True) if len(test) >= LEAST_INPUTS else None,
-            input_shape=self.dataset.shape,
-            probes=probes,
-        )
+        inputs = Inputs.of_test(self.dataset)
+        return read_mark(self.halves()[0], key, inputs, input_shape=self.dataset.shape, probes=probes)
 
     def measure(self, result: RoundResult) -> dict[str, Any]:
         """One line of ``metrics.jsonl``."""

@@ -151,7 +151,7 @@ def what_a_key_states(settings: Settings, data_dir: Path | None = None) -> dict[
     """
     dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
     halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape)
-    enough = len(dataset.test) >= data.LEAST_INPUTS
+    inputs = data.Inputs.of_test(dataset)
     return {
         "shape": halves.shape,
         "model": settings.model.name,
@@ -160,7 +160,7 @@ def what_a_key_states(settings: Settings, data_dir: Path | None = None) -> dict[
         "cut": halves.cut,
         "input_shape": dataset.shape,
         "normalisation": (dataset.mean, dataset.std),
-        "inputs_digest": data.Inputs(dataset.test.images).digest if enough else None,
+        "inputs_digest": None if inputs is None else inputs.digest,
     }
 
 
