@@ -10,7 +10,7 @@ from torch import nn
 
 from sigil import files, models
 from sigil.alignment import open_reference
-from sigil.attacks.halves import Halves, check_fits, check_positive, check_share, cut_of, whole_or_half_copy
+from sigil.attacks.halves import Halves, check_fits, check_positive, check_share, cut_of, whole_copy
 from sigil.attacks.training import share
 from sigil.data import Dataset, Inputs
 from sigil.data.inputs import LEAST_INPUTS
@@ -137,7 +137,7 @@ def measure(
     Accuracy needs a whole model or both halves and is None for a client half alone. ``cut`` is where the
     mark is: none is where the halves meet, or for a whole model the paper's cut. The model is unchanged.
     """
-    copied = whole_or_half_copy(model)
+    copied = whole_copy(model, or_half=True)
     if data is not None:
         check_fits(copied, data)
     report = None
@@ -146,20 +146,16 @@ def measure(
         if shape is None:
             raise AttackError("The model does not say what images it takes; give the data set as well.")
         client = client_part(copied, cut_of(model, cut))
-        report = verify(client, key, _inputs(data), input_shape=shape, probes=probes, seed=seed)
+        inputs = None
+        if data is not None and len(data.test) >= LEAST_INPUTS:
+            inputs = Inputs(data.test.images, normalisation=(data.mean, data.std), is_data_set=True)
+        report = verify(client, key, inputs, input_shape=shape, probes=probes, seed=seed)
     right = None
     if data is not None and copied.spec.part == "whole":
         precision = precision or choose()
         copied.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
         right = accuracy(copied, nn.Identity(), data, precision=precision)
     return Measurement(right, report)
-
-
-def _inputs(data: Dataset | None) -> Inputs | None:
-    """The test images to read the mark on, if there are enough of them."""
-    if data is None or len(data.test) < LEAST_INPUTS:
-        return None
-    return Inputs(data.test.images, normalisation=(data.mean, data.std), is_data_set=True)
 
 
 def client_part(model: Model, cut: str) -> nn.Module:
