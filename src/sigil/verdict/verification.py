@@ -266,13 +266,9 @@ class _Examiner:
     ) -> Report:
         """All tests and the verdict; `opened` is what the examiner said to have the suspect opened."""
         suspect, key = self.suspect, self.key
-        if (
-            isinstance(reference, str | os.PathLike)
-            and Path(reference).is_dir()
-            and began_with_key(reference)
-        ):
+        if isinstance(module_of(suspect), Model) and isinstance(reference, str | os.PathLike):
             # The key draws the weights that such a run began with; only correlations remain to be brought.
-            reference = None if isinstance(module_of(suspect), Model) else reference
+            reference = None if Path(reference).is_dir() and began_with_key(reference) else reference
         reasons = choices.chosen(
             suspect, key, shape=self.shape, probes=self.probes, seed=self.seed, alpha=level
         )
