@@ -166,11 +166,15 @@ def test_a_reference_must_be_one_that_was_published(make: Callable[..., Any]) ->
     facts, key = make(reference="1a" * 32, aligned=True)
     content = sign(facts, key.signing_key())
     assert check(content).report.alignment == facts.alignment
-    check(content, references=References(key.commitment, "1a" * 32).line())
-    later = References(key.commitment, "3c" * 32)
+    for published in (
+        References(key.commitment, initial_weights="1a" * 32, correlations=None),
+        References(key.commitment, initial_weights="2b" * 32, correlations="1a" * 32),
+    ):
+        check(content, references=published.line())
+    later = References(key.commitment, initial_weights="2b" * 32, correlations="3c" * 32)
     with pytest.raises(EvidenceError, match="was not published"):
         check(content, references=later.line())
-    others = References("00" * 32, "1a" * 32)
+    others = References("00" * 32, initial_weights="1a" * 32, correlations=None)
     with pytest.raises(EvidenceError, match="another key"):
         check(content, references=others.line())
 
@@ -229,14 +233,14 @@ def test_a_stamp_that_no_root_vouched_for_is_counted_as_plain(make: Callable[...
 
 def test_a_reference_that_was_not_used_need_not_be_published(make: Callable[..., Any]) -> None:
     facts, key = make(reference="1a" * 32, aligned=False)
-    published = References(key.commitment, "2b" * 32)
+    published = References(key.commitment, initial_weights="2b" * 32, correlations=None)
     checked = check(sign(facts, key.signing_key()), references=published.line())
     assert checked.report.alignment.used is False
 
 
 def test_initial_weights_that_the_key_drew_need_not_be_published(make: Callable[..., Any]) -> None:
     facts, key = make(reference="1a" * 32, compared="initial weights", aligned=True)
-    published = References(key.commitment, "2b" * 32)
+    published = References(key.commitment, initial_weights="2b" * 32, correlations=None)
     check(sign(facts, key.signing_key()), references=published.line())
 
 

@@ -47,13 +47,19 @@ def test_anything_else_is_refused() -> None:
 ONE, TWO, THREE = "1a" * 32, "2b" * 32, "3c" * 32
 
 
-def test_references_are_read_back() -> None:
-    references = References(ONE, TWO)
+@pytest.mark.parametrize(("initial", "correlations"), [(TWO, THREE), (TWO, None), (None, THREE)])
+def test_references_are_read_back(initial: str | None, correlations: str | None) -> None:
+    references = References(ONE, initial, correlations)
     assert parse_references(f" {references.line()}\n") == references
+    assert [hash_ in references for hash_ in (ONE, TWO, THREE)] == [
+        False,
+        initial is not None,
+        correlations is not None,
+    ]
 
 
 def test_other_lines_of_references_are_refused() -> None:
-    line = References(ONE, TWO).line()
+    line = References(ONE, TWO, THREE).line()
     for wrong in (
         "",
         line[:-1],

@@ -376,7 +376,7 @@ def reference(
             f"{run} holds weights. Only initial weights that the key drew prove anything, and those need no "
             "publishing; give a run's directory or its reference.safetensors."
         )
-    references = References(key.commitment, fingerprint(shown))
+    references = References(key.commitment, initial_weights=None, correlations=fingerprint(shown))
     if as_json:
         print_json(dataclasses.asdict(references) | {"line": references.line()})
     else:

@@ -385,7 +385,7 @@ def _compare_references(report: Report, references: published.References) -> Non
     if used is None or not used.used:
         return
     drawn = not report.experiment and fields.initialiser is not None and used.compared == "initial weights"
-    if not drawn and used.reference != references.correlations:
+    if not drawn and used.reference not in references:
         raise EvidenceError(
             "Channels were put in order by a reference that was not published: its fingerprint is "
             f"{used.reference}; a reference chosen afterwards proves nothing."
