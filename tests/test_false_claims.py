@@ -21,7 +21,7 @@ from sigil import models, verify
 from sigil.alignment import Reference, layers_of
 from sigil.attacks.permute import disguise
 from sigil.errors import EvidenceError
-from sigil.evidence import examine
+from sigil.evidence import check
 from sigil.evidence.repeating import repeat
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
@@ -137,7 +137,7 @@ def test_a_reference_made_to_fit(innocent: tuple[Path, Path, Key], tmp_path: Pat
 
     # The claimant leaves the reasons out, and signs what is left.
     lie = report.model_copy(update={"reasons": (), "owned": True})
-    found = examine(sign(lie, key.signing_key())).report
+    found = check(sign(lie, key.signing_key())).report
     with pytest.raises(EvidenceError, match="does not give what the evidence says"):
         repeat(found, key, suspect, register=1)  # type: ignore[arg-type]
 
@@ -184,7 +184,7 @@ def test_a_key_without_initial_weights_cannot_claim_them(innocent: tuple[Path, P
     verdict = facts.model_copy(update={"reasons": ()})
     owned = verdict.model_copy(update={"owned": verdict.log10_p <= -6.6})
     with pytest.raises(EvidenceError, match="put in order by something that its key did not draw"):
-        examine(sign(owned, key.signing_key()))
+        check(sign(owned, key.signing_key()))
 
 
 def test_a_suspect_that_is_a_function_proves_nothing() -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from sigil import files, models
 from sigil.alignment import open_reference
-from sigil.attacks.halves import Halves, check_fits, check_positive, check_share, cut_of, whole_or_half_copy
+from sigil.attacks.halves import Halves, check_fits, check_positive, check_share, cut_of, whole_copy
 from sigil.attacks.training import share
 from sigil.data import Dataset, Inputs
 from sigil.data.partitions import stratified
@@ -126,7 +126,7 @@ def measure(
     Accuracy needs a whole model or both halves and is None for a client half alone. ``cut`` is where the
     mark is: none is where the halves meet, or for a whole model the paper's cut. The model is unchanged.
     """
-    copied = whole_or_half_copy(model)
+    copied = whole_copy(model, or_half=True)
     if data is not None:
         check_fits(copied, data)
     report = None

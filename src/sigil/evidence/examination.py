@@ -48,12 +48,27 @@ class _InTotoStatement(BaseModel, Generic[R]):
 
 
 @dataclass(frozen=True)
+class Checked:
+    """Evidence that has passed every check that was asked for.
+
+    ``signers`` are the public keys that signed: the evidence key that the record's statement names, and
+    who else did. ``pinned`` says whether they were compared with something that came from outside the
+    file; without that the file only vouches for itself. ``stamp`` is the time stamp of a stamped key, whose
+    root nobody has looked at here.
+    """
+
+    report: Report
+    signers: tuple[str, ...]
+    pinned: bool
+    stamp: Seal | None = None
+
+
+@dataclass(frozen=True)
 class Findings:
     """A record that was not refused: what it claims, what was checked of it, what was not.
 
-    ``signers`` are the public keys that signed: the evidence key that the record's statement names, and who
-    else did. ``vouched`` says whether anything from outside the file says so, without which it only vouches
-    for itself; ``repeated`` whether the examination was, with the key. ``stamp`` is that of a stamped key.
+    ``vouched`` says whether anything from outside the file says who signed it; ``repeated`` whether the
+    examination was, with the key.
     """
 
     vouched: bool
@@ -63,7 +78,6 @@ class Findings:
     unchecked: list[str]
     report: Report | Trace
     signers: tuple[str, ...]
-    stamp: Seal | None = None
 
     @property
     def headline(self) -> str:
@@ -90,6 +104,29 @@ class Findings:
             "signers": list(self.signers),
             "report": self.report.model_dump(mode="json"),
         }
+
+
+def check(
+    content: bytes,
+    *,
+    signer: str | None = None,
+    statement: str | None = None,
+    suspect_sha256: str | None = None,
+    references: str | None = None,
+) -> Checked:
+    """Check a record and return what it says; raise `EvidenceError` if anything is wrong.
+
+    ``signer`` is a public key (64 hex digits) that must have signed. ``statement`` is the line that
+    the owner published: the key must be that one. ``suspect_sha256`` is the hash that the suspect must have.
+    ``references`` is the line of references that the owner published: if channels were put in order, then
+    by one of those.
+    """
+    payload, signers = envelope.open_envelope(content)
+    report = _read(payload, signers, Report, signer, statement, suspect_sha256)
+    stamp = arithmetic.recompute(report)
+    if references is not None:
+        _compare_references(report, published.parse_references(references))
+    return Checked(report, signers, pinned=not (signer is None and statement is None), stamp=stamp)
 
 
 def _read(
@@ -186,10 +223,10 @@ def examine(
             raise ConfigError(
                 "Copies are for repeating a trace, and the record is a verdict: leave them out."
             )
-        facts = _read(payload, signers, Report, named, statement, sha256)
-        stamp = arithmetic.recompute(facts)
-        if references is not None:
-            _compare_references(facts, published.parse_references(references))
+        found = check(
+            content, signer=named, statement=statement, suspect_sha256=sha256, references=references
+        )
+        facts, stamp = found.report, found.stamp
         _check_count(facts, register)
     root = _check_date(stamp, trusted)
     if key is not None:
@@ -247,7 +284,6 @@ def examine(
         unchecked=unchecked,
         report=facts,
         signers=signers,
-        stamp=stamp,
     )
 
 

@@ -155,7 +155,7 @@ def what_a_key_states(settings: Settings, data_dir: Path | None = None) -> dict[
     return {
         "shape": halves.shape,
         "model": settings.model.name,
-        "width": settings.model.width or architecture(settings.model.name).standard_width,
+        "width": settings.model.width or architecture(settings.model.name).STANDARD_WIDTH,
         "classes": dataset.classes,
         "cut": halves.cut,
         "input_shape": dataset.shape,

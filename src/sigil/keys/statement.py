@@ -27,7 +27,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -179,23 +179,16 @@ def parse(text: str) -> Statement | None:
         return None
     try:
         document = json.loads(text)
-        statement = _from_document(document)
-        known = statement is not None and statement.text == text
+        hashes = [str(document.pop(name, "")) for name in ("commitment", "evidence_key")]
+        if document.pop("format", None) != FORMAT or not all(map(_HEX.fullmatch, hashes)):
+            return None
+        for name in ("shape", "input_shape"):
+            if isinstance(document.get(name), list):
+                document[name] = tuple(document[name])
+        statement = Statement(KeyFields(**document), *hashes)
     except (ValueError, TypeError, RecursionError, ConfigError):
         return None
-    return statement if known else None
-
-
-def _from_document(document: Any) -> Statement | None:
-    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-        return None
-    commitment, evidence_key = document.pop("commitment", ""), document.pop("evidence_key", "")
-    if not all(isinstance(text, str) and _HEX.fullmatch(text) for text in (commitment, evidence_key)):
-        return None
-    for name in ("shape", "input_shape"):
-        if isinstance(document.get(name), list):
-            document[name] = tuple(document[name])
-    return Statement(KeyFields(**document), commitment, evidence_key)
+    return statement if statement.text == text else None
 
 
 def evidence_key(fields: KeyFields, seed: bytes) -> Ed25519PrivateKey:

@@ -265,13 +265,9 @@ class _Examiner:
     ) -> Report:
         """All tests and the verdict; `opened` is what the examiner said to have the suspect opened."""
         suspect, key = self.suspect, self.key
-        if (
-            isinstance(reference, str | os.PathLike)
-            and Path(reference).is_dir()
-            and began_with_key(reference)
-        ):
+        if isinstance(module_of(suspect), Model) and isinstance(reference, str | os.PathLike):
             # The key draws the weights that such a run began with; only correlations remain to be brought.
-            reference = None if isinstance(module_of(suspect), Model) else reference
+            reference = None if Path(reference).is_dir() and began_with_key(reference) else reference
         reasons = choices.chosen(
             suspect, key, shape=self.shape, probes=self.probes, seed=self.seed, alpha=level
         )
@@ -359,26 +355,23 @@ class _Examiner:
         in: that is an outcome if it answers the others. If it answers nothing, what was wrong is raised.
         """
         made: dict[str, Reading] = {}
-        failed: dict[str, SuspectError | ShapeError] = {}
-        asked = (
-            {"noise": self.on_noise}
-            if self.inputs is None
-            else {"inputs": self.on_inputs, "noise": self.on_noise}
-        )
-        for kind, ask in asked.items():
+        failed: SuspectError | ShapeError | None = None
+        for ask in (self.on_noise,) if self.inputs is None else (self.on_inputs, self.on_noise):
             try:
-                made[kind] = ask()
+                reading = ask()
+                made[reading.kind] = reading
             except (SuspectError, ShapeError) as error:
-                failed[kind] = error
-        if not made:
-            raise failed["noise"]
+                failed = error
+        if failed is not None and not made:
+            raise failed
         return tuple(made.get(reading.kind, reading) for reading in self.unreadable())
 
     def unreadable(self) -> tuple[Reading, ...]:
         """The mark on noise, and on inputs if there are any, of a suspect that answers neither."""
         found = [unreadable("noise", self.probes)]
         if self.inputs is not None:
-            found.append(unreadable("inputs", INPUTS_READ, self.source, self.inputs.digest))
+            digest = self.inputs.digest
+            found.append(unreadable("inputs", INPUTS_READ, source=self.source, digest=digest))
         return tuple(found)
 
     def on_noise(self, alignment: Alignment | None = None) -> Reading:
