@@ -302,14 +302,14 @@ def is_done(measured: Measured) -> bool:
 def trials(measured: Measured) -> Iterator[Trial]:
     """All models that were made by trials on the first seed."""
     before = measured.first(NOTHING)
-    for cell in measured.cells:
-        found = measured.first(cell.name) or {}
-        tuning = cell.options.get("tuning", {})
-        short = {**cell.options, "tuning": shortened(tuning, SHORT)}
-        for options, numbers in ((short, found.get("short", {})), (cell.options, found)):
-            if before and "tuning" in cell.options and "accuracy" in numbers:
-                lost = [float(before[each]) - float(numbers[each]) for each in ("choosing", "accuracy")]
-                yield Trial(options, numbers, *lost)
+    for cell in measured.cells if before else ():
+        found = measured.first(cell.name)
+        if found is not None and "tuning" in cell.options:
+            short = {**cell.options, "tuning": shortened(cell.options["tuning"], SHORT)}
+            for options, numbers in ((short, found.get("short", {})), (cell.options, found)):
+                if "accuracy" in numbers:
+                    lost = [float(before[each]) - float(numbers[each]) for each in ("choosing", "accuracy")]
+                    yield Trial(options, numbers, *lost)
 
 
 def best(measured: Measured, goal: str, kind: str) -> Trial | None:
@@ -325,11 +325,7 @@ def command(options: Mapping[str, Any], data: str, folder: str) -> str:
     if "orthogonalise" in options:
         given["initial"] = folder
     words = [
-        f"--{name.replace('_', '-')}"
-        if value is True
-        else f"--{name.replace('_', '-')} {value:g}"
-        if isinstance(value, float)
-        else f"--{name.replace('_', '-')} {value}"
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         for name, value in given.items()
         if value is not False
     ]
@@ -349,7 +345,13 @@ def show(measured: Measured, folder: Path) -> Page:
         for kind in kinds:
             row.append(str(sum(reached(trial.numbers, goal, kind) for trial in made)))
             found = best(measured, goal, kind)
-            row.append(NOT_RUN if not known else Words("no recipe yet") if found is None else _lost(found))
+            row.append(
+                NOT_RUN
+                if not known
+                else Words("no recipe yet")
+                if found is None
+                else Number(found.lost, form="+.2f")
+            )
             if before and found:
                 words = command(found.options, measured.data(NOTHING), before.get("model", "MODEL"))
                 commands.setdefault(words, []).append(f"{goal}, {kind} key")
@@ -401,10 +403,6 @@ def show(measured: Measured, folder: Path) -> Page:
         ),
         *([recipes] if commands else []),
     ]
-
-
-def _lost(found: Trial) -> Number:
-    return Number(found.lost, form="+.2f")
 
 
 def draw(measured: Measured, path: Path) -> None:

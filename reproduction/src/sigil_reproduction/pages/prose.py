@@ -163,23 +163,7 @@ class Numbers:
 def render(template: str, store: Store) -> str:
     """A template's text with the numbers of a scale."""
     numbers = Numbers(store)
-    names = (
-        "n",
-        "pm",
-        "paper",
-        "gained",
-        "counted",
-        "lost",
-        "cheapest",
-        "cheap",
-        "tried",
-        "begun",
-        "benchmark",
-        "seeds",
-        "level",
-        "largest",
-        "proven",
-    )
+    names = [name for name in dir(numbers) if not name.startswith("_")]
     drawn = (
         name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
     )
