@@ -321,18 +321,17 @@ def best(measured: Measured, goal: str, kind: str) -> Trial | None:
     return min(found, key=lambda trial: trial.chosen_by, default=None)
 
 
-def command(options: Mapping[str, Any], data: str, folder: str) -> str:
-    """A trial as a command on the folder of the run, which holds its key."""
+def command(options: Mapping[str, Any], data: str) -> str:
+    """A trial as a command on the folder MODEL, which holds the run and its key."""
     given = {"lr": BEST.lr, "epochs": BEST.epochs, **options["tuning"]}
     given |= {name: value for name, value in options.items() if name != "tuning"}
-    if "orthogonalise" in options:
-        given["initial"] = folder
+    given |= {"initial": "$MODEL"} if "orthogonalise" in options else {}
     words = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         for name, value in given.items()
         if value is not False
     ]
-    return f"sigil attack erase {folder} --out thief --key {folder}/{KEY} --data {data} {' '.join(words)}"
+    return f"sigil attack erase $MODEL --out thief --key $MODEL/{KEY} --data {data} {' '.join(words)}"
 
 
 def show(measured: Measured, folder: Path) -> Page:
@@ -355,8 +354,8 @@ def show(measured: Measured, folder: Path) -> Page:
                 if found is None
                 else Number(found.lost, form="+.2f")
             )
-            if before and found:
-                words = command(found.options, measured.data(NOTHING), before.get("model", "MODEL"))
+            if found:
+                words = command(found.options, measured.data(NOTHING))
                 commands.setdefault(words, []).append(f"{goal}, {kind} key")
         prices.append(row)
     beside: list[Row] = []
@@ -373,12 +372,12 @@ def show(measured: Measured, folder: Path) -> Page:
                 *(Number(corrected(numbers, proof, kind)) for proof in ("mark", "origin") for kind in kinds),
             ]
         )
+    look = f"sigil verify thief/client.safetensors --key $MODEL/{KEY} --inputs {measured.data(NOTHING)}"
     listed = "\n".join(f"- {'; '.join(goals)}: `{words}`" for words, goals in commands.items())
     recipes = (
-        "## The best recipes\n\nEach takes a few minutes of one core, in this repository's folder "
-        "`reproduction`, and prints accuracy and mark before and after; `sigil verify "
-        "thief/client.safetensors --key …` says what is left of the origin. The share of images is one "
-        f"client's.\n\n{listed}"
+        "## The best recipes\n\nEach takes a few minutes of one core, in the folder `reproduction` of a "
+        "checkout, with as many images as one client has:\n\n"
+        f"- `MODEL={(before or {}).get('model', '…')}`\n{listed}\n- what is left: `{look}`"
     )
     return [
         Picture("What is left of each proof over the accuracy that a recipe costs", "frontier.png"),
