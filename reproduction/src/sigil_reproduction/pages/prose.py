@@ -8,7 +8,7 @@ part of another page, such as the project's README.md, between two marks. In a t
 - ``{{ paper(model, strength, number) }}`` the paper's number of the fidelity table,
 - ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
-- ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
+- ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` or a named experiment cost,
 - ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
   any attack of `curves` or `frontier`, None if by none; ``{{ cheap() }}`` what costs less than half a point,
   ``{{ tried() }}`` how many recipes that search has tried, ``{{ begun() }}`` whether it has only begun,
@@ -108,14 +108,15 @@ class Numbers:
         same = f" ({shown} to be the same within {MARGIN:g} point)" if shown else ""
         return found.text("+.1f", "points") + same
 
-    def lost(self, cell: str, form: str = ".1f") -> str:
-        """The points of accuracy that an attack of `curves` cost, the mean over the seeds that have both."""
-        self.values("curves", cell, "accuracy")  # says which cell there is not
-        measured = self._measured("curves")
-        before = measured.by_seed(f"{cell.partition(' ')[0]} none", "accuracy")
+    def lost(self, cell: str, experiment: str = "curves") -> str:
+        """The points of accuracy that an attack cost, the mean over the seeds that have both."""
+        self.values(experiment, cell, "accuracy")  # says which cell there is not
+        measured = self._measured(experiment)
+        nothing = f"{cell.partition(' ')[0]} none" if experiment == "curves" else frontier.NOTHING
+        before = measured.by_seed(nothing, "accuracy")
         after = measured.by_seed(cell, "accuracy")
         costs = [before[seed] - found for seed, found in after.items() if seed in before]
-        return format(statistics.fmean(costs), form) if costs else NOT_RUN
+        return f"{statistics.fmean(costs):.1f}" if costs else NOT_RUN
 
     def cheapest(self, goal: str) -> float | None:
         """The fewest points of accuracy for which nothing that a goal names is proven with a stamped key."""
