@@ -121,8 +121,8 @@ def test_the_page_says_what_was_tried_and_names_the_recipe(tmp_path: Path) -> No
     page = drawing.markdown(frontier.show(found, tmp_path))
     assert "| mark | 2 | 1 | 1 | +3.00 | 1 | +3.00 |" in page
     assert "| origin | 2 | 1 | 0 | no recipe yet | 0 | no recipe yet |" in page
-    assert "- mark, plain key; mark, stamped key: `sigil attack erase results/desk/models/a --out" in page
-    assert "a/owner.key --data cifar10 --lr 0.0005 --epochs 10 --flatten 10`" in page
+    assert "- `MODEL=results/desk/models/a`\n- mark, plain key; mark, stamped key: `sigil attack" in page
+    assert "$MODEL/owner.key --data cifar10 --lr 0.0005 --epochs 10 --flatten 10.0`\n- what is left" in page
     assert (tmp_path / "frontier.png").exists()
 
 

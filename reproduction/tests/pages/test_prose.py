@@ -90,7 +90,6 @@ def test_numbers_are_means_over_seeds_and_gaps_say_so(tmp_path: Path) -> None:
     assert prose.render(template, place) == "99.0 % 99.0 ± 1.4 "
     assert prose.render('{{ n("fidelity", "vgg11 clean", "accuracy") }} %', place) == "not run"
     assert prose.render('{{ gained("resnet18", 0.1) }}', place) == "not run"
-    assert prose.render('{{ paper("resnet18", 0.1, "wsr") }}', place) == "100.0"
     assert prose.render('{{ seeds("fidelity", "resnet18 strength 0.1") }}', place) == "2"
 
 

@@ -61,8 +61,9 @@ OWN_LABELS = (500, 5_000)
 # From nothing: a fresh student, and a model of the own labels alone.
 FRESH_EPOCHS = 40
 FRESH = Tuning(3e-3, epochs=FRESH_EPOCHS, decay=True, warmup=0.05)
-# The first recipes, set by hand: one for each goal, then what is taken away is kept away to the end.
+# The first recipes, set by hand: one for each goal, then what is taken away stays away, or goes slowly.
 KEPT = {"orthogonalise": 1.0, "keep": True}
+TURNED = {"orthogonalise": 1.0, "way": "rotate"}
 FIRST: tuple[dict[str, Any], ...] = (
     {"flatten": 10.0, "tuning": {}},
     {"orthogonalise": 1.0, "tuning": {"lr": 1e-3, "epochs": 12}},
@@ -77,8 +78,10 @@ FIRST: tuple[dict[str, Any], ...] = (
         **{"flatten": 3.0, **KEPT, "noise": 1.5, "shape": 0.7},
         "tuning": {"lr": 2e-3, "epochs": 9, "batch_size": 64},
     },
-    {"flatten": 1.0, **KEPT, "tuning": {"lr": 2e-3, "epochs": 9, "batch_size": 64}},
-    {"flatten": 3.0, "tuning": {"lr": 1e-3, "epochs": 9, "batch_size": 64}},
+    {"flatten": 1.0, **TURNED, "tuning": {"lr": 1e-3, "epochs": 12}},
+    {**TURNED, "tuning": {"lr": 1e-3, "epochs": 12}},
+    {"flatten": 1.0, **KEPT, "orthogonalise": 0.98, "tuning": {"lr": 1e-3, "epochs": 12}},
+    {"flatten": 3.0, "tuning": {"lr": 1e-3, "epochs": 12}},
 )
 
 
@@ -99,13 +102,13 @@ def recipe(trial: int) -> dict[str, Any]:
         options["flatten"] = between(0.5, 20.0)
     if "origin" in GOALS[goal]:
         options["way"] = draw.choice(("project", "project", "rotate"))
-        options |= {"orthogonalise": 1.0, "keep": draw.random() < 0.75}
+        options |= {"orthogonalise": draw.choice((0.97, 0.99, 1.0)), "keep": draw.random() < 0.75}
     if goal == "everything" or draw.random() < 0.2:
         options["noise"] = between(0.3, 2.0)
         options["shape"] = draw.choice((0.5, 0.7, 1.0))
     options["tuning"] = {
         "lr": between(4e-4, 3e-3),
-        "epochs": draw.choice((3, 6, 9)),
+        "epochs": draw.choice((6, 9, 12)),
         "batch_size": draw.choice((32, 64)),
         "labels": draw.choice((0.1, 0.3, 1.0)),
         "logits": draw.choice((1.0, 3.0)),
@@ -303,13 +306,13 @@ def trials(measured: Measured) -> Iterator[Trial]:
     """All models that were made by trials on the first seed."""
     before = measured.first(NOTHING)
     for cell in measured.cells:
-        found = measured.first(cell.name) or {}
-        tuning = cell.options.get("tuning", {})
-        short = {**cell.options, "tuning": shortened(tuning, SHORT)}
-        for options, numbers in ((short, found.get("short", {})), (cell.options, found)):
-            if before and "tuning" in cell.options and "accuracy" in numbers:
-                lost = [float(before[each]) - float(numbers[each]) for each in ("choosing", "accuracy")]
-                yield Trial(options, numbers, *lost)
+        found = measured.first(cell.name)
+        if before and found and "tuning" in cell.options:
+            short = {**cell.options, "tuning": shortened(cell.options["tuning"], SHORT)}
+            for options, numbers in ((short, found.get("short", {})), (cell.options, found)):
+                if "accuracy" in numbers:
+                    lost = [float(before[each]) - float(numbers[each]) for each in ("choosing", "accuracy")]
+                    yield Trial(options, numbers, *lost)
 
 
 def best(measured: Measured, goal: str, kind: str) -> Trial | None:
@@ -318,22 +321,17 @@ def best(measured: Measured, goal: str, kind: str) -> Trial | None:
     return min(found, key=lambda trial: trial.chosen_by, default=None)
 
 
-def command(options: Mapping[str, Any], data: str, folder: str) -> str:
-    """A trial as a command on the folder of the run, which holds its key."""
+def command(options: Mapping[str, Any], data: str) -> str:
+    """A trial as a command on the folder MODEL, which holds the run and its key."""
     given = {"lr": BEST.lr, "epochs": BEST.epochs, **options["tuning"]}
     given |= {name: value for name, value in options.items() if name != "tuning"}
-    if "orthogonalise" in options:
-        given["initial"] = folder
+    given |= {"initial": "$MODEL"} if "orthogonalise" in options else {}
     words = [
-        f"--{name.replace('_', '-')}"
-        if value is True
-        else f"--{name.replace('_', '-')} {value:g}"
-        if isinstance(value, float)
-        else f"--{name.replace('_', '-')} {value}"
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         for name, value in given.items()
         if value is not False
     ]
-    return f"sigil attack erase {folder} --out thief --key {folder}/{KEY} --data {data} {' '.join(words)}"
+    return f"sigil attack erase $MODEL --out thief --key $MODEL/{KEY} --data {data} {' '.join(words)}"
 
 
 def show(measured: Measured, folder: Path) -> Page:
@@ -349,9 +347,15 @@ def show(measured: Measured, folder: Path) -> Page:
         for kind in kinds:
             row.append(str(sum(reached(trial.numbers, goal, kind) for trial in made)))
             found = best(measured, goal, kind)
-            row.append(NOT_RUN if not known else Words("no recipe yet") if found is None else _lost(found))
-            if before and found:
-                words = command(found.options, measured.data(NOTHING), before.get("model", "MODEL"))
+            row.append(
+                NOT_RUN
+                if not known
+                else Words("no recipe yet")
+                if found is None
+                else Number(found.lost, form="+.2f")
+            )
+            if found:
+                words = command(found.options, measured.data(NOTHING))
                 commands.setdefault(words, []).append(f"{goal}, {kind} key")
         prices.append(row)
     beside: list[Row] = []
@@ -368,12 +372,12 @@ def show(measured: Measured, folder: Path) -> Page:
                 *(Number(corrected(numbers, proof, kind)) for proof in ("mark", "origin") for kind in kinds),
             ]
         )
+    look = f"sigil verify thief/client.safetensors --key $MODEL/{KEY} --inputs {measured.data(NOTHING)}"
     listed = "\n".join(f"- {'; '.join(goals)}: `{words}`" for words, goals in commands.items())
     recipes = (
-        "## The best recipes\n\nEach takes a few minutes of one core, in this repository's folder "
-        "`reproduction`, and prints accuracy and mark before and after; `sigil verify "
-        "thief/client.safetensors --key …` says what is left of the origin. The share of images is one "
-        f"client's.\n\n{listed}"
+        "## The best recipes\n\nEach takes a few minutes of one core, in the folder `reproduction` of a "
+        "checkout, with as many images as one client has:\n\n"
+        f"- `MODEL={(before or {}).get('model', '…')}`\n{listed}\n- what is left: `{look}`"
     )
     return [
         Picture("What is left of each proof over the accuracy that a recipe costs", "frontier.png"),
@@ -401,10 +405,6 @@ def show(measured: Measured, folder: Path) -> Page:
         ),
         *([recipes] if commands else []),
     ]
-
-
-def _lost(found: Trial) -> Number:
-    return Number(found.lost, form="+.2f")
 
 
 def draw(measured: Measured, path: Path) -> None:

@@ -19,7 +19,7 @@ from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Table, Words
 from sigil_reproduction.beyond.curves import GENTLE_RATE
 from sigil_reproduction.beyond.thief import EPOCHS, Thief
 from sigil_reproduction.runner import stealth
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim, difference
+from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
 from sigil_reproduction.runner.scales import PerScale, Scale
 from sigil_reproduction.runner.stealth import OUTLIERS
 from sigil_reproduction.runner.store import Cell, Store
@@ -156,7 +156,7 @@ def _left(measured: Measured, width: int, attack: str) -> list[Entry]:
 
 def _lost(measured: Measured, width: int, attack: str) -> float | None:
     before, after = (measured.mean(name_of(width, each), "accuracy") for each in (NOTHING, attack))
-    return difference(before, after)
+    return None if before is None or after is None else before - after
 
 
 def verdict(measured: Measured) -> list[Finding]:

@@ -5,10 +5,9 @@ part of another page, such as the project's README.md, between two marks. In a t
 
 - ``{{ n(experiment, cell, number) }}`` is the mean over the seeds that were measured ("wsr" unless another
   number is named; one inside another is written "detector.share"), ``pm`` the same with ± their deviation,
-- ``{{ paper(model, strength, number) }}`` the paper's number of the fidelity table,
 - ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
-- ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
+- ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` or a named experiment cost,
 - ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
   any attack of `curves` or `frontier`, None if by none; ``{{ cheap() }}`` what costs less than half a point,
   ``{{ tried() }}`` how many recipes that search has tried, ``{{ begun() }}`` whether it has only begun,
@@ -16,8 +15,7 @@ part of another page, such as the project's README.md, between two marks. In a t
 - ``{{ benchmark(name, claim) }}`` what ``benchmarks/results/NAME.json`` says of a claim,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
 - ``{{ proven(experiment, cell, number, "plain") }}`` whether the largest log10 p is that low,
-- ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
-- ``{{ scale }}`` the scale's name, and ``{{ figure }}`` the figure that says most of those that there are.
+- ``{{ scale }}`` the scale's name.
 
 What was not measured is "not run".
 """
@@ -36,9 +34,8 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 from sigil import files
 from sigil.errors import ExperimentError
 from sigil_reproduction.beyond import curves, frontier
-from sigil_reproduction.pages import claims, overview
+from sigil_reproduction.pages import claims
 from sigil_reproduction.paper import table3_fidelity as fidelity
-from sigil_reproduction.runner import published
 from sigil_reproduction.runner.experiment import Measured
 from sigil_reproduction.runner.intervals import AGREES, MARGIN, NOT_RUN, UNTESTABLE, judge_equivalence
 from sigil_reproduction.runner.reading import KEYS
@@ -95,10 +92,6 @@ class Numbers:
         spread = f" ± {statistics.stdev(found):{form}}" if len(found) > 1 else ""
         return self.n(experiment, cell, number, form) + spread
 
-    def paper(self, model: str, strength: float, number: str, form: str = ".1f") -> str:
-        """The paper's number of the fidelity table."""
-        return format((published.fidelity(model, strength) or {})[number], form)
-
     def gained(self, model: str, strength: float) -> str:
         """What marking gains in accuracy, with its interval."""
         found = fidelity.cost(self._measured("fidelity"), model, strength)
@@ -108,14 +101,15 @@ class Numbers:
         same = f" ({shown} to be the same within {MARGIN:g} point)" if shown else ""
         return found.text("+.1f", "points") + same
 
-    def lost(self, cell: str, form: str = ".1f") -> str:
-        """The points of accuracy that an attack of `curves` cost, the mean over the seeds that have both."""
-        self.values("curves", cell, "accuracy")  # says which cell there is not
-        measured = self._measured("curves")
-        before = measured.by_seed(f"{cell.partition(' ')[0]} none", "accuracy")
+    def lost(self, cell: str, experiment: str = "curves") -> str:
+        """The points of accuracy that an attack cost, the mean over the seeds that have both."""
+        self.values(experiment, cell, "accuracy")  # says which cell there is not
+        measured = self._measured(experiment)
+        nothing = f"{cell.partition(' ')[0]} none" if experiment == "curves" else frontier.NOTHING
+        before = measured.by_seed(nothing, "accuracy")
         after = measured.by_seed(cell, "accuracy")
         costs = [before[seed] - found for seed, found in after.items() if seed in before]
-        return format(statistics.fmean(costs), form) if costs else NOT_RUN
+        return f"{statistics.fmean(costs):.1f}" if costs else NOT_RUN
 
     def cheapest(self, goal: str) -> float | None:
         """The fewest points of accuracy for which nothing that a goal names is proven with a stamped key."""
@@ -155,39 +149,15 @@ class Numbers:
         """The largest log10 p, before correction, that proves something with a "plain" or a "stamped" key."""
         return f"{KEYS[key].log10_level():.1f}"
 
-    def counted(self, verdict: str) -> int:
-        """How many of the paper's claims have this verdict."""
-        return sum(one.verdict == verdict for one in claims.held(self._store))
-
 
 def render(template: str, store: Store) -> str:
     """A template's text with the numbers of a scale."""
     numbers = Numbers(store)
-    names = (
-        "n",
-        "pm",
-        "paper",
-        "gained",
-        "counted",
-        "lost",
-        "cheapest",
-        "cheap",
-        "tried",
-        "begun",
-        "benchmark",
-        "seeds",
-        "level",
-        "largest",
-        "proven",
-    )
-    drawn = (
-        name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
-    )
-    figure = f"{FIGURES}/{next(drawn, overview.TRAINING)}"
+    names = [name for name in dir(numbers) if not name.startswith("_")]
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     try:
         text = environment.from_string(template).render(
-            {name: getattr(numbers, name) for name in names} | {"scale": store.scale, "figure": figure}
+            {name: getattr(numbers, name) for name in names} | {"scale": store.scale}
         )
     except (TemplateError, KeyError) as error:
         raise ExperimentError(f"A template of the results cannot be filled: {error}.") from error

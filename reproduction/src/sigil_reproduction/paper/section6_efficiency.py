@@ -191,8 +191,8 @@ def _claims(bits: int, most: float, slowest: float) -> list[Claim]:
     percent, stored = f"{theirs['extra_compute_percent']} %", float(theirs["storage_mb"])
 
     def counted(text: str, holds: Callable[[float], bool], number: str, theirs: str, **more: Any) -> Claim:
-        form = {"form": ".2f", "counted": True, "opens": bits == BITS[0]}
-        return Claim(f"{text}, {bits} bits", cell, holds, number, theirs, **form | more)
+        more.setdefault("opens", bits == BITS[0])
+        return Claim(f"{text}, {bits} bits", cell, holds, number, theirs, form=".2f", counted=True, **more)
 
     return [
         counted(

@@ -102,9 +102,7 @@ def after_attack(run: Run, attack: str, store: Store) -> dict[str, Any]:
     return numbers
 
 
-def attack_run(
-    run: Run, attack: str, store: Store, *, centre: bool = False
-) -> tuple[Halves, Subspace | None]:
+def attack_run(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | None]:
     """One variant of the attack on a run that has a recording: the attacked halves and what was found."""
     settings = run.settings
     halves = run.halves()
@@ -116,7 +114,7 @@ def attack_run(
     early = math.ceil(rounds * window / PAPER_ROUNDS)
     steps = math.ceil(_steps(recording, rounds, early) * window / PAPER_ROUNDS)
     late = rounds + 1 - math.ceil(rounds * LATE / PAPER_ROUNDS)  # where it was full before, the last it has
-    tuning = FINETUNING.at(store.scale)
+    tuning, centre = FINETUNING.at(store.scale), False
     if attack in VARIANTS:
         kind, name = VARIANTS[attack]
         centre, tuning = bool(COMPONENTS[kind]), FINETUNINGS[name].at(store.scale)

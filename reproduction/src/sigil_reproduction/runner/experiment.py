@@ -93,11 +93,6 @@ class Measured:
         return replace(found, paper=paper, paper_form=paper_form)
 
 
-def difference(after: float | None, before: float | None) -> float | None:
-    """How much more it became, if both were measured."""
-    return None if after is None or before is None else after - before
-
-
 @dataclass(frozen=True)
 class Finding:
     """One claim held against the cells: does it hold here?
@@ -124,15 +119,13 @@ def check_claim(
     """A claim that must hold for each of these numbers, as far as they were measured.
 
     >>> check_claim("WSR of at least 95 %", {"λ = 0.1": 99.5, "λ = 1": None}, lambda wsr: wsr >= 95)
-    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1); 1 not measured.', agrees=True, untestable=False)
+    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1).', agrees=True, untestable=False)
     """
     known = {name: number for name, number in measured.items() if number is not None}
     if not known:
         return Finding(f"{claim}: not measured.", None)
-    missing = len(measured) - len(known)
-    gap = f"; {missing} not measured" if missing else ""
     named = ", ".join(f"{number:{form}} ({name})" for name, number in known.items())
-    return Finding(f"{claim}: {named}{gap}.", all(map(rule, known.values())))
+    return Finding(f"{claim}: {named}.", all(map(rule, known.values())))
 
 
 def listed(findings: Sequence[Finding]) -> str:
