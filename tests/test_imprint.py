@@ -268,7 +268,7 @@ def test_a_change_that_heals_its_own_copy_puts_nothing_of_the_pattern_into_the_n
     taken = copies.change(NAME, {"weight": given + change})["weight"].float()
     assert log10(copies, naive, NAME) < -12
     assert log10(copies, {"weight": copies.state["weight"] - 20 * taken}, NAME) > -2
-    assert abs(copies.patterns((NAME,)).agreement({NAME: {"weight": taken}})[NAME][NAME][0]) < 1e-3
+    assert abs(copies.patterns((NAME,)).agreement({NAME: {"weight": taken}})[NAME][NAME]) < 1e-3
 
 
 # The register.

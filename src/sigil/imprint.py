@@ -60,9 +60,9 @@ MOST_RECIPIENTS: Final = 100_000
 CHANCE: Final = 3.0
 """Deviations by which a change may agree with a pattern without being changed."""
 MOST_DEVIATIONS: Final = 6.0
-"""More than chance: a change that agrees with a pattern by so much has to do with it."""
-MOST_CARRIED: Final = 0.25
-"""The share of a pattern that a change may hold; honest ones reach 0.07 of others' (docs/tracing.md)."""
+"""By chance a change agrees with a pattern by less."""
+MOST_LEANING: Final = 0.05
+"""Times √(number of weights): deviations that a change may have. Honest ones reach 0.034 (docs/tracing.md)."""
 
 OWNER_FILE: Final = "owner.safetensors"
 REGISTER_FILE: Final = "register.json"
@@ -125,66 +125,54 @@ class Patterns:
         change = {name: returned[name].detach().double() - given[name].double() for name in self.steps}
         return {**returned} | {
             name: (model[name].double() + value).to(returned[name].dtype)
-            for name, value in self.without(change, [recipient]).items()
+            for name, value in self.without(recipient, change).items()
         }
 
-    def without(self, change: State, recipients: Iterable[str]) -> dict[str, Tensor]:
-        """A change without its components along the patterns of these recipients, tensor by tensor.
+    def without(self, recipient: str, change: State) -> dict[str, Tensor]:
+        """A recipient's change without its component along the recipient's own pattern, tensor by tensor.
 
         Training heals a copy a little, so that honest changes lean against their own pattern. Averaged, that
         would put −n of everybody into later models, from which others could make +n. What chance explains
-        stays: to take it off would put a pattern in.
+        stays: to take it off would put the pattern in.
         """
-        found = {name: change[name] for name in self.steps}
-        for pattern in map(self.pattern, recipients):
-            coins = {name: each.reshape(-1).astype(np.float64) for name, each in pattern.items()}
-            rows = {name: self._in_steps(name, value) for name, value in found.items()}
-            along = {name: row @ coins[name] for name, row in rows.items()}
-            size = math.sqrt(COINS * sum(row @ row for row in rows.values()))
-            if abs(sum(along.values())) <= CHANCE * size:
-                continue
+        pattern = self.pattern(recipient)
+        coins = {name: each.reshape(-1).astype(np.float64) for name, each in pattern.items()}
+        rows = {name: self._in_steps(name, change[name]) for name in pattern}
+        along = {name: row @ coins[name] for name, row in rows.items()}
+        size = math.sqrt(COINS * sum(row @ row for row in rows.values()))
+        found = {name: change[name] for name in pattern}
+        if abs(sum(along.values())) > CHANCE * size:
             for name, value in found.items():
                 share = along[name] / max(1.0, coins[name] @ coins[name])
                 removed = share * self.steps[name] * coins[name].reshape(filters_of_weight(value).shape)
                 found[name] = value - torch.from_numpy(removed.reshape(value.shape)).to(value)
         return found
 
-    def settle(self, before: State, after: State) -> dict[str, Tensor]:
-        """The model after a round, without what the round has put into it along any of the patterns.
-
-        Other clients' changes lean towards a pattern that a model was healed of, and somebody who holds
-        another's copy could send its pattern as a change.
-        """
-        change = {name: after[name].double() - before[name].double() for name in self.steps}
-        return {**after} | {
-            name: (before[name].double() + value).to(after[name].dtype)
-            for name, value in self.without(change, self.streams).items()
-        }
-
-    def agreement(self, changes: Mapping[str, State]) -> dict[str, dict[str, tuple[float, float]]]:
-        """How much each recipient's change has of the pattern of each: in standard deviations, and in
-        patterns."""
+    def agreement(self, changes: Mapping[str, State]) -> dict[str, dict[str, float]]:
+        """How much each recipient's change agrees with the pattern of each, in standard deviations."""
         rows = {
             who: np.concatenate([self._in_steps(name, change[name]) for name in self.steps])
             for who, change in changes.items()
         }
         sizes = {who: math.sqrt(COINS) * (float(np.linalg.norm(row)) or 1.0) for who, row in rows.items()}
-        found: dict[str, dict[str, tuple[float, float]]] = {who: {} for who in changes}
+        found: dict[str, dict[str, float]] = {who: {} for who in changes}
         for recipient in self.streams:
             pattern = self.pattern(recipient)
             coins = np.concatenate([pattern[name].reshape(-1) for name in self.steps]).astype(np.float64)
             for who, row in rows.items():
-                along = float(row @ coins)
-                found[who][recipient] = along / sizes[who], along / float(coins @ coins)
+                found[who][recipient] = float(row @ coins) / sizes[who]
         return found
 
     def carried(self, changes: Mapping[str, State]) -> dict[str, str]:
-        """Which recipients' changes carry a pattern, by more than chance and MOST_CARRIED, in words."""
+        """Which recipients' changes have to do with a pattern by more than chance and honest training, in
+        words."""
+        weights = sum(map(math.prod, self.shapes.values()))
+        most = max(MOST_DEVIATIONS, MOST_LEANING * math.sqrt(weights))
         return {
             who: f"has to do with the pattern of {name}, by {deviations:.1f} deviations"
             for who, agreement in self.agreement(changes).items()
-            for name, (deviations, share) in agreement.items()
-            if abs(deviations) > MOST_DEVIATIONS and abs(share) > MOST_CARRIED
+            for name, deviations in agreement.items()
+            if abs(deviations) > most
         }
 
     def _in_steps(self, name: str, change: Tensor) -> Floats:
@@ -295,16 +283,15 @@ class Imprint:
         if any(name not in theirs or theirs[name].shape != given[name].shape for name in given):
             raise ShapeError("What was returned has other tensors than the copy; return the same model.")
         change = {name: theirs[name].detach().cpu().double() - given[name].double() for name in given}
-        patterns = self.patterns(self.copies)
-        change |= self.patterns((recipient,)).without(change, [recipient])
+        change |= self.patterns((recipient,)).without(recipient, change)
+        change |= {second: change[first].clone() for second, first in self.tied.items()}
         if not all(bool(torch.isfinite(value).all()) for value in change.values()):
             raise TrainingError(
                 f"What {recipient!r} returned holds values that are not finite; leave it out."
             )
-        for found in patterns.carried({recipient: change}).values():
+        for found in self.patterns(self.copies).carried({recipient: change}).values():
             raise TrainingError(f"What {recipient!r} returned {found}; leave it out of the average.")
-        change |= patterns.without(change, patterns.streams)
-        return change | {second: change[first].clone() for second, first in self.tied.items()}
+        return change
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str], key: Key) -> Self:

@@ -117,8 +117,7 @@ class Federation:
         with torch.random.fork_rng(devices=[]):
             start = RoundStart(number, lr, self.client_state, self.server_state, patterns)
             sums = self._trainer.train(start, tick=tick)
-        averaged = sums.client.result()
-        self.client_state = averaged if patterns is None else patterns.settle(self.client_state, averaged)
+        self.client_state = sums.client.result()
         self.server_state = sums.server.result()
         self.round = number
         for client, count in sorted(sums.repeated.items()):
