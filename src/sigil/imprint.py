@@ -62,7 +62,7 @@ CHANCE: Final = 3.0
 MOST_DEVIATIONS: Final = 6.0
 """By chance a change agrees with a pattern by less."""
 MOST_LEANING: Final = 0.05
-"""Times √(number of weights): deviations that a change may have. Honest ones reach 0.034 (docs/tracing.md)."""
+"""Times √(number of weights): what a change may have; honest ones reach 0.034 (docs/tracing.md)."""
 
 OWNER_FILE: Final = "owner.safetensors"
 REGISTER_FILE: Final = "register.json"
