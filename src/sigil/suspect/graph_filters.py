@@ -244,6 +244,7 @@ class _Parts(_Cutter):
     def filters(self) -> Iterable[Floats]:
         """Go through the graph and yield the filters of each part that ends."""
         last = self.part.graph.output[0].name
+        parts: list[str] = []  # of tensors that were shown whole: there may be many
         while self.waiting and time.monotonic() < self.deadline:
             left = []
             for name, ends in self._sweep(self.waiting[:WINDOW]):
@@ -251,12 +252,16 @@ class _Parts(_Cutter):
                     left.append(name)
                     continue
                 for end in dict.fromkeys(ends):
-                    yield from self._responses(end)
+                    first, *others = self._moved(end)
+                    yield from self._responses(first)
+                    parts += others
                 if name == last and not ends:
                     yield from self._responses(name)
             if len(left) == len(self.waiting[:WINDOW]):
-                return
+                break
             self.waiting = left + self.waiting[WINDOW:]
+        for end in dict.fromkeys(parts):
+            yield from self._responses(end)
 
     def _variable(self) -> set[str]:
         """The tensors that depend on the input of the graph."""
@@ -298,7 +303,7 @@ class _Parts(_Cutter):
             if not floats and all(np.array_equal(four[0], one) for one in four):
                 depends = ()  # as the shape of a tensor
             sorted_now.append((name, () if linear else tuple(sources)))
-            if linear and not (floats and self._shows_maps(four[0], depends)):
+            if linear and not (floats and self._is_rearranged(four[0], depends)):
                 self.bases[name] = depends
                 continue
             self.values[name] = np.asarray(four[0], np.float64)
@@ -306,10 +311,12 @@ class _Parts(_Cutter):
             self.dtypes[name] = onnx.helper.np_dtype_to_tensor_dtype(four[0].dtype)
         return sorted_now
 
-    def _shows_maps(self, answer: Any, depends: Sequence[str]) -> bool:
-        """Whether this is a base that has no maps, in a shape that has some."""
-        base = self.values[depends[0]] if len(depends) == 1 else answer
-        return base.size == answer.size and self._maps(base) is None and self._maps(answer) is not None
+    def _is_rearranged(self, answer: Any, depends: Sequence[str]) -> bool:
+        """Whether this has the numbers of its bases in other places, or in a shape that has maps."""
+        if not depends or self._maps(answer) is None:
+            return False
+        bases = np.concatenate([self.values[base].ravel() for base in depends])
+        return np.array_equal(np.unique(bases), np.unique(answer.astype(np.float64)))
 
     def _maps(self, values: Any) -> Any:
         """A tensor as (n, channels, height, width), wherever its channels are; None if it has no maps.
@@ -352,6 +359,24 @@ class _Parts(_Cutter):
                 raise
             raise SuspectError("A part of the graph does not run.") from error
 
+    def _moved(self, end: str, chain: int = 0) -> Iterable[str]:
+        """Where the numbers of a tensor were computed, if it only puts them in other places; else itself.
+
+        First the whole and then the tensor, if it has only some of them.
+        """
+        sources = [name for name in self.producers[end].input if self.bases.get(name)]
+        whole = True
+        if end not in self.values and sources and chain < LONGEST_CHAIN:
+            session, bases = self.session([end, *sources], self.dtypes)
+            here, *before = self._run(session, {base: self.values[base] for base in bases})
+            for source, values in zip(sources, before, strict=True):
+                moves = np.isin(values, here).all()
+                if source not in self.values and (moves or np.isin(here, values).all()):
+                    yield from self._moved(source, chain + 1)
+                    whole = whole and not moves
+        if whole:
+            yield end
+
     def _responses(self, end: str, chain: int = 0) -> Iterable[Floats]:
         """The filters by which a tensor depends on each of its bases; or if it has no maps, what it reads."""
         bases = self.bases.get(end, ())
@@ -378,8 +403,10 @@ class _Parts(_Cutter):
             beside = np.any(others, axis=0) & ~depending[base] if others else np.zeros(len(one), bool)
             kept = [~beside, depending[base]] if beside.any() else [~beside]
             for rows in kept[: 1 if np.array_equal(kept[0], kept[-1]) else 2]:
-                if (filters := _tidied(one[rows])) is not None:
-                    yield filters
+                read = np.abs(one[rows]).max((0, 2, 3), initial=0.0) > 0
+                for columns in (slice(None), read)[: 1 if read.all() else 2]:
+                    if (filters := _tidied(one[rows][:, columns])) is not None:
+                        yield filters
 
     def _products(
         self, end: str, session: Session, zeros: dict[str, npt.NDArray[np.float64]], rest: Any
@@ -413,10 +440,14 @@ class _Parts(_Cutter):
         batch, channels, *lengths = values.shape
         outputs, ends = rest.shape[1], rest.shape[2:]
         strides = [max(1, round(length / end)) for length, end in zip(lengths, ends, strict=True)]
+        middles = [
+            min(stride * (end // 2), length - stride)
+            for length, end, stride in zip(lengths, ends, strides, strict=True)
+        ]
         # A map that is hardly larger than a kernel shows different taps at different places.
         places = [
-            range(length) if length <= 2 * REACH else range(stride * (end // 2), stride * (end // 2) + stride)
-            for length, end, stride in zip(lengths, ends, strides, strict=True)
+            range(length) if length <= 2 * REACH else range(middle, middle + stride)
+            for length, middle, stride in zip(lengths, middles, strides, strict=True)
         ]
         shown = [(channel, y, x) for channel in range(channels) for y in places[0] for x in places[1]]
         sizes = _sizes(values)
