@@ -23,8 +23,8 @@ process wait for their turn: a turn is a round, and a claim is the median over t
 ratio inside each. FLARE and `serve` follow, each in a network of its own (a namespace of Linux, which
 takes root), so that the bytes that cross its loopback interface, both ways and with all headers, are its
 own. Their processor time and memory are those of all processes in it. Speed is counted from the end of
-the first round, or as many steps, so that starting is not in it: seconds until the first step tell of
-that.
+the first round, or after 20 steps of FLARE's, so that starting is not in it: seconds until the first step
+tell of that.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ from sigil.keys.key import Key
 
 CLIENTS = 2
 LONGEST = 1800.0  # seconds of one process
+WARM_STEPS = 20  # of FLARE, which has no rounds
 PLAIN, SPLITFED, FLARE = "plain", "SplitFed", "FLARE"
 PUBLISHED = ", as published"
 BARE, MARKED, SERVED = "train, bare", "train, marked", "serve, two join"
@@ -452,7 +453,8 @@ def served(job: Job, rounds: int) -> Iterator[tuple[float, int]]:
         for section, values in job.settings.items()
         for name, value in values.items()
     ]
-    changes += [f"federation.rounds={rounds}", f"run.evaluate_every={rounds}"]
+    # One more, which nobody waits for: the last round is evaluated, and FLARE evaluates nothing.
+    changes += [f"federation.rounds={rounds + 1}", f"run.evaluate_every={rounds + 1}"]
     options = ["--owner", "peers", *(part for change in changes for part in ("--set", change))]
     folder = [] if job.data_dir is None else ["--data-dir", str(job.data_dir)]
     out = job.folder / "served"
@@ -477,8 +479,8 @@ def measure_processes(pipe: Connection, name: str, job: Job) -> None:
     gauge = Gauge(network)
     batches = job.images // job.settings["federation"]["batch_size"]
     if name.startswith(FLARE):
-        ends = list(flare(job, batches, batches * job.rounds, published=name.endswith(PUBLISHED)))
-        warm = batches  # steps
+        warm = min(batches, WARM_STEPS)
+        ends = list(flare(job, warm, batches * job.rounds, published=name.endswith(PUBLISHED)))
     else:
         ends, warm = list(served(job, job.rounds + 1)), 2  # the first step, and the first round
     gauge.end()
@@ -549,8 +551,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="turns of the loops in one process")
     parser.add_argument("--process-repeats", type=int, default=5, help="trainings of several processes, each")
     parser.add_argument("--rounds", type=int, default=1, help="of each of those, after one to warm up")
-    parser.add_argument("--batches", type=int, default=24, help="of each of the two clients in a turn")
-    parser.add_argument("--process-batches", type=int, default=60, help="the same in a round of those")
+    parser.add_argument("--batches", type=int, default=20, help="of each of the two clients in a turn")
+    parser.add_argument("--process-batches", type=int, default=40, help="the same in a round of those")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
