@@ -349,13 +349,13 @@ class RemoteTrainer:
             return self.network.minimum
         return max(1, len(self.network.clients) - len(self._banned))
 
-    def _present(self) -> dict[int, str]:
+    def _heard(self, listed: dict[int, str]) -> dict[int, str]:
         """The clients that are there; Flower still lists one that was killed for most of a minute."""
         front = self.network.front
         silent = set() if front is None else set(front.silent(HEARD_SECONDS))
         return {
             client: process
-            for client, process in self.messenger.present().items()
+            for client, process in listed.items()
             if self.network.clients.get(client) not in silent
         }
 
@@ -367,7 +367,7 @@ class RemoteTrainer:
         while True:
             for client, _ in self._receive():
                 self._gone.pop(client, None)
-            present = self._present()
+            present = self._heard(self.messenger.present())
             for client, process in present.items():
                 if client in self._gone and self._gone[client] != process:
                     del self._gone[client]
@@ -401,7 +401,7 @@ class RemoteTrainer:
         updates: dict[int, RoundUpdate] = {}
         dropped: set[int] = set()
         counted, asked = 0, -math.inf
-        present: dict[int, str] = {}
+        listed: dict[int, str] = {}
         number = next(iter(tasks.values())).round
         for client, task in tasks.items():
             self.messenger.send(client, task)
@@ -415,9 +415,10 @@ class RemoteTrainer:
             if now >= asked + ASK_SECONDS or any(
                 status is not Status.CONNECTED for client, status in statuses.items() if client not in dropped
             ):
-                asked, present, received = now, self._present(), self._receive()
+                asked, listed, received = now, self.messenger.present(), self._receive()
             else:
                 received = []  # all are at it: there is no half yet, and nobody to look for
+            present = self._heard(listed)
             for client, update in received:
                 if client not in tasks or client in dropped:
                     self._gone.pop(client, None)  # a sign of life: the next round may count on it
