@@ -349,7 +349,7 @@ class RemoteTrainer:
             return self.network.minimum
         return max(1, len(self.network.clients) - len(self._banned))
 
-    def _heard(self, listed: dict[int, str]) -> dict[int, str]:
+    def _heard(self, listed: Mapping[int, str]) -> dict[int, str]:
         """The clients that are there; Flower still lists one that was killed for most of a minute."""
         front = self.network.front
         silent = set() if front is None else set(front.silent(HEARD_SECONDS))
@@ -401,7 +401,7 @@ class RemoteTrainer:
         updates: dict[int, RoundUpdate] = {}
         dropped: set[int] = set()
         counted, asked = 0, -math.inf
-        listed: dict[int, str] = {}
+        listed: Mapping[int, str] = {}
         number = next(iter(tasks.values())).round
         for client, task in tasks.items():
             self.messenger.send(client, task)
