@@ -11,8 +11,6 @@ longest that an alignment can take. "forward" is the part of the time in which t
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sigil import attacks, hardware, models
+from common import write_result
+from sigil import attacks, models
 from sigil.alignment import Alignment, Reference, align
 from sigil.federation.observers import Step
 from sigil.federation.recording import ReferenceRecorder
@@ -106,10 +105,7 @@ def main() -> None:
                 f"{seconds:>6.2f} s",
                 flush=True,
             )
-    if arguments.json:
-        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-        content = {"cores": hardware.cores(), "versions": versions, "rows": rows}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    write_result(arguments.json, {"rows": rows})
 
 
 if __name__ == "__main__":

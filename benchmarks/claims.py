@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from common import write_result
 from sigil import data, models, statistics, verify
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
@@ -322,20 +322,9 @@ def main() -> None:
         print({name: value for name, value in ground[-1].items() if name != "rows"}, flush=True)
     if arguments.kind:
         return
-    if arguments.json:
-        document = {
-            "versions": {
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "torch": str(torch.__version__),
-                "machine": platform.machine(),
-            },
-            "models": len(halves),
-            "cosine_of_mean_activations": alike(noise),
-            "fresh": fresh,
-            "ground": ground,
-        }
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    cosine = alike(noise)
+    found = {"models": len(halves), "cosine_of_mean_activations": cosine, "fresh": fresh, "ground": ground}
+    write_result(arguments.json, found)
     if arguments.figure:
         draw(arguments.figure, fresh, ground, arguments.seeds)
 

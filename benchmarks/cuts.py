@@ -10,7 +10,6 @@ images by `sigil.check`, with a plain key.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sigil
+from common import write_result
 
 LAYERS = ((1, 16, 1), (16, 32, 2), (32, 64, 2))
 SHAPES = ((16, 8, 8), (32, 4, 4), (64, 2, 2))
@@ -103,8 +103,7 @@ def main() -> None:
                 f"{sum(bool(row['provable_by']) for row in found)} of {len(found)}",
                 flush=True,
             )
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"bits": BITS, "rows": rows}, indent=2) + "\n")
+    write_result(arguments.json, {"bits": BITS, "rows": rows})
 
 
 if __name__ == "__main__":

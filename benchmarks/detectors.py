@@ -8,14 +8,13 @@ All are run in turns in one process and medians taken, so that a busy machine di
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import sigil
+from common import write_result
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.federation.precision import Precision, choose
 from sigil_reproduction.runner.timing import interleaved
@@ -108,13 +107,7 @@ def main() -> None:
             f"| {row['part']} | {row['milliseconds']:.1f} | {row['of forward and backward']:.3f} | "
             f"{row['of backward']:.3f} | {row['target']} |"
         )
-    if options.json:
-        result = {
-            "rows": rows,
-            "setting": {**vars(options), "json": None, "precision": name, "machine": platform.processor()},
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.json, {"rows": rows, "setting": vars(options) | {"precision": name}})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import copy
 import functools
 import itertools
 import json
-import platform
 import tempfile
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
@@ -35,6 +34,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from common import write_result
 from harness.disguises import (
     DISGUISES,
     INPUT,
@@ -268,22 +268,11 @@ def main() -> None:
     for row in rows:
         found[part].append(row)
         print(json.dumps(row), flush=True)
-        if arguments.json:
-            write(arguments.json, found)
+        write_result(arguments.json, found)
     for (model, verdict), count in sorted(
         Counter((row["model"], row["verdict"]) for row in found[part]).items()
     ):
         print(f"{model:12} {verdict:12} {count}")
-
-
-def write(path: Path, found: dict[str, Any]) -> None:
-    """One row per line."""
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    lines = [f'  "versions": {json.dumps(versions)}']
-    for name in ("compositions", "held_out"):
-        inside = ",\n    ".join(map(json.dumps, found[name]))
-        lines.append(f'  "{name}": [\n    {inside}\n  ]')
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ a training in one process with the same participants in each round, bit for bit,
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 import torch
 
+from common import write_result
 from harness.processes import TrainingProcesses
 from harness.replay import replay
 from sigil import models, verify
@@ -117,10 +116,7 @@ def main() -> None:
     for what, value in outcome.items():
         print(f"{what:>22}: {value}")
     good = all(outcome["equal_to_one_process"].values()) and outcome["owned"] and outcome["resumed"]
-    if arguments.json is not None:
-        machine = {"processor": platform.machine(), "python": platform.python_version()}
-        content = {"settings": SETTINGS, "machine": machine, **outcome}
-        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+    write_result(arguments.json, {"settings": SETTINGS, **outcome})
     raise SystemExit(0 if good else 1)
 
 

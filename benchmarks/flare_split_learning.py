@@ -46,7 +46,7 @@ class Party:
         torch.set_num_threads(job["threads"])
         self.steps, self.progress = job["steps"], Path(job["progress"])
         settings = make(job["settings"])
-        # Contiguous, as in the example; the number format is the one of all loops that are compared.
+        # Contiguous, as in the example; the number format is the example's or that of all other loops.
         self.precision = Precision(torch.device("cpu"), bfloat16=job["bfloat16"], channels_last=False)
         self.dataset = load_data(settings, Path(job["data_dir"]))
         self.batch_size = settings.federation.batch_size

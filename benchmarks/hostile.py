@@ -46,6 +46,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from common import write_result
 from harness.processes import TrainingProcesses
 from sigil.federation import Settings
 from sigil.federation.from_settings import (
@@ -498,8 +499,7 @@ def main() -> int:
                 found |= measure(Path(folder), arguments.connections)
             else:
                 found[part] = PARTS[part](Path(folder).resolve())
-        if arguments.json is not None:
-            arguments.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+        write_result(arguments.json, found)
     return 0
 
 

@@ -14,7 +14,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import resource
 import struct
 import sys
@@ -29,6 +28,7 @@ import numpy as np
 import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from common import write_result
 from sigil.errors import SigilError
 from sigil.suspect import open_suspect
 
@@ -361,13 +361,7 @@ def main() -> None:
         and row["seconds"] < 2 * arguments.time_limit + 60
         for row in rows.values()
     )
-    if arguments.json is not None:
-        machine = {
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "time limit": arguments.time_limit,
-        }
-        arguments.json.write_text(json.dumps({"machine": machine, "files": rows}, indent=1) + "\n")
+    write_result(arguments.json, {"time_limit": arguments.time_limit, "files": rows})
     print("bounded" if good else "NOT BOUNDED")
     sys.exit(0 if good else 1)
 

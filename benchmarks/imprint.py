@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sigil
+from common import write_result
 from sigil.data import load
 from sigil.imprint import Imprint
 from sigil.imprint_reading import deviations, log10_p_before, read
@@ -182,8 +183,7 @@ def main() -> None:
     found["named"] = named(options.registers, options.models)
     for row in found["named"]:
         print(json.dumps(row), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    write_result(options.json, found)
 
 
 if __name__ == "__main__":

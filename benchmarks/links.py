@@ -21,10 +21,7 @@ a sample that the next step has not got.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -33,13 +30,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import torch
 from torch import Tensor
 
+from common import write_result
 from harness.slow_link import SlowLink
 from network import CLIENTS, Service, batch_of, settings_of, small_training, stepping
-from sigil import hardware
 from sigil.federation import Activation, CutGradient, Federation, LogitGradient, Logits, Server
 from sigil.federation.from_settings import build_halves, load_data
 from sigil.keys.key import Key
@@ -181,8 +177,7 @@ def main() -> None:
             for share in options.shares:
                 trained.append(sparse(share, options.rounds, seed))
                 print(trained[-1], flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(trained, indent=1) + "\n")
+        write_result(options.json, {"trainings": trained})
         return
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -197,19 +192,7 @@ def main() -> None:
         print(f"| {first['mbits'] or 'all'} | {1000 * first['round_trip']:g} | {cells} |")
     if options.figure:
         draw(rows, options.figure)
-    if options.json:
-        result = {
-            "steps": rows,
-            "setting": {name: value for name, value in vars(options).items() if not isinstance(value, Path)},
-            "machine": hardware.describe(torch.device("cpu"), bfloat16=False),
-            "load_average": os.getloadavg(),
-            "versions": {
-                "torch": torch.__version__,
-                "grpc": grpc.__version__,
-                "python": platform.python_version(),
-            },
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(options.json, {"steps": rows, "setting": vars(options)})
 
 
 if __name__ == "__main__":

@@ -11,12 +11,10 @@ memory must not grow, and the honest client must end with the weights of a train
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import multiprocessing
 import os
 import pickle
-import platform
 import statistics
 import tempfile
 import time
@@ -31,6 +29,7 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
+from common import write_result
 from harness.hostile_streams import Attacker, HostileStream, send, turned_away
 from harness.replay import replay
 from sigil.federation import Settings
@@ -215,9 +214,7 @@ def main() -> None:
     for what, value in outcome.items():
         if what != "answers":
             print(f"{what}: {value}")
-    if arguments.json is not None:
-        machine = {"processor": platform.machine(), "cores": os.cpu_count()}
-        arguments.json.write_text(json.dumps({"machine": machine, **outcome}, indent=1) + "\n")
+    write_result(arguments.json, outcome)
     good = (
         not outcome["answered wrongly"]
         and not outcome["a pickle was opened"]

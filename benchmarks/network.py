@@ -11,11 +11,8 @@ other work on the machine disturbs, and of processor time at both ends, which it
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import multiprocessing
-import os
-import platform
 import socket
 import ssl
 import statistics
@@ -29,11 +26,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import torch
 from torch import Tensor
 
+from common import print_claims, write_result
 from sigil.data import Dataset, Split
 from sigil.federation import (
     Activation,
@@ -580,9 +577,7 @@ def main() -> None:
         ("64 streams at once: slowest client / mean", even["slowest / mean"], ">= 0.5"),
         ("the same: bytes in flight / room for them", even["in_flight_mb"] / even["room_mb"], "<= 1.0"),
     ]
-    print("| claim | measured | must reach |\n| --- | --- | --- |")
-    for claim, value, target in rows:
-        print(f"| {claim} | {value:.3f} | {target} |")
+    claims = print_claims(rows)
     print("\n| way to move one step | ms | ms of processor time, both ends |\n| --- | --- | --- |")
     for way in steps[0]:
         figures = [
@@ -591,23 +586,18 @@ def main() -> None:
         print(f"| {way} | {figures[0]:.1f} | {figures[1]:.1f} |")
     print_wires(wires)
     print("\n" + ", ".join(f"{name} {value:.2f}" for name, value in even.items()))
-    if options.json:
-        result: dict[str, Any] = {
-            "claims": [{"claim": c, "measured": v, "target": t} for c, v, t in rows],
+    write_result(
+        options.json,
+        {
+            "claims": claims,
             "step_seconds": steps,
             "clients": many,
             "streams": even,
             "memory_mb": sizes,
             "wires": wires,
-            "setting": {**vars(options), "json": None, "cores": os.cpu_count()},
-            "load_average": os.getloadavg(),
-            "versions": {
-                "torch": torch.__version__,
-                "grpc": grpc.__version__,
-                "python": platform.python_version(),
-            },
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+            "setting": vars(options),
+        },
+    )
 
 
 if __name__ == "__main__":

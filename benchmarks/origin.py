@@ -26,7 +26,6 @@ import functools
 import hashlib
 import json
 import math
-import platform
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +35,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from common import write_result
 from readings import OWN, clean_model, shares
 from sigil import attacks, data, origin
 from sigil.alignment import initial_half
@@ -249,10 +249,7 @@ def main() -> None:
             owner = key_of(-1)
             marked = train(settings(100, marked=True, rounds=rounds), folder / "marked", key=owner)
             result["power"] = power(marked.halves(), owner, dataset, folder / "marked")
-    if arguments.json:
-        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-        content = result | {"weights": origin.WEIGHTS, "versions": versions}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    write_result(arguments.json, result | {"weights": origin.WEIGHTS})
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ Variants are interleaved and medians taken, so that a busy machine disturbs all 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import tempfile
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
+from common import print_claims, write_result
 from sigil.federation.precision import choose
 from sigil.federation.repetition import MEMORY, Repetitions, projection
 from sigil.logit_gradients import check_logit_gradient
@@ -172,20 +171,12 @@ def main() -> None:
         f"ResNet-18 width {options.width}, cut layer3, batch {options.batch}, channels-last {name}, "
         f"{torch.get_num_threads()} threads, medians of {options.repeats}\n"
     )
-    print("| claim | measured | must reach |\n| --- | --- | --- |")
-    for claim, value, target in rows:
-        print(f"| {claim} | {value:.4g} | {target} |")
+    claims = print_claims(rows)
     print("\n| part | median ms |\n| --- | --- |")
     for part, seconds in median.items():
         print(f"| {part} | {1000 * seconds:.1f} |")
-    if options.json:
-        result = {
-            "claims": [{"claim": c, "measured": v, "target": t} for c, v, t in rows],
-            "median_seconds": median,
-            "setting": {**vars(options), "json": None, "precision": name, "machine": platform.processor()},
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    setting = vars(options) | {"precision": name}
+    write_result(options.json, {"claims": claims, "median_seconds": median, "setting": setting})
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ third of the bits are wrong, so that no shortcut applies.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
 
+from common import write_result
 from sigil.statistics import p_value
 
 CLAIMS = ((50, 512, 0.010, 200), (3000, 2048, 1.0, 9))
@@ -64,14 +62,7 @@ def main() -> None:
             times = (claim, row["median_seconds"], row["slowest_seconds"])
             figures = "{:>6.0f} ms {:>7.2f} ms {:>7.2f} ms".format(*(1e3 * t for t in times))
             print(f"{bits:>6} {probes:>6} {suspect:>9} {figures}")
-    if arguments.json:
-        versions = {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-            "machine": platform.machine(),
-        }
-        arguments.json.write_text(json.dumps({"versions": versions, "rows": rows}, indent=2) + "\n")
+    write_result(arguments.json, {"rows": rows})
 
 
 if __name__ == "__main__":

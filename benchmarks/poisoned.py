@@ -15,7 +15,6 @@ With `--honest` nobody lies, and the largest change is printed as a multiple of 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from common import write_result
 from sigil.federation import Federation, judging
 from sigil.federation.averaging import State
 from sigil.federation.from_settings import Training, build_halves, load_data
@@ -179,8 +179,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = (honest if arguments.honest else poisoned)(arguments.rounds)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+    write_result(arguments.json, {"rows": rows})
     return 0
 
 

@@ -23,7 +23,6 @@ import argparse
 import copy
 import functools
 import json
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from common import write_result
 from sigil import data, models, statistics
 from sigil.alignment import align
 from sigil.data import Dataset, Inputs
@@ -274,15 +274,7 @@ def main() -> None:
     total = sum(row["draws"] for row in rows if row["kind"] == "inputs")
     worst = min(row["valid_pvalue"] for row in rows)
     print(f"{total} draws on inputs; worst of {len(rows)} tests of P(p <= x) <= x: {worst:.3f}")
-    if arguments.json:
-        versions = {
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "scipy": scipy.__version__,
-            "machine": platform.machine(),
-        }
-        document = {"versions": versions, "bits": BITS, "null": rows, "shares": pooled, "cost": timing}
-        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    write_result(arguments.json, {"bits": BITS, "null": rows, "shares": pooled, "cost": timing})
 
 
 if __name__ == "__main__":

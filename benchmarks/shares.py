@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common import write_result
 from sigil import attacks, data
 from sigil.attacks.halves import Halves, open_at_cut
 from sigil.attacks.training import finetune_at_cut, push_along
@@ -192,10 +192,7 @@ def main() -> None:
         for name, trainer in (("two leave", Leaving), ("trimmed mean", Trimmed)):
             halves = trained(key, dataset, rounds, trainer=trainer)
             rows.append(row(f"shares, r = {carriers}, {name}", halves, key, dataset))
-    if arguments.json:
-        versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-        content = {"rounds": rounds, "versions": versions, "rows": rows}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    write_result(arguments.json, {"rounds": rounds, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ the loop as it was before any of them. The profile is of the federation's own st
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sigil
+from common import write_result
 from sigil import optimizers
 from sigil.data.batches import Batches
 from sigil.federation import Client, Server, Step, step
@@ -209,14 +208,10 @@ def main() -> None:
     print("\n| part of a step | % |\n| --- | --- |")
     for kind, share in shares.items():
         print(f"| {kind} | {share:.1f} |")
-    if options.json:
-        result = {
-            "images_per_cpu_second": found,
-            "profile_percent": shares,
-            "setting": {"width": width, "batch": batch, "turns": options.turns, **automatic.describe()},
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    setting = {"width": width, "batch": batch, "turns": options.turns, **automatic.describe()}
+    write_result(
+        options.json, {"images_per_cpu_second": found, "profile_percent": shares, "setting": setting}
+    )
 
 
 if __name__ == "__main__":

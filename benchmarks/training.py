@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -27,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
-from sigil import hardware
+from common import print_claims, write_result
 from sigil.data import Dataset, Split
 from sigil.federation import Client, Federation, Server, Settings, Step, step
 from sigil.federation.from_settings import Training, build_halves
@@ -260,16 +257,8 @@ def show_scale(found: list[dict[str, float]], options: argparse.Namespace) -> No
         )
     if options.figure:
         draw_scale(table, options.figure)
-    if options.json:
-        result = {
-            "targets": {"memory / fewest": "<= 1.2", "time per image / fewest": "<= 1.3"},
-            "table": table,
-            "trainings": found,
-            "machine": hardware.describe(torch.device("cpu"), bfloat16=choose().bfloat16),
-            "load_average": os.getloadavg(),
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    targets = {"memory / fewest": "<= 1.2", "time per image / fewest": "<= 1.3"}
+    write_result(options.json, {"targets": targets, "table": table, "trainings": found})
 
 
 def draw_scale(table: list[dict[str, float]], file: Path) -> None:
@@ -349,21 +338,19 @@ def main() -> None:
     ]
     name = precision.number_format
     print(f"ResNet-18, cut layer3, channels-last {name}, {torch.get_num_threads()} threads\n")
-    print("| claim | measured | must reach |\n| --- | --- | --- |")
-    for claim, value, target in rows:
-        print(f"| {claim} | {value:.3f} | {target} |")
+    claims = print_claims(rows)
     print("\n| variant | images/s, width", options.width, "| images/s, width 64 |\n| --- | --- | --- |")
     for variant in small:
         print(f"| {variant} | {small[variant]:.0f} | {wide[variant]:.1f} |")
-    if options.json:
-        result: dict[str, Any] = {
-            "claims": [{"claim": c, "measured": v, "target": t} for c, v, t in rows],
+    write_result(
+        options.json,
+        {
+            "claims": claims,
             "images_per_second": {"small": small, "wide": wide},
             "rounds": {"10 clients": few, "1000 clients": many},
-            "setting": {"precision": name, "threads": torch.get_num_threads(), "cores": os.cpu_count()},
-            "versions": {"torch": torch.__version__, "python": platform.python_version()},
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+            "setting": {"precision": name, "threads": torch.get_num_threads()},
+        },
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
-"""The page of the benchmarks shows what their files hold."""
+"""What benchmarks write, and the page that shows it."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+from importlib.metadata import version
 from pathlib import Path
+
+import pytest
+
+import common
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,3 +22,15 @@ def test_the_page_is_what_the_files_give() -> None:
     page = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(page)
     assert (ROOT / "benchmarks" / "results" / "README.md").read_text("utf-8") == page.render()
+
+
+def test_a_result_tells_where_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    claims = common.print_claims([("one", 1.5, "<= 2"), ("several", [1.0, 4.0, 2.0], "report")])
+    assert "| several | 2 (1 to 4) | report |" in capsys.readouterr().out
+    common.write_result(None, {})
+    common.write_result(tmp_path / "result.json", {"claims": claims})
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert written["claims"][1] == {"claim": "several", "measured": 2.0, "target": "report", "all": [1, 4, 2]}
+    assert written["machine"]["processor"]
+    assert written["versions"]["torch"] == version("torch")
+    assert len(written["load_average"]) == 3

@@ -6,6 +6,7 @@ import contextlib
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from sigil.errors import ConfigError, NetworkError
 from sigil.federation import Federation
 from sigil.federation.averaging import State
 from sigil.federation.run import train
-from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, owner
+from sigil.transport import Limits, RoundTask, RoundUpdate, ServerCredentials, SplitService, owner
 from sigil.transport.listening import listen_on
 from sigil.transport.owner import Excess, NetworkSettings, RemoteTrainer
 
@@ -161,6 +162,50 @@ class Gate:
 
     def over_allowance(self) -> set[str]:
         return self.over
+
+
+def test_the_messenger_is_left_alone_while_all_clients_train(
+    net: Any, remote: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, "ASK_SECONDS", 3600.0)
+    looks, asked, spared = Counter[str](), Counter[str](), []
+    together = threading.Barrier(len(net.fingerprints))
+    progress = SplitService.progress
+
+    def look(service: SplitService) -> Any:
+        looks["done"] += 1
+        return progress(service)
+
+    monkeypatch.setattr(SplitService, "progress", look)
+
+    class Held(Threads):
+        """All clients are in the middle of their rounds until the owner has looked at them five times."""
+
+        def present(self) -> dict[int, str]:
+            asked["done"] += 1
+            return super().present()
+
+        def _work(self, client: int, task: RoundTask, attempt: int) -> None:
+            begun = False
+
+            def tick(images: int) -> None:
+                nonlocal begun
+                if not begun:
+                    begun = True
+                    together.wait(300)
+                    before, until = asked["done"], looks["done"] + 5
+                    while looks["done"] < until:
+                        time.sleep(0.01)
+                    spared.append(asked["done"] - before)
+                    together.wait(300)
+
+            self.answers.put((client, self.net.train(task, client, tick=tick)))
+
+    federation = remote(Held(net))
+    assert federation.run_round().missing == ()
+    assert len(spared) == len(net.fingerprints)
+    assert max(spared) <= 1, "the look that was under way when the last client began"
+    assert same(federation.client_state, alone(net, [[0, 1, 2]])[0])
 
 
 def test_a_client_whose_answer_is_too_large_is_named_and_out(

@@ -34,7 +34,8 @@ def projection(secret: Tensor, dimension: int) -> Tensor:
     """R, float32 (d, NUMBERS), which follows from `secret` alone: any values that clients do not know."""
     digest = hashlib.sha256(b"sigil repetition" + secret.cpu().contiguous().numpy().tobytes()).digest()
     random = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.randn(dimension, NUMBERS, generator=random) / NUMBERS**0.5
+    numbers = torch.randn(dimension, NUMBERS, generator=random) / NUMBERS**0.5
+    return numbers.T.contiguous().T  # column by column, as products with a batch read it twice as fast
 
 
 class Repetitions:

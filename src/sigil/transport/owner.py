@@ -54,6 +54,8 @@ _LARGEST_LOSS: Final = torch.finfo(torch.float32).max
 POLL_SECONDS = 0.3
 # A client's SuperNode asks for messages every three seconds: after three times nobody is there any more.
 HEARD_SECONDS = 9.0
+# While all clients of a round train, no half is ready, and each question costs the SuperLink milliseconds.
+ASK_SECONDS = 3.0
 PAUSE_SECONDS = 3.0
 MAX_FAILURES = 5
 # A client that is there may have to read its data before it connects for the first time in a round, and may
@@ -347,13 +349,13 @@ class RemoteTrainer:
             return self.network.minimum
         return max(1, len(self.network.clients) - len(self._banned))
 
-    def _present(self) -> dict[int, str]:
+    def _heard(self, listed: Mapping[int, str]) -> dict[int, str]:
         """The clients that are there; Flower still lists one that was killed for most of a minute."""
         front = self.network.front
         silent = set() if front is None else set(front.silent(HEARD_SECONDS))
         return {
             client: process
-            for client, process in self.messenger.present().items()
+            for client, process in listed.items()
             if self.network.clients.get(client) not in silent
         }
 
@@ -365,7 +367,7 @@ class RemoteTrainer:
         while True:
             for client, _ in self._receive():
                 self._gone.pop(client, None)
-            present = self._present()
+            present = self._heard(self.messenger.present())
             for client, process in present.items():
                 if client in self._gone and self._gone[client] != process:
                     del self._gone[client]
@@ -398,7 +400,8 @@ class RemoteTrainer:
         failures: Counter[int] = Counter()
         updates: dict[int, RoundUpdate] = {}
         dropped: set[int] = set()
-        counted = 0
+        counted, asked = 0, -math.inf
+        listed: Mapping[int, str] = {}
         number = next(iter(tasks.values())).round
         for client, task in tasks.items():
             self.messenger.send(client, task)
@@ -407,7 +410,16 @@ class RemoteTrainer:
             if self._presence.waiting:
                 self.network.metrics.waited(POLL_SECONDS)
             now = time.monotonic()
-            for client, update in self._receive():
+            progress = self.service.progress()
+            statuses = {client: status for client, (status, _) in progress.items()}
+            if now >= asked + ASK_SECONDS or any(
+                status is not Status.CONNECTED for client, status in statuses.items() if client not in dropped
+            ):
+                asked, listed, received = now, self.messenger.present(), self._receive()
+            else:
+                received = []  # all are at it: there is no half yet, and nobody to look for
+            present = self._heard(listed)
+            for client, update in received:
                 if client not in tasks or client in dropped:
                     self._gone.pop(client, None)  # a sign of life: the next round may count on it
                 elif update is None:
@@ -415,12 +427,9 @@ class RemoteTrainer:
                     again[client] = now + PAUSE_SECONDS
                 elif self._fits(client, update, tasks[client].client_state):
                     updates[client] = update
-            progress = self.service.progress()
             if tick is not None:
                 before, counted = counted, sum(images for _, images in progress.values())
                 tick(counted - before)
-            statuses = {client: status for client, (status, _) in progress.items()}
-            present = self._present()
             self._presence.trained(number, progress, present.keys(), self._banned)
             dropped |= self._banned
             left = {c for c, s in statuses.items() if c not in dropped and not _over(s, c in updates)}
