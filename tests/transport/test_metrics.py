@@ -18,7 +18,7 @@ from sigil.errors import NetworkError
 from sigil.federation.precision import choose
 from sigil.federation.progress import Progress, Together
 from sigil.transport import Metrics, Reason, owner, service
-from sigil.transport.owner import Presence
+from sigil.transport.owner import NetworkSettings, Presence
 from sigil.transport.session import Status
 
 
@@ -74,9 +74,12 @@ def test_a_round_is_shown_as_its_line_in_the_metrics_says() -> None:
 
 def test_clients_are_counted_between_rounds_too() -> None:
     metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    credentials: Any = None
+    NetworkSettings(dict.fromkeys(range(3), ""), credentials, "127.0.0.1:0", metrics=metrics)
+    assert (value("sigil_clients"), value("sigil_clients_joined")) == (3, 0), "before the first round as well"
     presence = Presence(metrics, [0, 1, 2])
     presence.gathered(1, {0, 1}, out=set())
-    value = metrics.registry.get_sample_value
     assert (value("sigil_clients"), value("sigil_clients_joined")) == (3, 2)
     presence.trained(1, {0: (Status.CONNECTED, 32), 1: (Status.FINISHED, 64)}, {0, 1}, out={2})
     assert (value("sigil_clients"), value("sigil_clients_joined")) == (3, 2)

@@ -333,24 +333,20 @@ def join(
 
 
 def _take_part(folder: Path, server: str, client: int, config: dict[str, str | int], *, quiet: bool) -> None:
-    """Do the owner's tasks until the training is over, with the copies of the bundle in `own`."""
+    """Do the owner's tasks until the training is over, with the copies of the bundle in `folder`."""
     from sigil.transport.flower import processes
 
     # Before Flower is imported, which reads its environment then.
     processes.quiet(folder / "flower")
     from sigil.transport.flower import client_app
-    from sigil.transport.flower.supernode import SuperNode
-    from sigil.transport.flower.tunnel import Tunnel
+    from sigil.transport.flower.node import Node
 
-    with Tunnel(folder, server) as tunnel:
+    with Node(folder, server, config={"bundle": str(folder), **config}) as node:
         if not quiet:
             typer.echo(
                 f"Joining {printable(server)} as client {client}; waiting for the owner to begin a round."
             )
-        with SuperNode(
-            folder, address=tunnel.address, ca=tunnel.ca, config={"bundle": str(folder), **config}
-        ) as node:
-            node.work(client_app.app, finished=client_app.finished.is_set)
+        node.work(client_app.app, finished=client_app.finished.is_set)
 
 
 def _check_pictures(folder: Path) -> None:
