@@ -311,15 +311,14 @@ def join(
         split_address(server)
     if data is not None and data.startswith("folder:"):
         _check_pictures(Path(data.removeprefix("folder:")))
-    config: dict[str, str | int] = {"device": device}
-    if data_dir is not None:
-        config["data-dir"] = str(data_dir.resolve())
-    if data is not None:
-        config["data"] = data
-    if part is not None:
-        config["part"] = part
-    if server is not None:
-        config["server"] = server
+    given = {
+        "device": device,
+        "data-dir": None if data_dir is None else str(data_dir.resolve()),
+        "data": data,
+        "part": part,
+        "server": server,
+    }
+    config = {name: value for name, value in given.items() if value is not None}
     show_log(quiet)
     try:
         with only_process(bundle, take_over=take_over), unpacked(bundle) as folder:

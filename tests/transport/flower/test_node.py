@@ -133,7 +133,7 @@ def test_an_owner_that_refuses_is_asked_again(
     front.head = {"location": f"https://{front.address}/elsewhere", "x-said": "\x1b[2J"}
     with join(folder, front.address) as client:
         client.work(ClientApp(), finished=lambda: len(front.asked) >= 3)
-    assert f"The owner refuses this client: {status} ?[2J?no. Trying again." in caplog.text
+    assert f"The owner refuses this client: {status} '\\x1b[2J\\x07no'. Trying again." in caplog.text
     assert caplog.text.count("refuses this client") == 1
     assert {path for path, _ in front.asked} == {"/v1/fleet/activate-node"}
 
@@ -154,6 +154,17 @@ def test_an_answer_that_is_none_of_flowers_does_not_end_the_client(
     with join(folder, front.address) as client:
         client.work(ClientApp(), finished=lambda: len(front.asked) >= 3)
     assert "A task could not be delivered: ValueError" in caplog.text
+
+
+def test_flower_prints_nothing_that_an_owner_sends(
+    folder: Path, front: Front, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    from flwr.supercore.constant import VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY
+
+    front.head = {VERSION_INCOMPATIBILITY_MESSAGE_METADATA_KEY: "update\x1b[2J now"}
+    with join(folder, front.address) as client:
+        client.work(ClientApp(), finished=lambda: len(front.asked) >= 2)
+    assert "update" not in caplog.text + "".join(capfd.readouterr())
 
 
 def test_a_bundle_that_is_not_whole_is_one_sentence(tmp_path: Path) -> None:

@@ -392,7 +392,7 @@ async def _read(receive: Receive, size: int, *, keep: bool = True) -> bytes | No
 
 
 async def _refuse(send: Send, status: int, body: bytes, unread: Receive | None = None) -> None:
-    """Our own no; it ends the connection.
+    """Answer a request here, and end its connection.
 
     A connection that is closed while a request is still coming in loses the answer, so what is on its way is
     read and dropped first, within limits.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import ssl
 import threading
 import time
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.clientapp import ClientApp
 
-from sigil.errors import NetworkError, reason
+from sigil.errors import NetworkError, reason, shown
 from sigil.serving import Closing
 from sigil.transport.certificates import SERVER_NAME, ClientCredentials
 from sigil.transport.flower.adapter import NodeTask, ask, fleet_client
@@ -97,7 +96,8 @@ class Node(Closing):
                 if error.response.status_code == httpx.codes.PRECONDITION_FAILED:
                     self._remind("Waiting until the owner misses the process that ran as this client before.")
                 else:
-                    self._remind("The owner refuses this client: %s. Trying again.", _answered(error))
+                    answer = f"{error.response.status_code} {shown(error.response.text)}"
+                    self._remind("The owner refuses this client: %s. Trying again.", answer)
                 self._closing.wait(POLL_SECONDS)
             except Exception as error:
                 # Whatever it is that was lost, the owner will ask again, and this client must be there.
@@ -154,17 +154,20 @@ class Node(Closing):
                     self._node = 0
 
     def _tell_away(self, error: httpx.TransportError) -> None:
-        cause = _cause(error)
+        cause: BaseException = error
+        while (
+            cause.__context__ is not None
+        ):  # httpx raises its own from httpcore's, and that from the system's
+            cause = cause.__context__
+        why = reason(cause) if isinstance(cause, OSError) else "no answer in time"
         if isinstance(cause, ssl.SSLError):
             self._remind(
                 "%s answers, but not as the owner of this folder (%s); ask the owner for a new folder, or "
                 "look at --server. Trying again.",
-                *(self._server, reason(cause)),
+                *(self._server, why),
             )
         # A connection that breaks later is opened again: only then is it known whether the owner is there.
         elif isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            late = isinstance(error, httpx.ConnectTimeout)
-            why = "no answer in time" if late else reason(cause)
             self._remind(
                 "Waiting for the owner at %s (%s). Trying again until it is there.", self._server, why
             )
@@ -183,17 +186,3 @@ class Node(Closing):
             if self._away is not None:
                 log.warning("The owner is there, after %.0f seconds.", time.monotonic() - self._away)
                 self._away, self._told = None, -math.inf
-
-
-def _cause(error: BaseException) -> Exception:
-    """What the system said, of all the errors that were raised from it."""
-    while (cause := error.__cause__ or error.__context__) is not None and not isinstance(error, OSError):
-        error = cause
-    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and error.errno:
-        return OSError(error.errno, os.strerror(error.errno))
-    assert isinstance(error, Exception)
-    return error
-
-
-def _answered(error: httpx.HTTPStatusError) -> str:
-    return f"{error.response.status_code} {reason(ValueError(error.response.text))}"

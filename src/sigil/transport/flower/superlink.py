@@ -120,7 +120,7 @@ class SuperLink(Closing):
         return "Flower's run was stopped, as by `flwr stop`" if self._stopped or refused or flowers else None
 
     def _stop(self) -> None:
-        """Wake the main thread: Flower says that this run is over, whoever ended it."""
+        """Wake the main thread: Flower says that this run is over."""
         self._stopped = True
         signal.raise_signal(signal.SIGINT)
 
