@@ -119,6 +119,20 @@ def test_a_lost_client_is_named_until_it_is_back(caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_a_client_that_dies_before_its_half_is_here_is_lost() -> None:
+    """It was shown as finished, and nothing said what the round waited for."""
+    metrics = Metrics()
+    presence = Presence(metrics, [0, 1])
+    presence.gathered(3, {0, 1}, out=set())
+    both = {0: (Status.FINISHED, 96), 1: (Status.FINISHED, 96)}
+    presence.trained(3, both, {0, 1}, out=set(), delivered={0})
+    assert (metrics.banner, presence.waiting) == ("", False)
+    presence.trained(3, both, set(), out=set(), delivered={0})
+    assert [now.state for now in metrics.now] == ["finished", "lost"]
+    assert "Client 1 is lost since" in metrics.banner
+    assert presence.waiting
+
+
 def test_a_client_that_finished_between_two_looks_has_a_speed() -> None:
     metrics = Metrics()
     presence = Presence(metrics, [0])

@@ -175,12 +175,14 @@ class Presence:
         progress: Mapping[int, tuple[Status, int]],
         present: Collection[int],
         out: Collection[int],
+        delivered: Collection[int] = (),
     ) -> None:
-        """In a round: where each of its clients stands and how many images it has gone through."""
+        """In a round: where each of its clients stands, its images so far, and whose half has come."""
         now = time.monotonic()
         words = {}
         for client, (status, count) in progress.items():
-            if client in present or status not in (Status.EXPECTED, Status.ABSENT):
+            absent = status in (Status.EXPECTED, Status.ABSENT, Status.FINISHED) and client not in present
+            if not absent or client in delivered:
                 words[client] = _WORDS[status]
             # A short round may begin and end between two looks.
             done = status is Status.FINISHED and count != self._last[client].images
@@ -411,7 +413,7 @@ class RemoteTrainer:
                 tick(counted - before)
             statuses = {client: status for client, (status, _) in progress.items()}
             present = self._present()
-            self._presence.trained(number, progress, present.keys(), self._banned)
+            self._presence.trained(number, progress, present.keys(), self._banned, updates.keys())
             dropped |= self._banned
             left = {c for c, s in statuses.items() if c not in dropped and not _over(s, c in updates)}
             if not left:
