@@ -311,15 +311,14 @@ def join(
         split_address(server)
     if data is not None and data.startswith("folder:"):
         _check_pictures(Path(data.removeprefix("folder:")))
-    config: dict[str, str | int] = {"device": device}
-    if data_dir is not None:
-        config["data-dir"] = str(data_dir.resolve())
-    if data is not None:
-        config["data"] = data
-    if part is not None:
-        config["part"] = part
-    if server is not None:
-        config["server"] = server
+    given = {
+        "device": device,
+        "data-dir": None if data_dir is None else str(data_dir.resolve()),
+        "data": data,
+        "part": part,
+        "server": server,
+    }
+    config = {name: value for name, value in given.items() if value is not None}
     show_log(quiet)
     try:
         with only_process(bundle, take_over=take_over), unpacked(bundle) as folder:
@@ -333,24 +332,20 @@ def join(
 
 
 def _take_part(folder: Path, server: str, client: int, config: dict[str, str | int], *, quiet: bool) -> None:
-    """Do the owner's tasks until the training is over, with the copies of the bundle in `own`."""
+    """Do the owner's tasks until the training is over, with the copies of the bundle in `folder`."""
     from sigil.transport.flower import processes
 
     # Before Flower is imported, which reads its environment then.
     processes.quiet(folder / "flower")
     from sigil.transport.flower import client_app
-    from sigil.transport.flower.supernode import SuperNode
-    from sigil.transport.flower.tunnel import Tunnel
+    from sigil.transport.flower.node import Node
 
-    with Tunnel(folder, server) as tunnel:
+    with Node(folder, server, config={"bundle": str(folder), **config}) as node:
         if not quiet:
             typer.echo(
                 f"Joining {printable(server)} as client {client}; waiting for the owner to begin a round."
             )
-        with SuperNode(
-            folder, address=tunnel.address, ca=tunnel.ca, config={"bundle": str(folder), **config}
-        ) as node:
-            node.work(client_app.app, finished=client_app.finished.is_set)
+        node.work(client_app.app, finished=client_app.finished.is_set)
 
 
 def _check_pictures(folder: Path) -> None:
