@@ -13,18 +13,23 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import typer.main
 from hypothesis import settings
 
 from harness import luck
 from harness.commands import Command, contents
 
 torch.set_num_threads(1)
+
+# Typer builds all commands anew for each that is given, in 40 ms, and tests give thousands in one process.
+typer.main.get_command = cache(typer.main.get_command)
 
 # The machine may be shared: a slow example is not a failing one. By default every run tries the same
 # examples, so that a change is green or red by itself; `make fuzz` tries others, and more of them.

@@ -57,7 +57,7 @@ LEAKS = ("given", "returned", "last five averaged", "extrapolated")
 KINDS = (*LEAKS, "global")
 # How far a client goes from its copy along its own training and away from the next model.
 BEYOND = (1.0, 4.0)
-NAMES = 200
+NAMES = PerScale(200, smoke=20)
 LEVELS = (0.1, 0.01, 0.001)
 State = Mapping[str, Tensor]
 
@@ -138,10 +138,10 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     settings = read(None, [*fixed, f"run.seed={cell.seed}", *cell.options["changes"]])
     key = sigil.Key.generate("ACME", seed=cell.seed.to_bytes(32, "big"), **what_a_key_states(settings))
     with tempfile.TemporaryDirectory() as folder:
-        return _train(settings, key, Path(folder))
+        return _train(settings, key, Path(folder), NAMES.at(store.scale))
 
 
-def _train(settings: Settings, key: sigil.Key, folder: Path) -> dict[str, Any]:
+def _train(settings: Settings, key: sigil.Key, folder: Path, names: int) -> dict[str, Any]:
     clients = settings.federation.clients
     federation = Federation(settings, load_data(settings), key=key)
     half = federation.training.halves.client
@@ -178,7 +178,7 @@ def _train(settings: Settings, key: sigil.Key, folder: Path) -> dict[str, Any]:
         "blocks": len(list((folder / IMPRINTS).iterdir())),
         "megabytes": sum(file.stat().st_size for file in files) / 1e6,
         **traces.numbers(),
-        **_by_chance(key, folder / IMPRINTS, [federation.client_state, returned]),
+        **_by_chance(key, folder / IMPRINTS, [federation.client_state, returned], names),
     }
 
 
@@ -195,7 +195,7 @@ def _combined(states: Sequence[State], factors: Sequence[float]) -> State:
     }
 
 
-def _by_chance(key: sigil.Key, folder: Path, innocents: Sequence[State]) -> dict[str, int]:
+def _by_chance(key: sigil.Key, folder: Path, innocents: Sequence[State], names: int) -> dict[str, int]:
     """How often p of a name for which no copy was made is at most x, over names, registers and suspects."""
     found = []
     for place in sorted(folder.iterdir()):
@@ -203,7 +203,7 @@ def _by_chance(key: sigil.Key, folder: Path, innocents: Sequence[State]) -> dict
         ours = {name: copies.state[name] for name in copies.carriers}
         for suspect in innocents:
             reading = imprint_reading.read(ours, suspect)
-            for number in range(NAMES):
+            for number in range(names):
                 positive = reading.positive(copies.pattern(f"Nobody {number}"))
                 found.append(imprint_reading.log10_p_before(positive, reading.coins))
     return {"names": len(found)} | {
