@@ -34,7 +34,7 @@ from sigil.rules import ALPHA
 from sigil.suspect import open_suspect
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import wording
-from sigil.verdict.page import superscripts_in
+from sigil.verdict.page import superscripts
 from sigil.verdict.report import Reading, Report
 from sigil.verdict.verification import verify
 
@@ -161,7 +161,7 @@ def _page(key: Key, stories: tuple[Story, Story, Story]) -> str:
         settings=stories[0].run.settings,
         words=wording,
         level=math.log10(ALPHA),
-        corrections=superscripts_in(wording.corrections_at_length(marked, kind=marked.kind, register=None)),
+        corrections=superscripts(wording.corrections_at_length(marked)),
     )
 
 
@@ -170,21 +170,16 @@ def _curves(stories: tuple[Story, Story, Story]) -> str:
     figure, (left, right) = figures.panels(2)
     colours = {"marked": figures.COLOURS[0.1], "clean": "#888888"}
     marked_story, _, clean_story = stories
-    for story in (marked_story, clean_story):
+
+    def draw(axes: Any, story: Story, number: str, label: str, style: str = "-") -> None:
         rounds = [row["round"] for row in story.run.metrics]
-        figures.curve(
-            left, rounds, _percent(story.run.metrics, "accuracy"), color=colours[story.name], label=story.name
-        )
-    marked = stories[0].run.metrics
-    for number, label, style in (("wsr_inputs", "marked, on images", "-"), ("wsr", "marked, on noise", ":")):
-        figures.curve(
-            right,
-            [row["round"] for row in marked],
-            _percent(marked, number),
-            color=colours["marked"],
-            label=label,
-            linestyle=style,
-        )
+        values = figures.percent([row.get(number) for row in story.run.metrics])
+        figures.curve(axes, rounds, values, color=colours[story.name], label=label, linestyle=style)
+
+    draw(left, marked_story, "accuracy", "marked")
+    draw(left, clean_story, "accuracy", "clean")
+    draw(right, marked_story, "wsr_inputs", "marked, on images")
+    draw(right, marked_story, "wsr", "marked, on noise", ":")
     right.axhline(
         100 * clean_story.report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end"
     )
@@ -198,7 +193,3 @@ def _curves(stories: tuple[Story, Story, Story]) -> str:
         figure.savefig(picture, format="svg", metadata={"Date": None})
     mpl.pyplot.close(figure)
     return base64.b64encode(picture.getvalue()).decode()
-
-
-def _percent(metrics: list[dict[str, Any]], name: str) -> list[float | None]:
-    return figures.percent([row.get(name) for row in metrics])

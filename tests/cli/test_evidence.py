@@ -23,7 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from harness.luck import Margin
 from sigil import models, verify
 from sigil.cli.main import main
-from sigil.evidence import check
+from sigil.evidence import examine
 from sigil.files import sha256_of
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
@@ -184,7 +184,7 @@ def test_a_commitment_under_another_name_is_refused(examined: Examined, tmp_path
     facts = _plain(examined.facts, forged)
     record = tmp_path / "eve.json"
     record.write_bytes(sign(facts, eve))
-    assert check(record.read_bytes()).signers == (eve.public_key().public_bytes_raw().hex(),)
+    assert examine(record.read_bytes()).signers == (eve.public_key().public_bytes_raw().hex(),)
     for options, what in (
         (("--statement", examined.published), "about another key"),
         (("--key", examined.key_file), "does not open the commitment"),

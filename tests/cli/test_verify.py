@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from sigil import models
 from sigil.cli.main import main
-from sigil.evidence import check
+from sigil.evidence import examine
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.testing.authority import DemonstrationAuthority
@@ -167,7 +167,7 @@ def test_weights_beside_a_stranger_are_found_named_and_counted_everywhere(
     assert "4 tests · 4 tries" in out
     assert "&#39;ema.net&#39;, one of 4 in the file" in page.read_text()
     assert "1, each with 4 models in the file: 4 in all" in page.read_text()
-    facts = check(evidence.read_bytes()).report
+    facts = examine(evidence.read_bytes()).report
     assert (facts.suspect.entry, len(facts.suspect.entries), facts.tries) == ("ema.net", 4, 4)
     repeat = ["--key", str(case.key_file), "--suspect", str(suspect), "--register", "1"]
     assert main(["evidence", "check", str(evidence), *repeat]) == 0
@@ -225,7 +225,7 @@ def test_page_and_evidence_are_written_and_agree(
     options = ("--report", str(page), "--evidence", str(evidence), "--json")
     assert verify(case, case.marked, *options) == 0
     printed = json.loads(capsys.readouterr().out)
-    checked = check(evidence.read_bytes(), statement=case.key.statement())
+    checked = examine(evidence.read_bytes(), statement=case.key.statement())
     assert checked.signers == (case.key.signing_key().public_key().public_bytes_raw().hex(),)
     assert checked.report.wsr == printed["wsr"]
     assert checked.report.command.startswith("sigil verify ")
@@ -252,7 +252,7 @@ def test_what_the_help_teaches_about_evidence_holds(
 def test_a_result_that_is_not_owned_is_evidence_too(case: Any, tmp_path: Path) -> None:
     evidence = tmp_path / "case.json"
     assert verify(case, case.clean, "--evidence", str(evidence)) == 1
-    assert check(evidence.read_bytes()).report.owned is False
+    assert examine(evidence.read_bytes()).report.owned is False
 
 
 def test_an_auditor_signs_as_well_with_a_key_of_their_own(case: Any, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_an_auditor_signs_as_well_with_a_key_of_their_own(case: Any, tmp_path: P
     pem, evidence = tmp_path / "auditor.pem", tmp_path / "case.json"
     pem.write_bytes(auditor.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     assert verify(case, case.marked, "--evidence", str(evidence), "--sign-with", str(pem)) == 0
-    checked = check(evidence.read_bytes())
+    checked = examine(evidence.read_bytes())
     signers = (case.key.signing_key(), auditor)
     assert checked.signers == tuple(one.public_key().public_bytes_raw().hex() for one in signers)
 
@@ -396,7 +396,7 @@ def test_an_untrained_model_is_not_owned_by_what_was_chosen_afterwards(
     assert "the seed of the noise was chosen" in out
     assert "the key asks for 512 probes and not 1" in out
     assert "experiment" in page.read_text().lower()
-    facts = check(evidence.read_bytes()).report
+    facts = examine(evidence.read_bytes()).report
     assert (facts.experiment, facts.owned) == (True, False)
 
 

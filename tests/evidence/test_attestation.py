@@ -17,7 +17,7 @@ from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 
 from sigil.errors import EvidenceError
-from sigil.evidence import check
+from sigil.evidence import examine
 from sigil.verdict.envelope import PAYLOAD_TYPE, sign
 
 MALLORY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -51,7 +51,7 @@ def test_another_tool_accepts_the_envelope_and_reads_the_same(make: Callable[...
     assert found["predicate"]["owned"] is True
     both = sign(report, owner, MALLORY)
     assert other_tool(both, public(owner), public(MALLORY)) == found
-    assert check(both).report == report
+    assert examine(both).report == report
 
 
 def test_the_documented_lines_check_an_envelope_without_sigil(
@@ -150,11 +150,11 @@ def test_both_tools_refuse_every_envelope_that_was_tampered_with(make: Callable[
     mutations = _mutations(report, other, owner)
     assert len(mutations) >= 20
     whole = sign(report, owner)
-    assert other_tool(whole, public(owner))["predicate"]["owned"] is check(whole).report.owned is False
+    assert other_tool(whole, public(owner))["predicate"]["owned"] is examine(whole).report.owned is False
     for name, envelope in mutations.items():
         content = json.dumps(envelope, separators=(",", ":")).encode() + b"\n"
         assert content != whole, name
         with pytest.raises(Exception):  # noqa: B017, PT011  # the other tool has many
             other_tool(content, public(owner))
         with pytest.raises(EvidenceError):
-            check(content)
+            examine(content)

@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sigil.errors import EvidenceError
-from sigil.evidence import check
+from sigil.evidence import examine
 from sigil.evidence.published import References
 from sigil.keys.key import Key
+from sigil.suspect import Suspect
 from sigil.verdict.envelope import (
     MAX_FILE,
     PAYLOAD_TYPE,
@@ -57,13 +58,17 @@ def resigned(content: bytes, old: bytes, new: bytes, *, by: Ed25519PrivateKey) -
     return enveloped(payload.replace(old, new), by)
 
 
+def opened(sha256: str) -> Suspect:
+    return Suspect(Path("model.safetensors"), "safetensors", "", sha256, None, None, lambda batch: batch)
+
+
 def test_round_trip(make: Callable[..., Any]) -> None:
     facts, key = make()
     content = sign(facts, key.signing_key())
-    checked = check(content, statement=key.statement(), suspect_sha256=facts.suspect.sha256)
+    checked = examine(content, statement=key.statement(), suspect=opened(facts.suspect.sha256))
     assert checked.report == facts
     assert checked.signers == (key.signing_key().public_key().public_bytes_raw().hex(),)
-    assert checked.pinned
+    assert checked.vouched
     assert content == sign(facts, key.signing_key())
 
 
@@ -90,7 +95,7 @@ def test_every_changed_byte_is_refused(make: Callable[..., Any]) -> None:
             changed = bytearray(content)
             changed[place] ^= flip
             with pytest.raises(EvidenceError):
-                check(bytes(changed))
+                examine(bytes(changed))
 
 
 def test_added_and_missing_bytes_are_refused(make: Callable[..., Any]) -> None:
@@ -98,22 +103,22 @@ def test_added_and_missing_bytes_are_refused(make: Callable[..., Any]) -> None:
     content = sign(facts, key.signing_key())
     for changed in (b"", content[:-1], content[1:], content + b"\n", b" " + content, content * 2):
         with pytest.raises(EvidenceError):
-            check(changed)
+            examine(changed)
     for place in range(len(content)):
         with pytest.raises(EvidenceError):
-            check(content[:place] + content[place + 1 :])
+            examine(content[:place] + content[place + 1 :])
 
 
 def test_another_layout_of_the_same_json_is_refused(make: Callable[..., Any]) -> None:
     facts, key = make()
     content = sign(facts, key.signing_key())
     with pytest.raises(EvidenceError, match="re-formatted"):
-        check(json.dumps(json.loads(content), indent=2).encode())
+        examine(json.dumps(json.loads(content), indent=2).encode())
 
 
 def test_a_file_that_is_too_long_is_refused() -> None:
     with pytest.raises(EvidenceError, match="longer than"):
-        check(b"{" * (MAX_FILE + 1))
+        examine(b"{" * (MAX_FILE + 1))
 
 
 def test_signing_again_with_another_key_does_not_pass_for_the_owner(
@@ -125,7 +130,7 @@ def test_signing_again_with_another_key_does_not_pass_for_the_owner(
     forged = sign(facts, mallory)
     for asked in ({"signer": owner}, {"statement": key.statement()}, {}):
         with pytest.raises(EvidenceError, match=f"signed by .* and not by {owner}"):
-            check(forged, **asked)
+            examine(forged, **asked)
 
 
 def test_somebody_else_signs_as_well(make: Callable[..., Any]) -> None:
@@ -133,50 +138,50 @@ def test_somebody_else_signs_as_well(make: Callable[..., Any]) -> None:
     auditor, owner = Ed25519PrivateKey.generate(), key.signing_key()
     names = [one.public_key().public_bytes_raw().hex() for one in (owner, auditor)]
     content = sign(facts, owner, auditor)
-    assert check(content).signers == tuple(names)
-    assert not check(content).pinned
+    assert examine(content).signers == tuple(names)
+    assert not examine(content).vouched
     for name in names:
-        assert check(content, signer=name).pinned
+        assert examine(content, signer=name).vouched
     with pytest.raises(EvidenceError, match="not by 0000"):
-        check(content, signer="00" * 32)
+        examine(content, signer="00" * 32)
     # Every signature must be good, also one that nobody asked for.
     lone = json.loads(sign(make(0.5)[0], auditor))["signatures"]
     mixed = json.loads(content)
     mixed["signatures"][1] = lone[0]
     with pytest.raises(EvidenceError, match="signature does not fit"):
-        check(json.dumps(mixed, separators=(",", ":")).encode() + b"\n")
+        examine(json.dumps(mixed, separators=(",", ":")).encode() + b"\n")
     with pytest.raises(EvidenceError, match="two signatures by one key"):
-        check(enveloped(payload_of(content), owner, owner))
+        examine(enveloped(payload_of(content), owner, owner))
 
 
 def test_evidence_for_another_key_is_refused(make: Callable[..., Any]) -> None:
     facts, key = make()
     other = Key.generate("ACME", shape=key.shape, bits=key.bits, seed=bytes(32))
     with pytest.raises(EvidenceError, match="another key"):
-        check(sign(facts, key.signing_key()), statement=other.statement())
+        examine(sign(facts, key.signing_key()), statement=other.statement())
 
 
 def test_another_suspect_is_refused(make: Callable[..., Any]) -> None:
     facts, key = make()
     with pytest.raises(EvidenceError, match="not the one that was examined"):
-        check(sign(facts, key.signing_key()), suspect_sha256="00" * 32)
+        examine(sign(facts, key.signing_key()), suspect=opened("00" * 32))
 
 
 def test_a_reference_must_be_one_that_was_published(make: Callable[..., Any]) -> None:
     facts, key = make(reference="1a" * 32, aligned=True)
     content = sign(facts, key.signing_key())
-    assert check(content).report.alignment == facts.alignment
+    assert examine(content).report.alignment == facts.alignment
     for published in (
         References(key.commitment, initial_weights="1a" * 32, correlations=None),
         References(key.commitment, initial_weights="2b" * 32, correlations="1a" * 32),
     ):
-        check(content, references=published.line())
+        examine(content, references=published.line())
     later = References(key.commitment, initial_weights="2b" * 32, correlations="3c" * 32)
     with pytest.raises(EvidenceError, match="was not published"):
-        check(content, references=later.line())
+        examine(content, references=later.line())
     others = References("00" * 32, initial_weights="1a" * 32, correlations=None)
     with pytest.raises(EvidenceError, match="another key"):
-        check(content, references=others.line())
+        examine(content, references=others.line())
 
 
 def test_an_order_by_what_was_brought_is_an_experiment(make: Callable[..., Any]) -> None:
@@ -187,7 +192,7 @@ def test_an_order_by_what_was_brought_is_an_experiment(make: Callable[..., Any])
     assert owned.owned
     forged = owned.model_copy(update={"alignment": facts.alignment})
     with pytest.raises(EvidenceError, match="put in order by something that its key did not draw"):
-        check(sign(forged, key.signing_key()))
+        examine(sign(forged, key.signing_key()))
 
 
 @pytest.mark.parametrize("alpha", [1e-300, 5e-324])
@@ -197,7 +202,7 @@ def test_a_level_too_small_for_a_float_is_a_contradiction_and_no_crash(
     facts, key = make()
     verdict = facts.model_copy(update={"alpha": alpha})
     with pytest.raises(EvidenceError, match="contradicts itself"):
-        check(sign(verdict, key.signing_key()))
+        examine(sign(verdict, key.signing_key()))
 
 
 def test_a_level_above_the_stated_one_is_refused(make: Callable[..., Any]) -> None:
@@ -208,7 +213,7 @@ def test_a_level_above_the_stated_one_is_refused(make: Callable[..., Any]) -> No
         update={"statement": strict.statement(), "commitment": strict.commitment, "owner": strict.owner}
     )
     with pytest.raises(EvidenceError, match="level is above the stated one"):
-        check(sign(facts.model_copy(update={"key": stated}), strict.signing_key()))
+        examine(sign(facts.model_copy(update={"key": stated}), strict.signing_key()))
 
 
 def test_a_stamp_that_no_root_vouched_for_is_counted_as_plain(make: Callable[..., Any]) -> None:
@@ -225,23 +230,23 @@ def test_a_stamp_that_no_root_vouched_for_is_counted_as_plain(make: Callable[...
         )
         content = sign(verdict, key.signing_key())
         if accepted:
-            assert check(content).report.allowance_log2 == allowance
+            assert examine(content).report.allowance_log2 == allowance
         else:
             with pytest.raises(EvidenceError, match="allowance is not that"):
-                check(content)
+                examine(content)
 
 
 def test_a_reference_that_was_not_used_need_not_be_published(make: Callable[..., Any]) -> None:
     facts, key = make(reference="1a" * 32, aligned=False)
     published = References(key.commitment, initial_weights="2b" * 32, correlations=None)
-    checked = check(sign(facts, key.signing_key()), references=published.line())
+    checked = examine(sign(facts, key.signing_key()), references=published.line())
     assert checked.report.alignment.used is False
 
 
 def test_initial_weights_that_the_key_drew_need_not_be_published(make: Callable[..., Any]) -> None:
     facts, key = make(reference="1a" * 32, compared="initial weights", aligned=True)
     published = References(key.commitment, initial_weights="2b" * 32, correlations=None)
-    check(sign(facts, key.signing_key()), references=published.line())
+    examine(sign(facts, key.signing_key()), references=published.line())
 
 
 @pytest.mark.parametrize(
@@ -281,7 +286,7 @@ def test_even_the_owner_cannot_sign_numbers_that_contradict_each_other(
     facts, key = make(agreement)
     content = sign(facts, key.signing_key())
     with pytest.raises(EvidenceError, match=what):
-        check(resigned(content, old, new, by=key.signing_key()))
+        examine(resigned(content, old, new, by=key.signing_key()))
 
 
 def test_models_in_one_file_are_tries(make: Callable[..., Any]) -> None:
@@ -290,10 +295,10 @@ def test_models_in_one_file_are_tries(make: Callable[..., Any]) -> None:
         suspect = facts.suspect.model_copy(update={"entry": "ema", "entries": names, "unread": 3})
         content = sign(facts.model_copy(update={"suspect": suspect}), key.signing_key())
         if held:
-            assert check(content).report.suspect == suspect
+            assert examine(content).report.suspect == suspect
         else:
             with pytest.raises(EvidenceError, match="did not count each model in the file as a try"):
-                check(content)
+                examine(content)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +310,7 @@ def test_a_number_that_is_slightly_off_is_noticed(make: Callable[..., Any], fiel
     better = {field: getattr(facts, field) * (1 + 1e-4)}
     wrong = facts.model_copy(update=better)
     with pytest.raises(EvidenceError, match=f"{what} does not follow"):
-        check(sign(wrong, key.signing_key()))
+        examine(sign(wrong, key.signing_key()))
 
 
 @pytest.mark.parametrize("kind", ["noise", "inputs", "origin"])
@@ -320,7 +325,7 @@ def test_a_reading_that_is_slightly_off_is_noticed(
     )
     verdict = facts.model_copy(update={"readings": readings})
     with pytest.raises(EvidenceError, match=f"a {what} does not follow"):
-        check(sign(verdict, key.signing_key()))
+        examine(sign(verdict, key.signing_key()))
 
 
 def test_what_the_claimant_chose_cannot_be_called_proof(make: Callable[..., Any]) -> None:
@@ -328,42 +333,42 @@ def test_what_the_claimant_chose_cannot_be_called_proof(make: Callable[..., Any]
     facts, key = make(0.5, on_inputs=1.0, source="claimant")
     assert not facts.owned
     content = sign(facts, key.signing_key())
-    assert check(content).report.best.kind == "noise"
+    assert examine(content).report.best.kind == "noise"
     with pytest.raises(EvidenceError, match="contradicts itself"):
-        check(resigned(content, b'"source":"claimant"', b'"source":"judge"', by=key.signing_key()))
+        examine(resigned(content, b'"source":"claimant"', b'"source":"judge"', by=key.signing_key()))
     facts, key = make(0.5, on_inputs=1.0, source="statement")
     assert facts.owned
     content = sign(facts, key.signing_key())
-    check(content)
+    examine(content)
     other = resigned(content, b'"digest":"' + b"ab" * 32, b'"digest":"' + b"ac" * 32, by=key.signing_key())
     with pytest.raises(EvidenceError, match="does not fit its statement"):
-        check(other)
+        examine(other)
 
 
 def test_an_experiment_cannot_hide(make: Callable[..., Any]) -> None:
     facts, key = make(0.98, seed=4)
     assert (facts.owned, facts.experiment) == (False, True)
-    check(sign(facts, key.signing_key()))
+    examine(sign(facts, key.signing_key()))
     honest = facts.model_copy(update={"reasons": (), "owned": True})
     with pytest.raises(EvidenceError, match="does not say so"):
-        check(sign(honest, key.signing_key()))
+        examine(sign(honest, key.signing_key()))
     unseeded = honest.model_copy(update={"seed": None, "alpha": 0.01})
     with pytest.raises(EvidenceError, match="contradicts itself"):
-        check(sign(unseeded, key.signing_key()))
+        examine(sign(unseeded, key.signing_key()))
 
 
 def test_a_stamp_must_be_one_over_the_statement(make: Callable[..., Any]) -> None:
     facts, key = make(stamped=True)
     content = sign(facts, key.signing_key())
-    assert check(content).stamp.sigma == key.stamp.sigma
+    assert examine(content).stamp.sigma == key.stamp.sigma
     other = make(stamped=True, owner="Eve")[0].key.token
     for token, what in ((other, "another statement"), ("AAAA", "not sound"), (None, "does not say")):
         wrong = facts.key.model_copy(update={"token": token})
         with pytest.raises(EvidenceError, match=what):
-            check(sign(facts.model_copy(update={"key": wrong}), key.signing_key()))
+            examine(sign(facts.model_copy(update={"key": wrong}), key.signing_key()))
     later = facts.key.model_copy(update={"stamped_at": "2020-01-02T03:04:05Z"})
     with pytest.raises(EvidenceError, match="does not say"):
-        check(sign(facts.model_copy(update={"key": later}), key.signing_key()))
+        examine(sign(facts.model_copy(update={"key": later}), key.signing_key()))
 
 
 @pytest.mark.parametrize(
@@ -385,10 +390,10 @@ def test_what_the_statement_leaves_open_must_be_counted(
         facts, key = make(stated=stated, cuts=cuts)
         content = sign(facts, key.signing_key())
         if cuts >= least:
-            assert check(content).report.cuts == cuts
+            assert examine(content).report.cuts == cuts
         else:
             with pytest.raises(EvidenceError, match=f"leaves at least {least} cuts and input shapes open"):
-                check(content)
+                examine(content)
 
 
 def test_a_plain_record_cannot_take_the_smaller_allowance_by_losing_its_stamp(
@@ -399,26 +404,26 @@ def test_a_plain_record_cannot_take_the_smaller_allowance_by_losing_its_stamp(
         update={"token": None, "stamped_at": None, "authority": None, "kind": "plain"}
     )
     with pytest.raises(EvidenceError, match="allowance"):
-        check(sign(facts.model_copy(update={"key": bare}), key.signing_key()))
+        examine(sign(facts.model_copy(update={"key": bare}), key.signing_key()))
 
 
 def test_long_keys_and_bounds_pass_too(make: Callable[..., Any]) -> None:
     for bits, probes in ((1, 1), (8, 3), (1000, 64)):
         facts, key = make(0.9, bits=bits, probes=probes, tries=3)
-        assert check(sign(facts, key.signing_key())).report == facts
+        assert examine(sign(facts, key.signing_key())).report == facts
 
 
 def test_what_cannot_be_read_is_recorded_as_such(make: Callable[..., Any]) -> None:
     facts, key = make(readable=False)
-    assert check(sign(facts, key.signing_key())).report.owned is False
+    assert examine(sign(facts, key.signing_key())).report.owned is False
     facts, key = make(readable=False, on_inputs=0.99)
-    assert check(sign(facts, key.signing_key())).report.owned is True
+    assert examine(sign(facts, key.signing_key())).report.owned is True
 
 
 def test_a_register_that_a_judge_counted_replaces_the_allowance(make: Callable[..., Any]) -> None:
     facts, key = make(0.98, bits=50, register=100)
     assert facts.owned
-    assert check(sign(facts, key.signing_key())).report.register_count == 100
+    assert examine(sign(facts, key.signing_key())).report.register_count == 100
     assert not make(0.98, bits=50)[0].owned
 
 
@@ -427,7 +432,7 @@ def test_a_bound_stays_valid_when_the_exact_value_is_known(make: Callable[..., A
     (noise,) = facts.readings
     looser = noise.model_copy(update={"exact": False, "log10_p_before": noise.log10_p_before + 1.0})
     bound = facts.model_copy(update={"readings": (looser,), "log10_p": facts.log10_p + 1.0})
-    checked = check(sign(bound, key.signing_key()))
+    checked = examine(sign(bound, key.signing_key()))
     assert checked.report.exact is False
 
 

@@ -13,7 +13,7 @@ import torch
 
 from sigil.data.inputs import Inputs, parse_normalisation
 from sigil.errors import EvidenceError, KeyFileError
-from sigil.evidence import check, examine
+from sigil.evidence import examine
 from sigil.evidence.repeating import open_commitment
 from sigil.keys.key import Key
 from sigil.keys.seal import read_roots
@@ -90,10 +90,10 @@ def test_drafts_of_evidence_are_refused_in_one_sentence() -> None:
 def test_evidence(tmp_path: Path) -> None:
     key = open_key("v2/stamped-ecdsa.key", tmp_path)
     suspect = HERE / "v2/suspect.safetensors"
-    checked = check(
+    checked = examine(
         (HERE / "v2/case.json").read_bytes(),
         statement=(HERE / "v2/stamped.statement.txt").read_text("utf-8"),
-        suspect_sha256=hashlib.sha256(suspect.read_bytes()).hexdigest(),
+        suspect=suspect,
     )
     report = checked.report
     assert checked.signers == (NEW["stamped-ecdsa"]["evidence_key"],)

@@ -16,7 +16,7 @@ from sigil.data import Dataset, Inputs
 from sigil.data.inputs import LEAST_INPUTS
 from sigil.data.partitions import stratified
 from sigil.errors import AttackError
-from sigil.federation.measuring import accuracy
+from sigil.federation.federation import accuracy
 from sigil.federation.precision import Precision, choose
 from sigil.keys.key import Key
 from sigil.models import Model

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sigil import extras, files
-from sigil.cli import data_names, outputs
+from sigil.cli import outputs
 from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet, option
 from sigil.cli.terminal import printable, show_log
 from sigil.cli.train import (
@@ -111,7 +111,7 @@ def serve(
     """
     given = {"--config": config, "--key": key_file, "--passphrase-file": passphrase_file}
     outputs.check_there(given)
-    data_names.check_changes(change or [], data_dir)
+    outputs.check_changes(change or [], data_dir)
     extras.need("network")
     from sigil import hardware
     from sigil.federation import progress

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sigil.evidence.examination import Checked, Findings, check, examine
+from sigil.evidence.examination import Findings, examine
 
-__all__ = ["Checked", "Findings", "check", "examine"]
+__all__ = ["Findings", "examine"]

@@ -16,13 +16,13 @@ from sigil import files
 from sigil.alignment import fingerprint
 from sigil.data.inputs import Array, Inputs
 from sigil.errors import ConfigError, EvidenceError, SuspectError
-from sigil.evidence import arithmetic, published, repeating, traces
+from sigil.evidence import arithmetic, published, repeating
 from sigil.keys.key import Key
 from sigil.keys.seal import Root, Seal, read_roots
 from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
 from sigil.suspect import Suspect, open_suspect
 from sigil.suspect.file import SuspectFile
-from sigil.tracing import Trace
+from sigil.tracing import Trace, in_sentences
 from sigil.verdict import envelope, wording
 from sigil.verdict.arguments import as_key
 from sigil.verdict.report import Report
@@ -48,27 +48,12 @@ class _InTotoStatement(BaseModel, Generic[R]):
 
 
 @dataclass(frozen=True)
-class Checked:
-    """Evidence that has passed every check that was asked for.
-
-    ``signers`` are the public keys that signed: the evidence key that the record's statement names, and
-    who else did. ``pinned`` says whether they were compared with something that came from outside the
-    file; without that the file only vouches for itself. ``stamp`` is the time stamp of a stamped key, whose
-    root nobody has looked at here.
-    """
-
-    report: Report
-    signers: tuple[str, ...]
-    pinned: bool
-    stamp: Seal | None = None
-
-
-@dataclass(frozen=True)
 class Findings:
     """A record that was not refused: what it claims, what was checked of it, what was not.
 
-    ``vouched`` says whether anything from outside the file says who signed it; ``repeated`` whether the
-    examination was, with the key.
+    ``signers`` are the public keys that signed: the evidence key that the record's statement names, and who
+    else did. ``vouched`` says whether anything from outside the file says so, without which it only vouches
+    for itself; ``repeated`` whether the examination was, with the key. ``stamp`` is that of a stamped key.
     """
 
     vouched: bool
@@ -78,6 +63,7 @@ class Findings:
     unchecked: list[str]
     report: Report | Trace
     signers: tuple[str, ...]
+    stamp: Seal | None = None
 
     @property
     def headline(self) -> str:
@@ -104,29 +90,6 @@ class Findings:
             "signers": list(self.signers),
             "report": self.report.model_dump(mode="json"),
         }
-
-
-def check(
-    content: bytes,
-    *,
-    signer: str | None = None,
-    statement: str | None = None,
-    suspect_sha256: str | None = None,
-    references: str | None = None,
-) -> Checked:
-    """Check a record and return what it says; raise `EvidenceError` if anything is wrong.
-
-    ``signer`` is a public key (64 hex digits) that must have signed. ``statement`` is the line that
-    the owner published: the key must be that one. ``suspect_sha256`` is the hash that the suspect must have.
-    ``references`` is the line of references that the owner published: if channels were put in order, then
-    by one of those.
-    """
-    payload, signers = envelope.open_envelope(content)
-    report = _read(payload, signers, Report, signer, statement, suspect_sha256)
-    stamp = arithmetic.recompute(report)
-    if references is not None:
-        _compare_references(report, published.parse_references(references))
-    return Checked(report, signers, pinned=not (signer is None and statement is None), stamp=stamp)
 
 
 def _read(
@@ -217,16 +180,16 @@ def examine(
                 "inputs are for a verdict; leave them out."
             )
         facts = _read(payload, signers, Trace, named, statement, sha256)
-        stamp = traces.recompute(facts)
+        stamp = arithmetic.recompute_trace(facts)
     else:
         if copies is not None:
             raise ConfigError(
                 "Copies are for repeating a trace, and the record is a verdict: leave them out."
             )
-        found = check(
-            content, signer=named, statement=statement, suspect_sha256=sha256, references=references
-        )
-        facts, stamp = found.report, found.stamp
+        facts = _read(payload, signers, Report, named, statement, sha256)
+        stamp = arithmetic.recompute(facts)
+        if references is not None:
+            _compare_references(facts, published.parse_references(references))
         _check_count(facts, register)
     root = _check_date(stamp, trusted)
     if key is not None:
@@ -242,7 +205,7 @@ def examine(
         elif key is None or suspect is None:
             raise ConfigError("Copies are for repeating a trace: give the key and the suspect as well.")
         else:
-            checked["trace"] = traces.repeat(facts, key, suspect, copies)
+            checked["trace"] = repeating.repeat_trace(facts, key, suspect, copies)
     else:
         checked["arithmetic"] = (
             "every p-value, the correction and the verdict follow from the recorded counts"
@@ -261,7 +224,7 @@ def examine(
                     reference=reference,
                     roots=trusted,
                     register=register,
-                ).words
+                )
             finally:
                 close()
     _say_key(statement, key, signer, checked, unchecked)
@@ -279,11 +242,12 @@ def examine(
     return Findings(
         vouched=not (named is None and statement is None and key is None),
         repeated="examination" in checked or "trace" in checked,
-        claims=traces.claims(facts) if isinstance(facts, Trace) else _claims(facts),
+        claims=_claims(facts),
         checked=checked,
         unchecked=unchecked,
         report=facts,
         signers=signers,
+        stamp=stamp,
     )
 
 
@@ -453,8 +417,12 @@ def _say_choices(
     )
 
 
-def _claims(report: Report) -> list[tuple[str, str]]:
+def _claims(report: Report | Trace) -> list[tuple[str, str]]:
     """What the record says, as its signer's word."""
+    if isinstance(report, Trace):
+        said = [("it claims", line) for line in in_sentences(report).split("\n")]
+        file = ("file", f"{report.file}, SHA-256 {report.sha256}")
+        return [*said, file, ("commitment", report.key.commitment), ("made on", report.created)]
     return [
         ("it claims", f"{wording.outcome(report)}, for the key of {report.owner}"),
         *(("experiment", reason) for reason in report.reasons),

@@ -23,6 +23,7 @@ from sigil_reproduction.runner.attacked import attackers_share, marks
 from sigil_reproduction.runner.scales import PerScale
 from sigil_reproduction.runner.store import Store
 
+READINGS = {"noise": "", "images": "_inputs", "origin": "_origin"}
 # Epochs of Adam at 5e-4 in batches of 32 for all attacks that fine-tune but the adaptive one.
 EPOCHS = PerScale(4, smoke=1)
 

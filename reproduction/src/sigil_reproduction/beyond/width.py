@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sigil import attacks
 from sigil.attacks.halves import Halves
 from sigil.federation.run import Run
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Table, Words
-from sigil_reproduction.beyond import schemes
 from sigil_reproduction.beyond.curves import GENTLE_RATE
 from sigil_reproduction.beyond.thief import EPOCHS, Thief
 from sigil_reproduction.runner import stealth
@@ -34,10 +34,13 @@ SHORTER: PerScale[Mapping[str, Mapping[str, Any]]] = PerScale(
 )
 NOTHING = "none"
 ATTACKS: dict[str, Callable[[Thief], Halves]] = {
-    **{name: schemes.ATTACKS[name] for name in (NOTHING, "fine-tuning", "averaging")},
+    NOTHING: lambda thief: thief.halves,
+    "fine-tuning": lambda thief: thief.reverse(0.0, gamma=0.0),
+    "averaging": lambda thief: thief.reverse(0.0),
     "reversal": lambda thief: thief.reverse(1.0),
     "reading": lambda thief: thief.read(reversal=0.5),
-    **{name: schemes.ATTACKS[name] for name in ("flattening", "pruning 60 %")},
+    "flattening": lambda thief: thief.read(way="flatten", gamma=1.0),
+    "pruning 60 %": lambda thief: attacks.prune(thief.halves, 0.6),
 }
 MARK = {"strength": 0.1}
 TOO_FEW = Words("too few images")

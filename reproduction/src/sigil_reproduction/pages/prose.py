@@ -10,7 +10,8 @@ part of another page, such as the project's README.md, between two marks. In a t
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
 - ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
 - ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
-  any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
+  any attack of `curves` or `frontier`, None if by none; ``{{ cheap() }}`` what costs less than half a point,
+  ``{{ tried() }}`` how many recipes that search has tried, ``{{ begun() }}`` whether it has only begun,
 - ``{{ largest(experiment, cell, number) }}`` the largest over seeds, of log10 p what proves least,
 - ``{{ benchmark(name, claim) }}`` what ``benchmarks/results/NAME.json`` says of a claim,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
@@ -40,6 +41,7 @@ from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import published
 from sigil_reproduction.runner.experiment import Measured
 from sigil_reproduction.runner.intervals import AGREES, MARGIN, NOT_RUN, UNTESTABLE, judge_equivalence
+from sigil_reproduction.runner.reading import KEYS
 from sigil_reproduction.runner.store import Store
 
 NOTES, SUMMARY = "README.md.jinja", "summary.md.jinja"
@@ -85,7 +87,7 @@ class Numbers:
         found = self.values(experiment, cell, number)
         if not found:
             return NOT_RUN
-        return "yes" if max(found) <= claims.KEYS[key].log10_level() else "**no**"
+        return "yes" if max(found) <= KEYS[key].log10_level() else "**no**"
 
     def pm(self, experiment: str, cell: str, number: str = "wsr", form: str = ".1f") -> str:
         """The mean, with ± the standard deviation where there are several seeds."""
@@ -126,11 +128,18 @@ class Numbers:
         searched = frontier.best(self._measured("frontier"), goal, "stamped")
         return min([*found, *([] if searched is None else [searched.lost])], default=None)
 
-    def least(self) -> float:
-        """The fewest points for which any goal was reached."""
-        return min(
-            (price for goal in frontier.GOALS if (price := self.cheapest(goal)) is not None), default=math.inf
-        )
+    def cheap(self) -> list[str]:
+        """What costs less than half a point, in words."""
+        prices = {words: self.cheapest(goal) for goal, words in frontier.WORDS.items()}
+        return [words for words, price in prices.items() if price is not None and price < 0.5]
+
+    def tried(self) -> int:
+        """How many recipes the search for the cheapest removals has tried."""
+        return len(frontier.tried(self._measured("frontier")))
+
+    def begun(self) -> bool:
+        """Whether that search has not tried all that it is to try."""
+        return not frontier.is_done(self._measured("frontier"))
 
     def benchmark(self, name: str, claim: str) -> float:
         """What a benchmark of the project measured for a claim; NaN where there are no benchmarks."""
@@ -144,7 +153,7 @@ class Numbers:
 
     def level(self, key: str) -> str:
         """The largest log10 p, before correction, that proves something with a "plain" or a "stamped" key."""
-        return f"{claims.KEYS[key].log10_level():.1f}"
+        return f"{KEYS[key].log10_level():.1f}"
 
     def counted(self, verdict: str) -> int:
         """How many of the paper's claims have this verdict."""
@@ -162,7 +171,9 @@ def render(template: str, store: Store) -> str:
         "counted",
         "lost",
         "cheapest",
-        "least",
+        "cheap",
+        "tried",
+        "begun",
         "benchmark",
         "seeds",
         "level",
