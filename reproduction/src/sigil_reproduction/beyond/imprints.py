@@ -48,8 +48,8 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "2 clients, Adam, six epochs": ("federation.clients=2", *ADAM),
     **{
         f"width {width}": (
-            *("federation.clients=2", "federation.rounds=2", f"model.width={width}"),
-            *("data.train_limit=200", "data.test_limit=100"),
+            *("federation.clients=2", "federation.rounds=3", f"model.width={width}"),
+            *("data.train_limit=400", "optimizer.lr=0.02", "optimizer.warmup_rounds=0"),
         )
         for width in (8, 16, 32, 64)
     },
