@@ -236,6 +236,7 @@ class _Parts(_Cutter):
         self.batch, _, *self.image = (*shape, 1, 1)[:4]
         self.bases: dict[str, tuple[str, ...]] = {entry.name: (entry.name,)}
         self.seen: set[tuple[str, str]] = set()
+        self.moved_back: set[str] = set()
         variable = self._variable()
         names = [name for node in part.graph.node for name in node.output if name]
         self.waiting = [name for name in names if name in variable]
@@ -244,7 +245,7 @@ class _Parts(_Cutter):
     def filters(self) -> Iterable[Floats]:
         """Go through the graph and yield the filters of each part that ends."""
         last = self.part.graph.output[0].name
-        parts: list[str] = []  # of tensors that were shown whole: there may be many
+        moved: list[tuple[str, str, list[str]]] = []
         while self.waiting and time.monotonic() < self.deadline:
             left = []
             for name, ends in self._sweep(self.waiting[:WINDOW]):
@@ -252,15 +253,19 @@ class _Parts(_Cutter):
                     left.append(name)
                     continue
                 for end in dict.fromkeys(ends):
-                    first, *others = self._moved(end)
-                    yield from self._responses(first)
-                    parts += others
+                    origins = self._moved(end)
+                    if origins == [end]:
+                        yield from self._responses(end)
+                    else:
+                        moved.append((name, end, origins))
                 if name == last and not ends:
                     yield from self._responses(name)
             if len(left) == len(self.waiting[:WINDOW]):
                 break
             self.waiting = left + self.waiting[WINDOW:]
-        for end in dict.fromkeys(parts):
+        # What was moved is shown as it was before, if it was moved back behind the rectifier.
+        shown = [origins if base in self.moved_back else [end] for base, end, origins in moved]
+        for end in [*(one[0] for one in shown), *(part for one in shown for part in one[1:])]:
             yield from self._responses(end)
 
     def _variable(self) -> set[str]:
@@ -306,6 +311,8 @@ class _Parts(_Cutter):
             if linear and not (floats and self._is_rearranged(four[0], depends)):
                 self.bases[name] = depends
                 continue
+            if linear:
+                self.moved_back.update(depends)
             self.values[name] = np.asarray(four[0], np.float64)
             self.bases[name] = (name,)
             self.dtypes[name] = onnx.helper.np_dtype_to_tensor_dtype(four[0].dtype)
@@ -316,7 +323,9 @@ class _Parts(_Cutter):
         if not depends or self._maps(answer) is None:
             return False
         bases = np.concatenate([self.values[base].ravel() for base in depends])
-        return np.array_equal(np.unique(bases), np.unique(answer.astype(np.float64)))
+        return answer.size <= bases.size and np.array_equal(
+            np.unique(bases), np.unique(answer.astype(np.float64))
+        )
 
     def _maps(self, values: Any) -> Any:
         """A tensor as (n, channels, height, width), wherever its channels are; None if it has no maps.
@@ -359,23 +368,26 @@ class _Parts(_Cutter):
                 raise
             raise SuspectError("A part of the graph does not run.") from error
 
-    def _moved(self, end: str, chain: int = 0) -> Iterable[str]:
+    def _moved(self, end: str, chain: int = 0) -> list[str]:
         """Where the numbers of a tensor were computed, if it only puts them in other places; else itself.
 
         First the whole and then the tensor, if it has only some of them.
         """
-        sources = [name for name in self.producers[end].input if self.bases.get(name)]
-        whole = True
-        if end not in self.values and sources and chain < LONGEST_CHAIN:
-            session, bases = self.session([end, *sources], self.dtypes)
-            here, *before = self._run(session, {base: self.values[base] for base in bases})
-            for source, values in zip(sources, before, strict=True):
-                moves = np.isin(values, here).all()
-                if source not in self.values and (moves or np.isin(here, values).all()):
-                    yield from self._moved(source, chain + 1)
-                    whole = whole and not moves
-        if whole:
-            yield end
+        node = None if end in self.values or chain > LONGEST_CHAIN else self.producers.get(end)
+        read = [name for name in node.input if self.bases.get(name)] if node is not None else []
+        sources = [name for name in read if name not in self.values]
+        if not sources:
+            return [end]
+        session, bases = self.session([end, *sources], self.dtypes)
+        here, *before = self._run(session, {base: self.values[base] for base in bases})
+        all_of = [bool(np.isin(values, here).all()) for values in before]
+        if not all(
+            whole or np.isin(here, values).all() for whole, values in zip(all_of, before, strict=True)
+        ):
+            return [end]
+        # What is put together from several is one tensor only if they were parts of it before.
+        origins = {self._moved(source, chain + 1)[0] for source in sources}
+        return [*origins, *([] if all(all_of) else [end])] if len(origins) == 1 else [end]
 
     def _responses(self, end: str, chain: int = 0) -> Iterable[Floats]:
         """The filters by which a tensor depends on each of its bases; or if it has no maps, what it reads."""
