@@ -325,8 +325,9 @@ def test_what_is_no_suspect_is_one_sentence(suspect: Any, sentence: str) -> None
 
 
 def test_values_that_are_not_finite_name_nobody_and_crash_nothing() -> None:
+    few = issued(WEIGHTS)
     for value in (math.nan, math.inf, -math.inf, 1e38):
-        outcome = trace({"weight": torch.full((128, 128), value)}, KEY, PLAIN)
+        outcome = trace({"weight": torch.full((128, 128), value)}, KEY, few)
         assert not outcome.found
     half = copy.deepcopy(COPIES.issue("Clinic C"))
     with torch.no_grad():
