@@ -161,7 +161,7 @@ def _train(settings: Settings, key: sigil.Key, folder: Path) -> dict[str, Any]:
     for number in range(1, settings.federation.rounds + 1):
         block, before = leaking.block, federation.client_state
         patterns = leaking.begin(number, before)
-        given = {name: patterns.give(name, before) for name in names}
+        given: dict[str, State] = {name: patterns.give(name, before) for name in names}
         if leaking.block != block:
             first, ahead = given, {name: _combined([given[name]], [0.0]) for name in names}
         for name in names:
