@@ -138,12 +138,12 @@ class Patterns:
         pattern = self.pattern(recipient)
         coins = {name: each.reshape(-1).astype(np.float64) for name, each in pattern.items()}
         rows = {name: self._in_steps(name, change[name]) for name in pattern}
-        along = {name: row @ coins[name] for name, row in rows.items()}
-        size = math.sqrt(COINS * sum(row @ row for row in rows.values()))
+        along = {name: float(row @ coins[name]) for name, row in rows.items()}
+        size = math.sqrt(COINS * sum(float(row @ row) for row in rows.values()))
         found = {name: change[name] for name in pattern}
         if abs(sum(along.values())) > CHANCE * size:
             for name, value in found.items():
-                share = along[name] / max(1.0, coins[name] @ coins[name])
+                share = along[name] / max(1.0, float(coins[name] @ coins[name]))
                 removed = share * self.steps[name] * coins[name].reshape(filters_of_weight(value).shape)
                 found[name] = value - torch.from_numpy(removed.reshape(value.shape)).to(value)
         return found
