@@ -155,7 +155,7 @@ def _train(settings: Settings, key: sigil.Key, folder: Path) -> dict[str, Any]:
     leaks: list[tuple[str, State, str | None]] = []
     names = [recipient(client) for client in range(clients)]
     copies: dict[str, list[State]] = {name: [] for name in names}
-    first: dict[str, State] = {}
+    first: Mapping[str, State] = {}
     ahead: dict[str, State] = {}
     refused = 0
     for number in range(1, settings.federation.rounds + 1):
