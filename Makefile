@@ -34,10 +34,10 @@ types: setup
 
 check: lint types  ## lint, format and types
 
-# Two cores and three workers, as some tests wait for processes that they started. A file's tests stay on one
+# Two cores and four workers, as some tests wait for processes that they started. A file's tests stay on one
 # worker, so that what they share is made once, and the files that take longest come first (conftest.py).
 # Tests start a hundred processes of Python, so that compiled modules are kept, whatever the environment says.
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 tests: setup

@@ -13,18 +13,23 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import typer.main
 from hypothesis import settings
 
 from harness import luck
 from harness.commands import Command, contents
 
 torch.set_num_threads(1)
+
+# Typer builds all commands anew for each that is given, in 40 ms, and tests give thousands in one process.
+typer.main.get_command = cache(typer.main.get_command)
 
 # The machine may be shared: a slow example is not a failing one. By default every run tries the same
 # examples, so that a change is green or red by itself; `make fuzz` tries others, and more of them.
@@ -113,24 +118,27 @@ SLOW = (
 
 
 FIRST = (
-    "test_demo.py",
     "transport/test_faults.py",
     "reproduction/test_reproduce.py",
     "docs/test_commands.py",
-    "federation/test_run.py",
     "transport/flower/test_deployment.py",
-    "test_portability.py",
-    "cli/test_serve.py",
-    "reproduction/*",
-    "verdict/test_dodged_readings.py",
-    "test_docs.py",
-    "test_extras.py",
-    "attacks/*",
-    "transport/*",
-    "verdict/*",
-    "alignment/*",
+    "transport/test_hostile_clients.py",
+    "test_demo.py",
+    "verdict/test_invariance.py",
+    "test_tracing.py",
+    "transport/test_service.py",
     "suspect/*",
+    "cli/test_serve.py",
+    "test_portability.py",
+    "alignment/*",
+    "federation/*",
+    "test_examples.py",
+    "verdict/*",
+    "transport/*",
+    "reproduction/*",
     "cli/*",
+    "attacks/*",
+    "test_extras.py",
 )
 """What takes longest, longest first, as patterns: begun last, it would keep one worker busy alone."""
 

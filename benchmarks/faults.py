@@ -22,7 +22,7 @@ from common import write_result
 from harness.processes import TrainingProcesses
 from harness.replay import replay
 from sigil import models, verify
-from sigil.federation.from_settings import cut_shape, load_data
+from sigil.federation.from_settings import load_data, what_a_key_states
 from sigil.federation.run import open_run
 from sigil.federation.settings import read
 from sigil.keys.key import Key
@@ -105,7 +105,9 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
     settings = read(None, SETTINGS)
-    key = Key.generate("ACME", shape=cut_shape(settings, arguments.data_dir), bits=50, seed=bytes(range(32)))
+    key = Key.generate(
+        "ACME", shape=what_a_key_states(settings, arguments.data_dir)["shape"], bits=50, seed=bytes(range(32))
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         key.save(folder / "owner.key")

@@ -44,12 +44,12 @@ def batches(images: int, batch: int) -> Callable[[], tuple[torch.Tensor, torch.T
     data = Batches(
         random.integers(0, 256, (images, 3, 32, 32), dtype=np.uint8),
         random.integers(0, 10, images),
+        np.arange(images - images % batch),  # full batches only
         batch_size=batch,
         mean=(0.5,) * 3,
         std=(0.25,) * 3,
         augment="crop-flip",
         memory_format=torch.channels_last,
-        drop_last=True,
     )
     generator = torch.Generator().manual_seed(0)
     state = {"epoch": data.epoch(generator)}

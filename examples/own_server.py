@@ -86,7 +86,8 @@ def main() -> None:
     example, _ = draw(torch.Generator().manual_seed(0))
     print(sigil.inspect(client, example, server_half=server))
 
-    key = sigil.Key.for_activation(client(example), owner="ACME", input_shape=(1, 8, 8))
+    layers = sigil.alignment.layers_of(client, (1, 8, 8))  # for these the key draws initial weights
+    key = sigil.Key.for_activation(client(example), owner="ACME", input_shape=(1, 8, 8), model=layers)
     print("publish now:", key.statement())
     marked, accuracy = train(key)
     clean, without = train(None)

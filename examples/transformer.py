@@ -64,6 +64,7 @@ def main() -> None:
     print(sigil.inspect(client, images[:32], server_half=server))
 
     stated = {"input_shape": (1, 8, 8), "inputs_digest": sigil.data.Inputs(images[test]).digest}
+    stated |= {"model": sigil.alignment.layers_of(client, (1, 8, 8))}
     key = sigil.Key.for_activation(client(images[:2]), owner="ACME", **stated)
     print("publish now:", key.statement())
     key.initialise(client)

@@ -107,7 +107,7 @@ def test_a_key_with_little_room_is_learned_as_well() -> None:
 def test_the_page_writes_rates_and_powers_as_a_verdict_does() -> None:
     key = Key.generate("Demo owner", shape=(64, 2, 2), bits=64)
 
-    def story(name: str, accuracy: float, rate: float, log10_p: float) -> demo.Story:
+    def judged(name: str, accuracy: float, rate: float, log10_p: float) -> demo.JudgedModel:
         readings = tuple(
             Reading(kind=kind, count=256, wsr=rate, log10_p_before=log10_p) for kind in ("noise", "inputs")
         )
@@ -130,9 +130,9 @@ def test_the_page_writes_rates_and_powers_as_a_verdict_does() -> None:
         )
         metrics = [{"round": 1, "accuracy": accuracy, "wsr": rate, "wsr_inputs": rate}]
         run = Run(Path(name), demo.settings(0.1), metrics)
-        return demo.Story(name, accuracy, run, report, Path(f"{name}.html"))
+        return demo.JudgedModel(name, accuracy, run, report, Path(f"{name}.html"))
 
-    marked, clean = story("marked", 1.0, 0.99996, -19.266), story("clean", 0.9749, 0.5, 0.0)
+    marked, clean = judged("marked", 1.0, 0.99996, -19.266), judged("clean", 0.9749, 0.5, 0.0)
     page = demo._page(key, (marked, marked, clean))
     assert rows(page)[:7] == rows(page)[7:14]
     assert rows(page)[7:] == [

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import scipy  # loads scipy.optimize, which takes a second, only where it is used
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sigil import models, verify
-from sigil.alignment import Reference
+from sigil.alignment import Reference, layers_of
 from sigil.attacks.permute import disguise
 from sigil.errors import EvidenceError
 from sigil.evidence import check
@@ -24,8 +26,9 @@ from sigil.evidence.repeating import repeat
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
 from sigil.models import Model
+from sigil.origin import compare
 from sigil.rules import ALPHA, TESTS
-from sigil.suspect import open_suspect
+from sigil.suspect import Suspect, open_into, open_suspect
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict.envelope import sign
 
@@ -189,3 +192,53 @@ def test_a_suspect_that_is_a_function_proves_nothing() -> None:
     model = fitting(key)
     report = verify(lambda batch: model(batch), key)
     assert (report.wsr, report.owned, report.experiment) == (1.0, False, True)
+
+
+class Chain(nn.Module):
+    """A stranger's convolutions, under names that the claimant chose."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        random = torch.Generator().manual_seed(7)
+        for name in names:
+            layer = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+            with torch.no_grad():
+                layer.weight.copy_(torch.randn(layer.weight.shape, generator=random))
+            self.add_module(name, layer)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        for layer in self.children():
+            batch = layer(batch).relu()
+        return batch
+
+
+def suiting_names(key: Key, weights: Sequence[Tensor], tries: int) -> list[str]:
+    """For each layer the one of many names for which the key draws the weights that suit it most."""
+
+    def p(name: str, weight: Tensor) -> float:
+        return compare(
+            {"weight": weight},
+            {"weight": (8, 8, 3, 3)},
+            lambda *_: key.initial(f"{name}.weight", weight.shape),
+        ).log10_p
+
+    return [
+        min((f"layer{place}_{number}" for number in range(tries)), key=lambda name: p(name, weight))
+        for place, weight in enumerate(weights)
+    ]
+
+
+@pytest.mark.parametrize("way", ["in memory", "a file", "stated for other names"])
+def test_names_of_layers_that_were_chosen_to_suit(way: str, tmp_path: Path) -> None:
+    """Ten layers with the best of 60 names each descended: log10 p was -11.8 corrected; -6.5 proves it."""
+    stranger = Chain([f"layer{place}" for place in range(10)])
+    stated = layers_of(stranger, (8, 6, 6)) if way == "stated for other names" else None
+    key = Key.generate("Eve", (8, 6, 6), bits=64, seed=bytes(32), input_shape=(8, 6, 6), model=stated)
+    renamed = Chain(suiting_names(key, [layer.weight for layer in stranger.children()], tries=60))
+    suspect: nn.Module | Suspect = renamed
+    if way == "a file":  # whose names the claimant could choose
+        save_file(renamed.state_dict(), tmp_path / "suspect.safetensors")
+        suspect = open_into(tmp_path / "suspect.safetensors", renamed)
+    report = verify(suspect, key, register=1)
+    assert not report.descends
+    assert report.log10_p_origin == 0.0

@@ -1,19 +1,23 @@
-"""Files that appear whole or not at all, marks, and the digest of tensors."""
+"""Files that appear whole or not at all, marks, the digest of tensors, and locks of either kind or none."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from sigil import files
-from sigil.errors import EvidenceError, OutputError
+from sigil.errors import EvidenceError, OutputError, TrainingError
 
 MAGIC = files.Magic(b"ours:", head=b"<sigil>", tail=b"end")
 OURS = b"ours: <sigil> " + bytes(100_000) + b" the end"
@@ -146,3 +150,58 @@ def test_the_digest_is_that_of_names_and_values() -> None:
         files.digest([torch.tensor([1.0], dtype=torch.bfloat16)]) == hashlib.sha256(b"\x80\x3f").hexdigest()
     )
     assert files.digest([torch.empty(0)]) == hashlib.sha256().hexdigest()
+
+
+def windows() -> Any:
+    """Windows' module, with the locks of this system: of another open file, and given up at its closing."""
+
+    def locking(descriptor: int, mode: int, count: int) -> None:
+        assert (mode, count) == (2, 1)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    return SimpleNamespace(LK_NBLCK=2, locking=locking)
+
+
+@pytest.fixture(params=["posix", "windows"])
+def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "windows":
+        monkeypatch.setattr(files, "fcntl", None)
+        monkeypatch.setattr(files, "msvcrt", windows())
+        monkeypatch.setattr(files, "LOCK_PAUSE", 0.01)
+    return str(request.param)
+
+
+def test_the_second_is_refused_in_one_sentence_until_the_first_ends(system: str, tmp_path: Path) -> None:
+    for _ in range(2):
+        with (
+            files.locked(tmp_path, wait=False),
+            pytest.raises(TrainingError, match="Another process is training the run"),
+            files.locked(tmp_path, wait=False),
+        ):
+            pass
+
+
+def test_the_second_waits_if_it_is_asked_to(system: str, tmp_path: Path) -> None:
+    order: list[str] = []
+    begun = threading.Event()
+
+    def second() -> None:
+        begun.set()
+        with files.locked(tmp_path, wait=True):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with files.locked(tmp_path, wait=False):
+        thread.start()
+        begun.wait()
+        thread.join(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "second"]
+
+
+def test_without_any_locks_nothing_is_locked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(files, "fcntl", None)
+    monkeypatch.setattr(files, "msvcrt", None)
+    with files.locked(tmp_path, wait=False), files.locked(tmp_path, wait=False):
+        pass

@@ -18,7 +18,7 @@ from sigil.cli.key import what_proves
 from sigil.data import Inputs
 from sigil.errors import ConfigError
 from sigil.evidence.arithmetic import recompute
-from sigil.federation.measuring import marked
+from sigil.federation.federation import marked
 from sigil.keys.key import Key
 from sigil.rules import Price
 from sigil.verdict import wording

@@ -95,6 +95,47 @@ def test_names_that_a_wrapper_or_a_thief_changed_do_not_matter() -> None:
     assert trace(plain, KEY, PLAIN, level="court").named == ("Recipient 7",)
 
 
+def test_layers_that_took_each_other_s_names_do_not_matter() -> None:
+    """Noise, so that the layers which kept their names do not name the recipient by themselves."""
+    random = torch.Generator().manual_seed(3)
+    state, shapes = dict(COPIES.issue("Clinic C").state_dict()), {}
+    for name, value in state.items():
+        if value.ndim == 4:
+            shapes.setdefault(value.shape, []).append(name)
+            state[name] = value + 0.3 * value.std() * torch.randn(value.shape, generator=random)
+    lying = state | {
+        name: state[other]
+        for names in shapes.values()
+        for name, other in zip(names, names[1:] + names[:1], strict=True)
+    }
+    plain, restored = (trace(each, KEY, COPIES).recipients[0] for each in (state, lying))
+    assert restored.name == plain.name == "Clinic C"
+    assert restored.restored
+    assert restored.deviations > 0.9 * plain.deviations
+
+
+def test_reordered_channels_of_a_network_of_one_s_own_are_put_back() -> None:
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 48, 3), nn.ReLU(), nn.Conv2d(48, 16, 3))
+    )
+    copies = issued(net)
+    suspect = copies.issue("Clinic C")
+    order = torch.randperm(32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for tensor in (suspect[0].weight, suspect[0].bias):
+            tensor.copy_(tensor[order])
+        suspect[2].weight.copy_(suspect[2].weight[:, order])
+        order = torch.randperm(48, generator=torch.Generator().manual_seed(1))
+        for tensor in (suspect[2].weight, suspect[2].bias):
+            tensor.copy_(tensor[order])
+        suspect[4].weight.copy_(suspect[4].weight[:, order])
+    assert trace(suspect, KEY, copies).named == ()
+    outcome = trace(suspect, KEY, copies, level="court", input_shape=(3, 12, 12))
+    assert outcome.named == ("Clinic C",)
+    assert outcome.recipients[0].restored
+    assert trace(nn.Sequential(nn.Conv2d(3, 32, 3)), KEY, copies, input_shape=(3, 12, 12)).named == ()
+
+
 @pytest.mark.parametrize("model", [WHOLE, SERVER], ids=["whole", "server half"])
 def test_whole_models_and_server_halves(model: models.Model, tmp_path: Path) -> None:
     copies = issued(model)
@@ -284,8 +325,9 @@ def test_what_is_no_suspect_is_one_sentence(suspect: Any, sentence: str) -> None
 
 
 def test_values_that_are_not_finite_name_nobody_and_crash_nothing() -> None:
+    few = issued(WEIGHTS)
     for value in (math.nan, math.inf, -math.inf, 1e38):
-        outcome = trace({"weight": torch.full((128, 128), value)}, KEY, PLAIN)
+        outcome = trace({"weight": torch.full((128, 128), value)}, KEY, few)
         assert not outcome.found
     half = copy.deepcopy(COPIES.issue("Clinic C"))
     with torch.no_grad():

@@ -238,7 +238,7 @@ def test_a_run_at_the_papers_scale_goes_on_after_an_interruption_and_fits_the_cl
     whole, again = ([store.result(cell).numbers for cell in cells] for store in stores)
     assert whole == again
     held = {one.claim.text: one for one in claims.held(stores[1])}
-    assert held["Marking leaves accuracy as it is, ResNet-18 (within 1 point)"].found is not None
+    assert held["Marking at λ = 0.1 leaves accuracy as it is, ResNet-18 (within 1 point)"].found is not None
     table = drawing.markdown(claims.page(stores[1]))
     assert "| The mark embeds at λ = 0.1 (WSR ≥ 95 %) | 100.0 % |" in table
     assert "Not measured yet: " in table

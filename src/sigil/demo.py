@@ -34,7 +34,7 @@ from sigil.rules import ALPHA
 from sigil.suspect import open_suspect
 from sigil.testing.authority import DemonstrationAuthority
 from sigil.verdict import wording
-from sigil.verdict.page import superscripts_in
+from sigil.verdict.page import superscripts
 from sigil.verdict.report import Reading, Report
 from sigil.verdict.verification import verify
 
@@ -45,7 +45,7 @@ BITS = 64
 
 
 @dataclass(frozen=True)
-class Story:
+class JudgedModel:
     """A model: its accuracy, the training that it comes from, the verdict on it, and the verdict's page."""
 
     name: str
@@ -78,10 +78,10 @@ def settings(strength: float) -> Settings:
     )
 
 
-def tell(
+def demonstrate(
     folder: Path, *, say: Say, progress: Callable[[], Progress] = Progress
-) -> tuple[tuple[Story, Story, Story], Path]:
-    """Tell the story in `folder`; returns the marked model, its copy, the clean one, and the page."""
+) -> tuple[tuple[JudgedModel, JudgedModel, JudgedModel], Path]:
+    """Run the demonstration in `folder`; returns the marked model, its copy, the clean one, and the page."""
     files.make_folder(folder)
     for name in ("marked", "clean"):
         check_folder(folder / name)
@@ -109,17 +109,17 @@ def tell(
         ("clean", clean, clean.final["accuracy"], clean.folder / "client.safetensors"),
     )
     first, second, third = (
-        Story(name, accuracy, run, *_verdict(name, file, key, key_file, root_file))
+        JudgedModel(name, accuracy, run, *_verdict(name, file, key, key_file, root_file))
         for name, run, accuracy, file in suspects
     )
-    stories = (first, second, third)
-    for story in stories:
-        say(f"   {story.name}: accuracy {wording.percent(story.accuracy)}. {story.report.sentence()}")
-        for reading in story.marks:
+    judged = (first, second, third)
+    for model in judged:
+        say(f"   {model.name}: accuracy {wording.percent(model.accuracy)}. {model.report.sentence()}")
+        for reading in model.marks:
             say(f"      on {reading.kind}: {wording.reading(reading)}")
     page = folder / "report.html"
-    files.write(page, _page(key, stories), replace=files.PAGE)
-    return stories, page
+    files.write(page, _page(key, judged), replace=files.PAGE)
+    return judged, page
 
 
 def _stamped_key(key_file: Path, root_file: Path) -> Key:
@@ -149,45 +149,38 @@ def _verdict(name: str, model: Path, key: Key, key_file: Path, root_file: Path) 
     return report, page
 
 
-def _page(key: Key, stories: tuple[Story, Story, Story]) -> str:
+def _page(key: Key, judged: tuple[JudgedModel, JudgedModel, JudgedModel]) -> str:
     environment = Environment(
         loader=PackageLoader("sigil.pages", "."), autoescape=True, undefined=StrictUndefined
     )
-    marked = stories[0].report
+    marked = judged[0].report
     return environment.get_template("demo.html").render(
         key=key,
-        stories=stories,
-        curves=_curves(stories),
-        settings=stories[0].run.settings,
+        judged=judged,
+        curves=_curves(judged),
+        settings=judged[0].run.settings,
         words=wording,
         level=math.log10(ALPHA),
-        corrections=superscripts_in(wording.corrections_at_length(marked, kind=marked.kind, register=None)),
+        corrections=superscripts(wording.corrections_at_length(marked)),
     )
 
 
-def _curves(stories: tuple[Story, Story, Story]) -> str:
+def _curves(judged: tuple[JudgedModel, JudgedModel, JudgedModel]) -> str:
     """Accuracy and WSR over the rounds as an SVG picture, encoded for an <img>."""
     figure, (left, right) = figures.panels(2)
     colours = {"marked": figures.COLOURS[0.1], "clean": "#888888"}
-    marked_story, _, clean_story = stories
-    for story in (marked_story, clean_story):
-        rounds = [row["round"] for row in story.run.metrics]
-        figures.curve(
-            left, rounds, _percent(story.run.metrics, "accuracy"), color=colours[story.name], label=story.name
-        )
-    marked = stories[0].run.metrics
-    for number, label, style in (("wsr_inputs", "marked, on images", "-"), ("wsr", "marked, on noise", ":")):
-        figures.curve(
-            right,
-            [row["round"] for row in marked],
-            _percent(marked, number),
-            color=colours["marked"],
-            label=label,
-            linestyle=style,
-        )
-    right.axhline(
-        100 * clean_story.report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end"
-    )
+    marked, _, clean = judged
+
+    def draw(axes: Any, model: JudgedModel, number: str, label: str, style: str = "-") -> None:
+        rounds = [row["round"] for row in model.run.metrics]
+        values = figures.percent([row.get(number) for row in model.run.metrics])
+        figures.curve(axes, rounds, values, color=colours[model.name], label=label, linestyle=style)
+
+    draw(left, marked, "accuracy", "marked")
+    draw(left, clean, "accuracy", "clean")
+    draw(right, marked, "wsr_inputs", "marked, on images")
+    draw(right, marked, "wsr", "marked, on noise", ":")
+    right.axhline(100 * clean.report.wsr, color=colours["clean"], linestyle="--", label="clean, at the end")
     left.set(title="accuracy on test images (%)", xlabel="round", ylim=(0, 101))
     right.set(title="watermark success rate (%)", xlabel="round", ylim=(30, 101))
     figures.legend(left)
@@ -198,7 +191,3 @@ def _curves(stories: tuple[Story, Story, Story]) -> str:
         figure.savefig(picture, format="svg", metadata={"Date": None})
     mpl.pyplot.close(figure)
     return base64.b64encode(picture.getvalue()).decode()
-
-
-def _percent(metrics: list[dict[str, Any]], name: str) -> list[float | None]:
-    return figures.percent([row.get(name) for row in metrics])

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ except ImportError:
 AnyPath = str | os.PathLike[str]
 
 _HEAD_BYTES, _TAIL_BYTES = 4096, 65536
-_DRAFT = re.compile(r"\.sigil-[0-9a-f]{16}\.tmp")
+_DRAFT = f".sigil-{'[0-9a-f]' * 16}.tmp"
 _STALE_SECONDS = 24 * 3600
 _LONGEST_NAME = 255
 
@@ -75,7 +75,7 @@ class Magic:
 PAGE = Magic(b"<!DOCTYPE html>", head=b'<meta name="generator" content="Sigil">')
 """What every page begins with that Sigil writes for people."""
 
-_PICTURES = {
+PICTURES = {
     ".png": Magic(b"\x89PNG\r\n\x1a\n", head=b"Software\0Sigil"),
     ".svg": Magic(b"<?xml", head=b"<dc:title>Sigil</dc:title>"),
     ".pdf": Magic(b"%PDF", tail=b"/Creator (Sigil)"),
@@ -84,7 +84,7 @@ _PICTURES = {
 
 def picture_magic(path: AnyPath) -> Magic:
     """What a picture of this name begins with, if matplotlib was given :func:`picture_metadata`."""
-    return _PICTURES.get(Path(path).suffix.lower(), _PICTURES[".png"])
+    return PICTURES.get(Path(path).suffix.lower(), PICTURES[".png"])
 
 
 def picture_metadata(path: AnyPath) -> dict[str, str]:
@@ -107,7 +107,7 @@ def write(
     """
     data = content.encode() if isinstance(content, str) else content
     try:
-        with draft(path, replace=replace, mode=mode) as place, place.open("r+b") as file:
+        with draft(path, replace=replace, mode=mode) as drafted, drafted.open("r+b") as file:
             file.write(data)
     except (OSError, ValueError) as error:
         raise raises(f"{os.fspath(path)} cannot be written: {refusal(error)}.") from None
@@ -123,20 +123,20 @@ def draft(path: AnyPath, *, replace: bool | Magic = False, mode: int = 0o666) ->
     target = Path(path)
     if not target.name:
         raise IsADirectoryError(21, "Is a directory", str(target))
-    place = target.parent / f".sigil-{secrets.token_hex(8)}.tmp"
+    drafted = target.parent / f".sigil-{secrets.token_hex(8)}.tmp"
     # The mode is right from the first instant: a secret is never readable by others.
-    descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    descriptor = os.open(drafted, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         os.close(descriptor)
-        yield place
-        flush(place)
-        _move(place, target, replace=replace, mode=mode)
+        yield drafted
+        flush(drafted)
+        _move(drafted, target, replace=replace, mode=mode)
     finally:
-        place.unlink(missing_ok=True)
+        drafted.unlink(missing_ok=True)
     # The name must outlive a power cut as the content does; not every system can promise that.
     with contextlib.suppress(OSError):
         flush(target.parent)
-    _remove_stale(target.parent)
+    remove_stale(target.parent, _DRAFT)
 
 
 def check(
@@ -174,7 +174,7 @@ def check_folder(path: AnyPath, *, raises: type[SigilError] = OutputError) -> No
     """Raise unless there is a folder that can be written to, or one can be made."""
     target = Path(path)
     try:
-        nearest = next(place for place in (target, *target.absolute().parents) if os.path.lexists(place))
+        nearest = next(path for path in (target, *target.absolute().parents) if os.path.lexists(path))
         if not nearest.is_dir():
             what = "is a file" if nearest == target else f"cannot be made: {nearest} is a file"
             raise raises(f"{target} {what}; give the name of a directory.")
@@ -225,13 +225,17 @@ def digest(parts: Iterable[str | bytes | Tensor]) -> str:
     A tensor counts with its values in row-major order, in its own number format; names, formats and shapes
     are the caller's to add.
     """
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for part in parts:
         if isinstance(part, str | bytes):
-            found.update(part.encode() if isinstance(part, str) else part)
+            total.update(part.encode() if isinstance(part, str) else part)
         else:
-            found.update(_values(part))
-    return found.hexdigest()
+            import torch
+
+            # Seen as bytes, because NumPy does not know every number format (bfloat16).
+            values = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            total.update(values.numpy().tobytes())
+    return total.hexdigest()
 
 
 def sha256_of(path: AnyPath) -> str:
@@ -240,39 +244,29 @@ def sha256_of(path: AnyPath) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _values(tensor: Tensor) -> bytes:
-    import torch
-
-    # Seen as bytes, because NumPy does not know every number format (bfloat16).
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().tobytes()
-
-
-def _move(place: Path, target: Path, *, replace: bool | Magic, mode: int) -> None:
+def _move(drafted: Path, target: Path, *, replace: bool | Magic, mode: int) -> None:
     if replace is True or (isinstance(replace, Magic) and replace.matches(target)):
-        place.replace(target)
+        drafted.replace(target)
         return
     try:
-        os.link(place, target)  # fails if `target` exists, which a rename would not
+        os.link(drafted, target)  # fails if `target` exists, which a rename would not
     except FileExistsError:
         raise
     except OSError:  # a file system without hard links: claim the name, then replace it
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         try:
-            place.replace(target)
+            drafted.replace(target)
         except OSError:
             target.unlink()
             raise
 
 
-def _remove_stale(folder: Path) -> None:
-    """Remove drafts of processes that were killed while they wrote, a day later."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if _DRAFT.fullmatch(entry.name):
-                with contextlib.suppress(OSError):
-                    if time.time() - entry.stat().st_mtime > _STALE_SECONDS:
-                        os.unlink(entry)
+def remove_stale(folder: Path, pattern: str) -> None:
+    """Remove what processes that were killed left unfinished in a folder, a day later."""
+    for left in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 LOCK_PAUSE = 0.5  # seconds between two tries, where the system cannot wait by itself

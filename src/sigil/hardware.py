@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from functools import cache
@@ -125,11 +126,9 @@ def _model() -> str:
     ask = getattr(torch.cpu, "get_capabilities", None)  # not yet in PyTorch 2.6
     name = str(ask().get("cpu_name", "")).strip() if ask is not None else ""
     if not name and _LINUX_LIST.is_file():
-        lines = _LINUX_LIST.read_text("utf-8", errors="replace").splitlines()
-        names = [
-            value for line in lines for key, _, value in [line.partition(":")] if key.strip() == "model name"
-        ]
-        name = names[0].strip() if names else ""
+        listed = _LINUX_LIST.read_text("utf-8", errors="replace")
+        match = re.search(r"^model name\s*:(.*)$", listed, re.MULTILINE)
+        name = match[1].strip() if match else ""
     if not name and platform.system() == "Darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         try:

@@ -57,8 +57,12 @@ LEAST_WEIGHTS: Final = 1_024
 """Fewer weights name nobody: an unchanged copy shows its pattern at √(number of weights) deviations."""
 MOST_STRENGTH: Final = 0.1
 MOST_RECIPIENTS: Final = 100_000
+CHANCE: Final = 3.0
+"""Deviations by which a change may agree with a pattern without being changed."""
 MOST_DEVIATIONS: Final = 6.0
-"""A change may agree with a pattern by so much; honest ones reach 2.6 with others' (docs/tracing.md)."""
+"""By chance a change agrees with a pattern by less."""
+MOST_LEANING: Final = 0.05
+"""Times √(number of weights): what a change may have; honest ones reach 0.034 (docs/tracing.md)."""
 
 OWNER_FILE: Final = "owner.safetensors"
 REGISTER_FILE: Final = "register.json"
@@ -128,41 +132,47 @@ class Patterns:
         """A recipient's change without its component along the recipient's own pattern, tensor by tensor.
 
         Training heals a copy a little, so that honest changes lean against their own pattern. Averaged, that
-        would put −n of everybody into later models, from which others could make +n.
+        would put −n of everybody into later models, from which others could make +n. What chance explains
+        stays: to take it off would put the pattern in.
         """
-        found = {}
-        for name, pattern in self.pattern(recipient).items():
-            coins = pattern.reshape(len(pattern), pattern.shape[1], -1).astype(np.float64)
-            share = np.sum(self._in_steps(name, change[name]) * coins.reshape(-1)) / max(
-                1.0, np.sum(coins**2)
-            )
-            along = torch.from_numpy((share * self.steps[name] * coins).reshape(pattern.shape))
-            found[name] = change[name] - along.to(change[name])
+        pattern = self.pattern(recipient)
+        coins = {name: each.reshape(-1).astype(np.float64) for name, each in pattern.items()}
+        rows = {name: self._in_steps(name, change[name]) for name in pattern}
+        along = {name: row @ coins[name] for name, row in rows.items()}
+        size = math.sqrt(COINS * sum(row @ row for row in rows.values()))
+        found = {name: change[name] for name in pattern}
+        if abs(sum(along.values())) > CHANCE * size:
+            for name, value in found.items():
+                share = along[name] / max(1.0, coins[name] @ coins[name])
+                removed = share * self.steps[name] * coins[name].reshape(filters_of_weight(value).shape)
+                found[name] = value - torch.from_numpy(removed.reshape(value.shape)).to(value)
         return found
 
     def agreement(self, changes: Mapping[str, State]) -> dict[str, dict[str, float]]:
         """How much each recipient's change agrees with the pattern of each, in standard deviations."""
-        names = list(self.steps)
         rows = {
-            who: np.concatenate([self._in_steps(name, change[name]) for name in names])
+            who: np.concatenate([self._in_steps(name, change[name]) for name in self.steps])
             for who, change in changes.items()
         }
         sizes = {who: math.sqrt(COINS) * (float(np.linalg.norm(row)) or 1.0) for who, row in rows.items()}
         found: dict[str, dict[str, float]] = {who: {} for who in changes}
         for recipient in self.streams:
             pattern = self.pattern(recipient)
-            coins = np.concatenate([pattern[name].reshape(-1) for name in names]).astype(np.float64)
+            coins = np.concatenate([pattern[name].reshape(-1) for name in self.steps]).astype(np.float64)
             for who, row in rows.items():
                 found[who][recipient] = float(row @ coins) / sizes[who]
         return found
 
     def carried(self, changes: Mapping[str, State]) -> dict[str, str]:
-        """Which recipients' changes have to do with a pattern by more than MOST_DEVIATIONS, in words."""
+        """Which recipients' changes have to do with a pattern by more than chance and honest training, in
+        words."""
+        weights = sum(map(math.prod, self.shapes.values()))
+        most = max(MOST_DEVIATIONS, MOST_LEANING * math.sqrt(weights))
         return {
             who: f"has to do with the pattern of {name}, by {deviations:.1f} deviations"
             for who, agreement in self.agreement(changes).items()
             for name, deviations in agreement.items()
-            if abs(deviations) > MOST_DEVIATIONS
+            if abs(deviations) > most
         }
 
     def _in_steps(self, name: str, change: Tensor) -> Floats:

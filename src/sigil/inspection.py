@@ -113,7 +113,13 @@ def inspect(
         raise ConfigError(f'key is {shown(key)}, but a key or its kind is wanted: "plain" or "stamped".')
     rate = price.needed_rate(length, alpha)
     reached = _trial(client_half, example_input, shape, length, steps) if steps else None
-    problems = [*_length_problems(dimension, length, kind, price, alpha), *_trial_problems(reached, length)]
+    problems = _length_problems(dimension, length, kind, price, alpha)
+    if reached is not None and reached < _HOPELESS:
+        problems.append(
+            "Even without a task the layers in front of the cut bring only "
+            f"{wording.percent(reached)} of {length} bits right; cut deeper, where more layers shape the "
+            "activation, or use fewer bits."
+        )
     return Inspection(
         provable=not problems,
         shape=shape,
@@ -172,15 +178,6 @@ def _length_problems(dimension: int, bits: int, kind: str, price: Price, alpha: 
     return []
 
 
-def _trial_problems(reached: float | None, bits: int) -> list[str]:
-    if reached is None or reached >= _HOPELESS:
-        return []
-    return [
-        f"Even without a task the layers in front of the cut bring only {wording.percent(reached)} of {bits} "
-        "bits right; cut deeper, where more layers shape the activation, or use fewer bits."
-    ]
-
-
 def _advice(
     server: nn.Module | None,
     rectified: bool,
@@ -205,16 +202,13 @@ def _advice(
             "The activation has negative values, so no ReLU ends the half, and a thief can mix its channels "
             "by any matrix and undo that behind the cut; cut behind a ReLU if the network has one."
         )
-    if server is not None and isinstance(_first_layer(server), _NORMS):
+    layers = () if server is None else (part for part in server.modules() if not any(part.children()))
+    if isinstance(next(iter(layers), None), _NORMS):
         found.append(
             "A batch norm follows the cut, which undoes every shift and scale of a channel; cut behind it, "
             "or behind its rectifier."
         )
     return found
-
-
-def _first_layer(module: nn.Module) -> nn.Module:
-    return next(part for part in module.modules() if not any(part.children()))
 
 
 def _trial(half: nn.Module, batch: Tensor, shape: tuple[int, ...], bits: int, steps: int) -> float:

@@ -7,11 +7,12 @@ import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigil import arguments
 from sigil.errors import NotReadable, ShapeError, SigilError, SuspectError, reason
@@ -58,39 +59,47 @@ def filters_of(suspect: Suspect, input_shape: Sequence[int]) -> tuple[Tensor, ..
     """The weights of the suspect's two-dimensional convolutions and linear layers, in the order of computing.
 
     Filters have the sign with which a batch norm behind them passes them on. A module runs on one random
-    input to show their order. A suspect that is no module may tell by a method ``filters``; of one that does
-    not, nothing is known.
+    input to show them. A suspect that is no module may tell by a method ``filters``; of one that does not,
+    nothing is known.
     """
-    module = module_of(suspect)
-    if module is None:
+    if module_of(suspect) is None:
         return tuple(getattr(suspect, "filters", tuple)())
-    found: dict[int, Tensor] = {}
-    written: dict[int, tuple[int, Tensor]] = {}  # held, or another tensor could get the same number
+    seen = _Filters()
+    with undisturbed(suspect, seed=0), seen:
+        activations(suspect, noise(input_shape, 1, generator=torch.Generator().manual_seed(0)))
+    return tuple(seen.found.values())
 
-    def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        assert isinstance(layer.weight, Tensor)
-        weight = layer.weight.detach().to("cpu")
-        if isinstance(layer, nn.Conv2d | nn.Linear):
-            found.setdefault(id(layer), weight if weight.ndim == 4 else weight[:, :, None, None])
-            written[id(output)] = (id(layer), output)
-        elif inputs and id(inputs[0]) in written:
-            convolution, _ = written.pop(id(inputs[0]))
-            turned = torch.where(weight < 0, -1.0, 1.0).to(weight.dtype)
-            found[convolution] = found[convolution] * turned.view(-1, 1, 1, 1)
 
-    layers = [
-        layer
-        for layer in module.modules()
-        if isinstance(layer, nn.Conv2d | nn.Linear) or (isinstance(layer, _BatchNorm) and layer.affine)
-    ]
-    hooks = [layer.register_forward_hook(note) for layer in layers]
-    try:
-        with undisturbed(suspect, seed=0):
-            activations(suspect, noise(input_shape, 1, generator=torch.Generator().manual_seed(0)))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return tuple(found.values())
+class _Filters(TorchDispatchMode):
+    """Notes the weights that a computation convolves or multiplies with, whatever layers they are of."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[tuple[int, ...], Tensor] = {}
+        # What a layer wrote and what it computed with: held, or another tensor could get the same number.
+        self._written: dict[int, tuple[tuple[int, ...], Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        operator = str(func.overloadpacket.__name__)
+        if operator == "convolution" and args[1].ndim == 4:
+            transposed, groups = args[6], args[8]
+            if not transposed:
+                self._note(args[1], args[1], out)
+            elif groups == 1:
+                self._note(args[1].transpose(0, 1).flip(2, 3), args[1], out)
+        elif operator in ("addmm", "mm"):
+            self._note(args[-1].t()[:, :, None, None], args[-1], out)
+        elif "batch_norm" in operator and isinstance(args[1], Tensor) and id(args[0]) in self._written:
+            place = self._written.pop(id(args[0]))[0]
+            turned = torch.where(args[1] < 0, -1.0, 1.0).to(args[1].dtype)
+            self.found[place] = self.found[place] * turned.view(-1, 1, 1, 1).to("cpu")
+        return out
+
+    def _note(self, filters: Tensor, weight: Tensor, output: Tensor) -> None:
+        place = (weight.data_ptr(), *weight.shape)
+        self.found.setdefault(place, filters.detach().to("cpu"))
+        self._written[id(output)] = place, weight, output
 
 
 def noise(shape: Sequence[int], count: int, *, generator: torch.Generator) -> Tensor:

@@ -261,14 +261,25 @@ def reduced(weights: Integers) -> tuple[Integers, int]:
     return sizes // unit, unit
 
 
-def window_length(sizes: Integers) -> int:
+def window_length(sizes: Integers, counts: Integers | int = 1) -> int:
     """Length of the circular convolution: a window that holds the deficit but for ``_LEFT_OUT``.
 
-    By Hoeffding's inequality ``P(|D - E D| > h) <= 2 exp(-2 h^2 / sum a_j^2)`` at any tilt.
+    By Hoeffding's inequality ``P(|D - E D| > h) <= 2 exp(-2 h^2 / sum a_j^2)`` at any tilt. Of each size
+    there are ``counts``.
     """
-    squares = float(np.sum(sizes.astype(np.float64) ** 2))
+    squares = float(np.sum(sizes.astype(np.float64) ** 2 * counts))
     window = 2.0 * math.sqrt(squares * math.log(2.0 / _LEFT_OUT) / 2.0)
-    return int(scipy.fft.next_fast_len(min(int(window) + 3, int(sizes.sum()) + 1), real=True))
+    return int(scipy.fft.next_fast_len(min(int(window) + 3, int(np.sum(sizes * counts)) + 1), real=True))
+
+
+def _law(spectrum: NDArray[np.complex128], length: int, mean: float, total: int) -> tuple[int, Floats]:
+    """The law with this transform, from the returned start on.
+
+    The convolution is circular: the window around the mean says which turn each place is on.
+    """
+    law = np.maximum(scipy.fft.irfft(spectrum, length), 0.0)
+    start = min(max(0, int(mean) - length // 2), max(0, total + 1 - length))
+    return start, np.roll(law, -(start % length))
 
 
 def best_blocks(sizes: Integers) -> int:
@@ -311,16 +322,12 @@ def tilted_law(sizes: Integers, tilt: float, highest: int, blocks: int) -> tuple
             rows = -(-len(table) // length)
             table = np.pad(table, (0, rows * length - len(table))).reshape(rows, length).sum(axis=0)
         spectrum *= scipy.fft.rfft(table, length)
-    law = np.maximum(scipy.fft.irfft(spectrum, length), 0.0)
-    # The convolution is circular: the window around the mean says which turn each place is on.
-    mean = tilted_mean(sizes, tilt)
-    start = min(max(0, int(mean) - length // 2), max(0, int(sizes.sum()) + 1 - length))
-    return start, np.roll(law, -(start % length))
+    return _law(spectrum, length, tilted_mean(sizes, tilt), int(sizes.sum()))
 
 
-def log_moment(sizes: Integers, tilt: float) -> float:
-    """``log E exp(-tilt D)`` under the null."""
-    return float(np.sum(np.log1p(np.exp(-tilt * sizes)) - math.log(2.0)))
+def log_moment(sizes: Integers, tilt: float, counts: Integers | int = 1) -> float:
+    """``log E exp(-tilt D)`` under the null; of each size there are ``counts``."""
+    return float(np.sum(counts * (np.log1p(np.exp(-tilt * sizes)) - math.log(2.0))))
 
 
 def tilted_mean(sizes: Integers, tilt: float, counts: Integers | int = 1) -> float:
@@ -462,16 +469,13 @@ def log10_at_most(deficit: int, coins: Sequence[int], weights: Sequence[int]) ->
     start, law = _tilted_coins(sizes, counts, tilt, total)
     below = law[: max(0, deficit - start + 1)]
     decay = np.exp(tilt * np.arange(start - deficit, start - deficit + len(below), dtype=np.float64))
-    log_moment = float(np.sum(counts * (np.log1p(np.exp(-tilt * sizes)) - math.log(2.0))))
-    log_p = log_moment + tilt * deficit + math.log(float(np.sum(below * decay)))
+    log_p = log_moment(sizes, tilt, counts) + tilt * deficit + math.log(float(np.sum(below * decay)))
     return min(0.0, log_p / math.log(10.0))
 
 
 def _tilted_coins(weights: Integers, counts: Integers, tilt: float, total: int) -> tuple[int, Floats]:
     """The law of the tilted deficit from the returned start on."""
-    squares = float(np.sum(weights**2 * counts))
-    window = 2.0 * math.sqrt(squares * math.log(2.0 / _LEFT_OUT) / 2.0)
-    length = int(scipy.fft.next_fast_len(min(int(window) + 3, total + 1), real=True))
+    length = window_length(weights, counts)
     spectrum = np.empty(length // 2 + 1, dtype=np.complex128)
     for first in range(0, len(spectrum), _BLOCK):
         points = np.arange(first, min(first + _BLOCK, len(spectrum)))
@@ -492,11 +496,7 @@ def _tilted_coins(weights: Integers, counts: Integers, tilt: float, total: int) 
             log_size += 0.5 * count * log_square
             phase += count * np.arctan2(2.0 * share * sine * cosine, 1.0 - 2.0 * share * sine**2)
         spectrum[first : first + len(points)] = np.exp(log_size) * (np.cos(phase) + 1j * np.sin(phase))
-    law = np.maximum(scipy.fft.irfft(spectrum, length), 0.0)
-    # The transform is circular: the window around the mean says which turn each place is on.
-    mean = tilted_mean(weights, tilt, counts)
-    start = min(max(0, int(mean) - length // 2), max(0, total + 1 - length))
-    return start, np.roll(law, -(start % length))
+    return _law(spectrum, length, tilted_mean(weights, tilt, counts), total)
 
 
 def _checked(log10_p: float) -> float:

@@ -17,6 +17,7 @@ training is a bound under this measured limit, not exact.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -33,8 +34,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from sigil import arguments, imprint_reading, models
-from sigil.alignment import search_known, search_unknown
-from sigil.errors import AlignmentError, ConfigError, SuspectError, shown
+from sigil.alignment import search_known, search_own, search_unknown
+from sigil.errors import AlignmentError, ConfigError, ShapeError, SuspectError, shown
 from sigil.imprint import REGISTER_FILE, Imprint
 from sigil.keys.key import Key
 from sigil.keys.statement import KeyFields
@@ -175,6 +176,7 @@ def trace(
     tries: int = 1,
     at: str | None = None,
     time_limit: float = 120.0,
+    input_shape: Sequence[int] | None = None,
 ) -> Trace:
     """Find the recipients of a register, or of several, whose copies a suspect contains.
 
@@ -182,6 +184,7 @@ def trace(
     opens; for a graph of ONNX ``at`` names the tensor or node at its end. ``level`` is whom to convince:
     "owner" multiplies p by what this trace tried, "court" by 2^128 more. ``tries`` are the suspects that were
     looked at in all. A folder may hold several registers, one per block of rounds, as a run's ``imprints``.
+    With ``input_shape``, that of one input, the channels of a module of one's own are put back in order.
 
     It shows that the suspect contains a copy. Who passed that on it does not show: the recipient, somebody
     who broke in, or the owner, who can make every copy (docs/tracing.md).
@@ -193,9 +196,12 @@ def trace(
     searches = list(_searches(register, key))
     held, stated = _tensors(suspect, tuple(searches[0].copies.state), at=at, time_limit=time_limit)
     tries *= len(held)
+    own = None
+    if isinstance(suspect, nn.Module) and input_shape is not None:
+        own = _Own(suspect, tuple(input_shape))
     orders = [each.order(one, restored=False) for each in searches for one in held.values()]
     if min(min(order.log10_p_before) for order in orders) > _ENOUGH:
-        orders += [each.order(one, restored=True) for each in searches for one in held.values()]
+        orders += [each.order(one, restored=True, own=own) for each in searches for one in held.values()]
     weights = max(order.weights for order in orders)
     if not weights:
         raise SuspectError(
@@ -303,11 +309,11 @@ class _Search:
     def copies(self) -> Imprint:
         return Imprint.load(self._register, self._key) if isinstance(self._register, Path) else self._register
 
-    def order(self, tensors: Mapping[str, Tensor], *, restored: bool) -> _Order:
+    def order(self, tensors: Mapping[str, Tensor], *, restored: bool, own: _Own | None = None) -> _Order:
         """Read a suspect as its tensors are named, or put in order."""
         copies = self.copies
         ours = {name: copies.state[name] for name in copies.carriers}
-        theirs = _in_order(tensors, copies) if restored else _renamed(tensors, ours)
+        theirs = _in_order(tensors, copies, own) if restored else _renamed(tensors, ours)
         reading = imprint_reading.read(ours, theirs)
         positive = [reading.positive(copies.pattern(each.recipient)) for each in self.issued]
         return _Order(
@@ -428,19 +434,45 @@ def _renamed(tensors: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> Mappi
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _in_order(tensors: Mapping[str, Tensor], copies: Imprint) -> Mapping[str, Tensor]:
+@dataclass(frozen=True)
+class _Own:
+    """A suspect that can be run: a module of one's own, and the shape of one input."""
+
+    module: nn.Module
+    shape: tuple[int, ...]
+
+    def in_order(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Its weights in the order of the owner's, if it has the owner's layers; otherwise none."""
+        theirs = {name: tuple(one.shape) for name, one in self.module.state_dict().items()}
+        if theirs != {name: tuple(one.shape) for name, one in state.items()}:
+            return {}
+        ours = copy.deepcopy(self.module)
+        ours.load_state_dict(state)
+        try:
+            return search_own(self.module, ours, self.shape).restored()
+        except (AlignmentError, SuspectError, ShapeError):
+            return {}
+
+
+def _in_order(
+    tensors: Mapping[str, Tensor], copies: Imprint, runs: _Own | None = None
+) -> Mapping[str, Tensor]:
     """The suspect's weights in the order, shapes and signs of the owner's, as far as they can be found."""
     ours = {name: copies.state[name] for name in copies.carriers}
     own = _own_half(copies)
     if own is None:
-        return _most_alike(tensors, ours)
+        return (runs and runs.in_order(copies.state)) or _most_alike(tensors, ours)
     named = _renamed(tensors, ours)
     finite = {name: torch.nan_to_num(named[name]) for name in own.state_dict() if name in named}
     try:
-        return search_known(models.from_state(own.spec, finite), own).restored()
+        found = search_known(models.from_state(own.spec, finite), own)
+        if found.result().believed:
+            return found.restored()
     except (SuspectError, AlignmentError):  # other layers, names or widths
-        filters = [tensors[name] for name in sorted(tensors, key=_natural) if tensors[name].ndim == 4]
-        return search_unknown(filters, own).restored() if filters else {}
+        pass
+    # Names may lie: layers of one shape may have changed theirs.
+    filters = [tensors[name] for name in sorted(tensors, key=_natural) if tensors[name].ndim == 4]
+    return search_unknown(filters, own).restored() if filters else {}
 
 
 def _own_half(copies: Imprint) -> Model | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sigil import models
 from sigil.alignment.initial_weights import topology_of
-from sigil.alignment.own_layers import search_own, watched
+from sigil.alignment.own_layers import layers_of, search_own, watched
 from sigil.errors import AlignmentError
 from sigil.models.topology import IMAGE, HalfTopology
 
@@ -101,3 +101,31 @@ def test_an_answer_without_channels_has_no_order() -> None:
 def test_modules_of_other_origin_have_no_order_in_common() -> None:
     torch.manual_seed(0)
     assert not search_own(Odd(), Odd(), INPUT).result().believed
+
+
+class Sequence(nn.Module):
+    """Equal linear layers on sequences, of which nothing is seen but the order in which they compute."""
+
+    def __init__(self, order: tuple[str, ...]) -> None:
+        super().__init__()
+        for name in ("one", "two", "three"):
+            self.add_module(name, nn.Linear(32, 32))
+        self.order = order
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = images.flatten(1, 2)
+        for name in self.order:
+            found = torch.relu(self.get_submodule(name)(found))
+        return found.mean(1)
+
+
+def test_equal_layers_cannot_change_places() -> None:
+    """Who could give each layer the name that suits it, of many equal ones, needs no name of its own."""
+    first, again, other = (
+        layers_of(Sequence(order), INPUT)
+        for order in (("one", "two", "three"), ("one", "two", "three"), ("two", "one", "three"))
+    )
+    assert first == again
+    assert first != other
+    with pytest.raises(AlignmentError, match="cannot be seen"):
+        watched(Sequence(("one",)), INPUT)

@@ -79,7 +79,7 @@ def train(digits: Digits, *, hijacked: bool) -> Training:
         chosen = torch.randint(len(digits.labels), (32,), generator=random)
         at = Step(round=1, client=0, step=number)
         step(client, server, digits.private[chosen], digits.labels[chosen], at=at)
-    return Training(own, server, attacker, detectors, client.mean_loss)
+    return Training(own, server, attacker, detectors, float(client.loss) / client.steps)
 
 
 @pytest.fixture(scope="module")

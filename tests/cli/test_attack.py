@@ -473,7 +473,8 @@ def test_the_group_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None
 # An extraction has no options but its student, which is no default, and its tuning, which the next test sees.
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "extract"])
 def test_defaults_are_those_of_the_function(name: str) -> None:
-    command = {option.name: option for option in attack.ATTACKS[name].options}
+    group = typer.main.get_command(attack.app)
+    command = {option.name: option for option in group.commands[name].params}  # type: ignore[attr-defined]
     function = inspect.signature(getattr(attacks, name)).parameters
     shared = {
         option: parameter.default

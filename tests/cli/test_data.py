@@ -15,7 +15,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from sigil import data
-from sigil.cli import data_names
+from sigil.cli import outputs
 from sigil.cli.data import app
 from sigil.data import official
 from sigil.errors import DataError
@@ -123,10 +123,10 @@ def test_fetch_from_a_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_light_list_of_names_is_that_of_the_library() -> None:
-    assert list(data_names.NAMES) == data.names()
-    for name in data_names.NAMES:
-        if name in data_names.EMBEDDED:
-            data_names.check_data("--data", name, Path("/nowhere"))
+    assert list(outputs.NAMES) == data.names()
+    for name in outputs.NAMES:
+        if name in outputs.EMBEDDED:
+            outputs.check_data("--data", name, Path("/nowhere"))
         else:
             with pytest.raises(DataError, match=f"`sigil data fetch {name} --data-dir /nowhere`"):
-                data_names.check_data("--data", name, Path("/nowhere"))
+                outputs.check_data("--data", name, Path("/nowhere"))

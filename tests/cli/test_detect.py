@@ -14,7 +14,7 @@ from sigil.cli import detect
 from sigil.cli import main as module
 from sigil.cli.main import main
 from sigil.federation import train
-from sigil.federation.from_settings import cut_shape
+from sigil.federation.from_settings import what_a_key_states
 from sigil.federation.settings import make
 from sigil.keys.key import Key
 
@@ -71,7 +71,11 @@ def test_an_alarm_says_what_it_rests_on_and_what_honest_servers_give(
     assert "The server of this run marked nothing: no alarm here is about a mark." in out
 
     marked = SETTINGS | {"watermark": {"strength": 0.1, "bits": 8}}
-    train(make(marked), tmp_path, key=Key.generate("ACME", cut_shape(make(marked)), bits=8, seed=bytes(32)))
+    train(
+        make(marked),
+        tmp_path,
+        key=Key.generate("ACME", what_a_key_states(make(marked))["shape"], bits=8, seed=bytes(32)),
+    )
     assert main(["detect", str(tmp_path), *ask]) == 0
     out = capsys.readouterr().out
     assert "ask the same of a run with --set watermark.strength=0" in out

@@ -10,7 +10,7 @@ import pytest
 from harness.commands import Command
 from sigil.cli import report
 from sigil.cli.main import main
-from sigil.federation.from_settings import cut_shape
+from sigil.federation.from_settings import what_a_key_states
 from sigil.federation.run import train
 from sigil.federation.settings import make
 from sigil.keys.key import Key
@@ -33,7 +33,7 @@ def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Comma
         }
 
     marked = make(settings(0.1))
-    key = Key.generate("ACME <b>", shape=cut_shape(marked), bits=8, seed=bytes(32))
+    key = Key.generate("ACME <b>", shape=what_a_key_states(marked)["shape"], bits=8, seed=bytes(32))
     train(marked, tmp_path / "marked", key=key)
     train(make(settings(0.0)), tmp_path / "clean")
     assert "A page about 2 runs belongs to none of them" in refused(

@@ -125,14 +125,6 @@ def test_single_last_sample_joins_the_batch_before(count: int, sizes: list[int])
     own = batches(count)
     assert [len(labels) for _, labels in own.epoch(seeded(0))] == sizes
     assert len(own) == len(sizes)
-    assert own.samples == count
-
-
-@pytest.mark.parametrize(("count", "sizes"), [(16, [8, 8]), (17, [8, 8]), (23, [8, 8]), (5, [])])
-def test_drop_last_keeps_full_batches_only(count: int, sizes: list[int]) -> None:
-    own = batches(count, drop_last=True)
-    assert [len(labels) for _, labels in own.epoch(seeded(0))] == sizes
-    assert len(own) == len(sizes)
 
 
 def test_memory_format_changes_the_layout_and_no_value() -> None:

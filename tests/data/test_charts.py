@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from sigil.data import draw_partition, partition
-from sigil.data.charts import _counts
 from sigil.errors import DataError
 
 LABELS = np.arange(2000) % 10
@@ -19,12 +18,6 @@ def colours(path: Path) -> set[tuple[int, int, int]]:
     with Image.open(path) as picture:
         found = picture.convert("RGB").getcolors(maxcolors=2**24)
     return {colour for count, colour in found if count >= 200}
-
-
-def test_counts_are_clients_by_classes() -> None:
-    labels = np.array([0, 1, 2, 2, 1, 2])
-    parts = [np.array([0, 1]), np.array([2, 3, 5]), np.array([4])]
-    assert _counts(labels, parts).tolist() == [[1, 1, 0], [0, 0, 3], [0, 1, 0]]
 
 
 def test_bars_have_a_colour_for_each_class_that_somebody_holds(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sigil.data import downloads, fetch
+from sigil.data import fetch, official
 from sigil.data.official import OFFICIAL, File
 from sigil.errors import DataError
 
@@ -54,7 +54,7 @@ class Handler(SimpleHTTPRequestHandler):
 @pytest.fixture
 def mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
     monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(downloads, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(official, "_PAUSE_SECONDS", 0.0)
     (tmp_path / "mirror").mkdir()
     server = Mirror(tmp_path / "mirror")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -19,7 +19,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,10 +32,11 @@ import torch
 import typer
 
 from harness.openssl_authority import OpenSslAuthority
+from harness.processes import free_pair
+from harness.waiting import until
 from sigil.cli.main import app, main
 from sigil.extras import EXTRAS
 from sigil.federation.settings import read
-from sigil.transport.flower.processes import free_port
 
 SIGIL: Any = typer.main.get_command(app)
 ROOT = Path(__file__).parents[2]
@@ -178,15 +178,24 @@ class Session:
     terminals: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Until what runs in other terminals has ended, well."""
-        try:
-            for process in self.terminals:
-                printed, _ = process.communicate(timeout=900)
-                assert process.returncode == 0, printed
-        finally:
-            for process in self.terminals:
-                process.kill()
-            self.terminals.clear()
+        """Until all that runs in other terminals has ended well; if one has not, the others are ended."""
+
+        def through() -> bool:
+            codes = [process.poll() for process in self.terminals]
+            return any(codes) or None not in codes
+
+        until(through, seconds=900)
+        codes = [process.poll() for process in self.terminals]
+        printed = self.end()
+        assert not any(codes), printed
+
+    def end(self) -> str:
+        """End what still runs in other terminals; returns what they printed."""
+        for process in self.terminals:
+            process.kill()
+        printed = [process.communicate()[0] for process in self.terminals]
+        self.terminals.clear()
+        return "\n".join(printed)
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -245,8 +254,15 @@ def hide(patch: pytest.MonkeyPatch, modules: set[str]) -> None:
 
 
 def run_page(page: Path) -> None:
-    """The blocks of one page, in order."""
+    """The blocks of one page, in order; whatever it starts ends with it."""
     session = Session(page.name)
+    try:
+        run_blocks(page, session)
+    finally:
+        sys.stdout.write(session.end())  # which a failure shows
+
+
+def run_blocks(page: Path, session: Session) -> None:
     exec(NAMES.get(page.name, ""), session.names)
     end = Block(page.name, 0, "text", "", "")
     for block, following in pairwise([*blocks(page), end]):
@@ -366,7 +382,7 @@ def run_command(command: list[str], session: Session, block: Block, *, status: i
     program, *arguments = command
     where = f"{block}: {shlex.join(command)}"
     if program == "sigil" and block.title.startswith("terminal"):
-        session.terminals.append(start(arguments))
+        session.terminals.append(start(arguments, session.terminals))
     elif program == "sigil" and block.title == "needs the network":
         parse(arguments)
     elif program == "sigil":
@@ -445,14 +461,13 @@ def run_sigil(arguments: list[str], session: Session, where: str, *, status: int
     assert session.status in expected, f"{where}\n{session.output}"
 
 
-def start(arguments: list[str]) -> subprocess.Popen[str]:
+def start(arguments: list[str], others: list[subprocess.Popen[str]]) -> subprocess.Popen[str]:
     """`sigil serve` or `sigil join` as a process; a client's folder must be there first."""
     if arguments[0] == "serve":
-        arguments = [*arguments, "--port", str(free_port()), *SERVED]
-    last = time.monotonic() + 300
-    while arguments[0] == "join" and not (Path(arguments[1]) / "client.pem").exists():
-        assert time.monotonic() < last, f"{arguments[1]} was not made"
-        time.sleep(0.2)
+        arguments = [*arguments, "--port", str(free_pair()), *SERVED]
+    else:
+        made = Path(arguments[1]) / "client.pem"
+        until(made.exists, alive=lambda: all(other.poll() is None for other in others))
     command = [sys.executable, "-c", ONE_KEY, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

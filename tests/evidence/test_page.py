@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sigil.verdict.page import SignedRecord, render, superscripts, superscripts_in
+from sigil.verdict.page import SignedRecord, render, superscripts
 
 
 class Reader(HTMLParser):
@@ -259,7 +259,7 @@ def test_light_dark_phone_and_paper_are_provided_for(make: Callable[..., Any]) -
 
 
 def test_powers_are_raised() -> None:
-    assert superscripts_in("2^80 & 2^24 keys") == "2<sup>80</sup> &amp; 2<sup>24</sup> keys"
+    assert superscripts("2^80 & 2^24 keys") == "2<sup>80</sup> &amp; 2<sup>24</sup> keys"
     assert superscripts("one in 10^300") == "one in 10<sup>300</sup>"
     assert superscripts("one in 16") == "one in 16"
 

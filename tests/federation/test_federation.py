@@ -53,7 +53,7 @@ def test_v1_averages_what_each_client_would_learn_alone(digits: data.Dataset) ->
     start = RoundStart(1, scheduled_rate(settings(), 1), federation.client_state, federation.server_state)
     alone = [LocalTrainer(federation.training).train(start, clients=[index]) for index in range(3)]
     federation.run_round()
-    sizes = [len(part) for part in federation.parts]
+    sizes = [len(part) for part in federation.training.parts]
     for half in ("client", "server"):
         states = [getattr(sums, half).result() for sums in alone]
         got = getattr(federation, f"{half}_state")

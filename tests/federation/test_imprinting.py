@@ -148,8 +148,8 @@ def test_interrupted_it_ends_bit_identical(finished: Path, key: sigil.Key, tmp_p
 
 def test_two_workers_train_what_one_process_trains(finished: Path, key: sigil.Key, tmp_path: Path) -> None:
     """The averages of two processes are added in another order, so that the last digits may differ."""
-    two = train(settings(run={"workers": 2, "threads": 2}), tmp_path / "two", key=key)
-    again = train(settings(run={"workers": 2, "threads": 2}), tmp_path / "again", key=key)
+    two = train(settings(run={"workers": 2, "threads": 1}), tmp_path / "two", key=key)
+    again = train(settings(run={"workers": 2, "threads": 1}), tmp_path / "again", key=key)
     name = "client.safetensors"
     assert (two.folder / name).read_bytes() == (again.folder / name).read_bytes()
     one, other = (sigil.models.load(folder / name).state_dict() for folder in (finished, two.folder))
@@ -221,6 +221,30 @@ def test_a_change_that_carries_a_pattern_is_refused(key: sigil.Key) -> None:
     reached = patterns.agreement(changes)
     assert max(map(abs, reached["client 0"].values())) < MOST_DEVIATIONS / 2
     assert abs(reached["client 2"]["client 2"]) < 0.01
+
+
+def test_what_chance_explains_stays_in_a_change(key: sigil.Key) -> None:
+    """To take it off, as was done once, would put the pattern in."""
+    start = federation(key)
+    assert start.imprinting is not None
+    patterns = start.imprinting.begin(1, start.client_state)
+    generator = torch.manual_seed(0)
+    noise = {
+        name: torch.randn(shape, generator=generator).double() for name, shape in patterns.shapes.items()
+    }
+    assert all(value is noise[name] for name, value in patterns.without("client 2", noise).items())
+
+
+def test_honest_changes_that_lean_towards_others_are_not_refused(key: sigil.Key) -> None:
+    """Late in a block they lean by more than chance, and by more the more weights there are."""
+    wide = Imprint(key, {"weight": torch.randn(512, 1024, generator=torch.manual_seed(0))})
+    patterns = wide.patterns(["client 0", "client 1"])
+    noise = torch.randn(512, 1024, generator=torch.manual_seed(1)).double()
+    pattern = torch.from_numpy(patterns.pattern("client 1")["weight"]) / 4
+    leaning = {share: {"weight": noise + share * pattern} for share in (0.034, 0.07)}
+    assert patterns.agreement({"client 0": leaning[0.034]})["client 0"]["client 1"] > 3 * MOST_DEVIATIONS
+    assert not patterns.carried({"client 0": leaning[0.034]})
+    assert "the pattern of client 1" in patterns.carried({"client 0": leaning[0.07]})["client 0"]
 
 
 def test_bad_input_is_one_sentence(key: sigil.Key) -> None:

@@ -378,6 +378,87 @@ def rectified(model: ModelProto) -> ModelProto:
     return model
 
 
+def _around_rectifiers(
+    model: ModelProto, change: Callable[[NodeProto, tuple[int, ...], _Graph], list[NodeProto]]
+) -> ModelProto:
+    """Each rectifier replaced by the nodes that `change` makes of it and the shape of what it reads."""
+    model = copy.deepcopy(model)
+    graph, nodes = _Graph(model), list[NodeProto]()
+    inferred = onnx.shape_inference.infer_shapes(model).graph
+    shapes = {
+        one.name: tuple(size.dim_value for size in one.type.tensor_type.shape.dim)
+        for one in (*inferred.value_info, *inferred.output)
+    }
+    for node in model.graph.node:
+        bounded = node.op_type in ("Relu", "Clip")
+        nodes += change(node, shapes[node.output[0]][1:], graph) if bounded else [node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def _rectifier(node: NodeProto, read: str, made: str) -> NodeProto:
+    """The same rectifier elsewhere."""
+    return helper.make_node(node.op_type, [read, *node.input[1:]], [made])
+
+
+def mixed(model: ModelProto) -> ModelProto:
+    """Around each rectifier all numbers of an image in another order."""
+
+    def change(node: NodeProto, shape: tuple[int, ...], graph: _Graph) -> list[NodeProto]:
+        read, made = node.input[0], node.output[0]
+        order = np.random.default_rng(len(made)).permutation(int(np.prod(shape)))
+        there, back = graph.add(order, f"{made} there"), graph.add(np.argsort(order), f"{made} back")
+        flat = graph.add(np.array([0, -1], np.int64), f"{made} flat")
+        maps = graph.add(np.array([0, *shape], np.int64), f"{made} maps")
+        return [
+            helper.make_node("Reshape", [read, flat], [f"{made} 1"]),
+            helper.make_node("Gather", [f"{made} 1", there], [f"{made} 2"], axis=1),
+            _rectifier(node, f"{made} 2", f"{made} 3"),
+            helper.make_node("Gather", [f"{made} 3", back], [f"{made} 4"], axis=1),
+            helper.make_node("Reshape", [f"{made} 4", maps], [made]),
+        ]
+
+    return _around_rectifiers(model, change)
+
+
+def parted(model: ModelProto) -> ModelProto:
+    """One rectifier for each half of the channels, with a sine beside the first that nothing reads."""
+
+    def change(node: NodeProto, shape: tuple[int, ...], graph: _Graph) -> list[NodeProto]:
+        read, made, half = node.input[0], node.output[0], shape[0] // 2
+        sizes = graph.add(np.array([half, shape[0] - half], np.int64), f"{made} sizes")
+        twice = graph.add(np.array([half, half], np.int64), f"{made} twice")
+        return [
+            helper.make_node("Split", [read, sizes], [f"{made} 1", f"{made} 2"], axis=1),
+            helper.make_node("Sin", [f"{made} 1"], [f"{made} sine"]),
+            helper.make_node("Concat", [f"{made} 1", f"{made} sine"], [f"{made} 3"], axis=1),
+            _rectifier(node, f"{made} 3", f"{made} 4"),
+            _rectifier(node, f"{made} 2", f"{made} 5"),
+            helper.make_node("Split", [f"{made} 4", twice], [f"{made} 6", f"{made} idle"], axis=1),
+            helper.make_node("Concat", [f"{made} 6", f"{made} 5"], [made], axis=1),
+        ]
+
+    return _around_rectifiers(model, change)
+
+
+def enlarged(model: ModelProto) -> ModelProto:
+    """Rectifiers at twice the size, of which every other pixel is kept."""
+
+    def change(node: NodeProto, shape: tuple[int, ...], graph: _Graph) -> list[NodeProto]:
+        read, made = node.input[0], node.output[0]
+        factors = graph.add(np.array([1, 1, 2, 2], np.float32), f"{made} factors")
+        values = {"from": (0, 0), "to": (1 << 20, 1 << 20), "axes": (2, 3), "steps": (2, 2)}
+        kept = [graph.add(np.array(one, np.int64), f"{made} {word}") for word, one in values.items()]
+        return [
+            helper.make_node("Resize", [read, "", factors], [f"{made} 1"], mode="nearest"),
+            _rectifier(node, f"{made} 1", f"{made} 2"),
+            helper.make_node("Slice", [f"{made} 2", *kept], [made]),
+        ]
+
+    return _around_rectifiers(model, change)
+
+
 REWRITES: dict[str, Rewrite] = {
     "exported": copy.deepcopy,
     "padded": padded,
@@ -386,4 +467,7 @@ REWRITES: dict[str, Rewrite] = {
     "transposed": transposed,
     "idle": idle,
     "rectified": rectified,
+    "mixed": mixed,
+    "parted": parted,
+    "enlarged": enlarged,
 }

@@ -19,27 +19,24 @@ import os
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
+from functools import wraps
 from typing import Any
 
 import httpx
 import numpy as np
 
-KIND = "SIGIL_HOSTILE_CLIENT"
 
-
-def node() -> None:
-    """Body of the SuperNode's process: Flower's own, with another way to push."""
-    from flwr.supernode.cli import flower_supernode
+def change_pushes(kind: str, value: str) -> None:
+    """Let this process push in another way than Flower's own client of the Fleet API."""
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
-    kind, _, value = os.environ[KIND].partition(":")
     push_object, push_messages = FleetHttpClient.PushObject, FleetHttpClient.PushMessages
 
     def late(self: Any, request: Any) -> Any:
         time.sleep(float(value) if value else 100_000)
         return push_object(self, request)
 
+    @wraps(push_messages)
     def hollow(self: Any, request: Any) -> Any:
         # The message is called what one of its parts is called, and is said to have no others.
         tree = request.message_object_trees[0]
@@ -49,6 +46,7 @@ def node() -> None:
         tree.object_id = part
         return push_messages(self, request)
 
+    @wraps(push_messages)
     def stray(self: Any, request: Any) -> Any:
         own = type(request)()
         own.CopyFrom(request)
@@ -61,7 +59,6 @@ def node() -> None:
     ways = {"silent": ("PushObject", late), "slow": ("PushObject", late)}
     ways |= {"hollow": ("PushMessages", hollow), "stray": ("PushMessages", stray)}
     setattr(FleetHttpClient, *ways[kind])
-    flower_supernode()
 
 
 def main(kind: str, *arguments: str) -> int:
@@ -69,13 +66,12 @@ def main(kind: str, *arguments: str) -> int:
     from flwr.app import Array, ArrayRecord
 
     from sigil.cli.main import main as sigil
-    from sigil.transport.flower import messages, processes
+    from sigil.transport.flower import messages
 
-    os.environ[KIND] = kind
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-    if kind.startswith("heavy:"):
+    kind, _, value = kind.partition(":")
+    if kind == "heavy":
         write = messages.write_update
-        load = np.frombuffer(os.urandom(int(kind.removeprefix("heavy:"))), np.uint8)
+        load = np.frombuffer(os.urandom(int(value)), np.uint8)
 
         def heavier(*given: Any, **named: Any) -> Any:
             answer = write(*given, **named)
@@ -84,7 +80,7 @@ def main(kind: str, *arguments: str) -> int:
 
         messages.write_update = heavier
     else:
-        processes.entry = lambda command: "harness.hostile_clients:node"
+        change_pushes(kind, value)
     return sigil(["join", *arguments])
 
 

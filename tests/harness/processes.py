@@ -42,7 +42,7 @@ class TrainingProcesses:
         self.log = out.with_name(out.name + ".log")
         self.clients = clients
         self.port = free_pair()
-        self._metrics_port = free_port()
+        self._metrics_port = free_pair()
         self._options = options
         self._processes: dict[subprocess.Popen[bytes], Path] = {}
         # What clients said before the owner or they themselves were started is no news of a round.

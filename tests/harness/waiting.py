@@ -8,10 +8,12 @@ from collections.abc import Callable
 SECONDS = 300.0  # however busy the machine is
 
 
-def until(condition: Callable[[], bool], *, alive: Callable[[], bool] = lambda: True) -> None:
+def until(
+    condition: Callable[[], bool], *, alive: Callable[[], bool] = lambda: True, seconds: float = SECONDS
+) -> None:
     """Wait until something is so, or fail: at once if nobody is `alive` who could bring it about."""
-    last = time.monotonic() + SECONDS
+    last = time.monotonic() + seconds
     while not condition():
         assert alive(), "what should have brought it about has ended"
-        assert time.monotonic() < last, f"waited {SECONDS:g} seconds in vain"
+        assert time.monotonic() < last, f"waited {seconds:g} seconds in vain"
         time.sleep(0.02)

@@ -6,7 +6,7 @@ import pytest
 from markupsafe import Markup
 
 from sigil.pages import drawing
-from sigil.pages.tables import NOT_RUN, Answer, Entry, Number, Picture, Power, Table, Words, measured
+from sigil.pages.tables import LEVEL, NOT_RUN, Answer, Entry, Number, Picture, Power, Table, Words, measured
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from sigil.pages.tables import NOT_RUN, Answer, Entry, Number, Picture, Power, T
             "8.95",
         ),
         (Number(0.12, form="+.2f", deviation=0.03), "+0.12 ± 0.03", "", "+0.12", "0.03", ""),
-        (Power(-12.14), "p = 10^-12.1", "log10 p", "-12.1", "", ""),
+        (Power(-12.14), "p = 10^-12.1 before correction", "log10 p before correction", "-12.1", "", ""),
         (Number(3.1, "span", deviation=0.2, unit="%"), "span 3.1 ± 0.2 %", "span", "3.1", "0.2", ""),
         (Answer("partly", "no"), "partly (no)", "", "partly", "", "no"),
         (NOT_RUN, "not run", "", "not run", "", ""),
@@ -80,10 +80,11 @@ def test_a_page_as_markdown() -> None:
         "## Heading\n\n![a picture](here/x.png)\n\nAbove.\n\n"
         "| task | clean | λ = 0.1 |\n"
         "| --- | --- | --- |\n"
-        "| resnet18 | 38.4 (92.6) | acc 38.7 ± 0.5 (92.4)<br>WSR not run (100.0)<br>p = 10^-15.1 |\n"
+        "| resnet18 | 38.4 (92.6) | acc 38.7 ± 0.5 (92.4)<br>WSR not run (100.0)<br>"
+        "p = 10^-15.1 before correction |\n"
         "| <b> | not run | **none** <i> |\n"
         "| empty |  |  |\n\n"
-        "Below.\n\nThe *end*.\n"
+        f"Below.\n\n{LEVEL}\n\nThe *end*.\n"
     )
 
 
@@ -92,7 +93,11 @@ def test_a_page_as_html() -> None:
         PAGE, lambda picture: Markup('<img alt="{}" src="{}">').format(picture.words, picture.file)
     )
     assert page.startswith('<h3>Heading</h3>\n<img alt="a picture" src="x.png">\n<p>Above.</p>\n<div')
-    assert page.endswith("</div>\n<p>Below.</p>\n<p>The <i>end</i>.</p>")
+    level = (
+        "<p>Before correction proof begins at 10<sup>-31.2</sup> with a plain key and at 10<sup>-14.3</sup>"
+    )
+    assert f"</div>\n<p>Below.</p>\n{level}" in page
+    assert page.endswith("\n<p>The <i>end</i>.</p>")
     assert '<span class="quantity">acc</span> 38.7 ± 0.5 <span class="paper">(92.4)</span>' in page
     assert '<span class="line number missing"><span class="quantity">WSR</span> not run' in page
     assert "<th>resnet18</th>" in page
@@ -107,7 +112,7 @@ def test_a_page_as_records() -> None:
         ("1", "resnet18", "clean", "", "38.4"),
         ("1", "resnet18", "λ = 0.1", "acc", "38.7"),
         ("1", "resnet18", "λ = 0.1", "WSR", "not run"),
-        ("1", "resnet18", "λ = 0.1", "log10 p", "-15.1"),
+        ("1", "resnet18", "λ = 0.1", "log10 p before correction", "-15.1"),
         ("1", "<b>", "clean", "", "not run"),
         ("1", "<b>", "λ = 0.1", "", "**none** <i>"),
         ("1", "empty", "clean", "", ""),

@@ -15,7 +15,8 @@ import pytest
 from sigil.errors import NetworkError
 from sigil.transport import ClientCredentials, Refused, certificates, wire
 from sigil.transport.flower import processes
-from sigil.transport.flower.tunnel import Tunnel
+from sigil.transport.flower.bundle import unpacked
+from sigil.transport.flower.node import Node
 from sigil.transport.limits import Reason
 
 
@@ -63,7 +64,7 @@ def test_an_expired_folder_says_whom_to_ask(tmp_path: Path, monkeypatch: pytest.
         certificates.make(tmp_path, clients=1)
     assert "ask the owner for a new folder" in sentence(expired.value)
     with pytest.raises(NetworkError, match="ask the owner"):
-        Tunnel(bundle, "127.0.0.1:1")
+        Node(bundle, "127.0.0.1:1", config={})
 
 
 def test_a_client_of_another_version_is_one_sentence(
@@ -135,10 +136,13 @@ def test_a_full_disk_is_one_sentence(
     sentence(told.value)
 
 
-def test_a_client_without_room_for_its_tunnel_says_what_to_do(
+def test_a_client_without_room_for_its_copies_says_what_to_do(
     net: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
-    with pytest.raises(NetworkError, match="TMPDIR") as told:
-        Tunnel(certificates.bundle_folder(net.folder, 0), "127.0.0.1:1")
+    with (
+        pytest.raises(NetworkError, match="TMPDIR") as told,
+        unpacked(certificates.bundle_folder(net.folder, 0)),
+    ):
+        pass
     sentence(told.value)

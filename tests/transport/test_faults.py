@@ -198,7 +198,7 @@ def test_nothing_that_left_the_owners_process_holds_the_key(
         if path.is_file() and path.name != "owner.key":
             searched.add(path.name)
             assert leaks(stage.key, path.read_bytes()) == [], path
-    assert {"superlink.db", "superlink.log", "supernode.log", "join.log", "run.log", "owner.json"} <= searched
+    assert {"superlink.db", "superlink.log", "join.log", "run.log", "owner.json"} <= searched
     assert leaks(stage.key, (stage.processes.out.parent / "owner.key").read_bytes()) != []
 
 

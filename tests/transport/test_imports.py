@@ -20,7 +20,7 @@ def test_flower_finds_the_app_without_loading_torch() -> None:
 
 
 def test_a_client_does_not_load_the_superlinks_database() -> None:
-    program = "import sys, sigil.transport.flower.supernode\nassert 'sqlalchemy' not in sys.modules\n"
+    program = "import sys, sigil.transport.flower.node\nassert 'sqlalchemy' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

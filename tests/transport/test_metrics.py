@@ -18,7 +18,7 @@ from sigil.errors import NetworkError
 from sigil.federation.precision import choose
 from sigil.federation.progress import Progress, Together
 from sigil.transport import Metrics, Reason, owner, service
-from sigil.transport.owner import Presence
+from sigil.transport.owner import NetworkSettings, Presence
 from sigil.transport.session import Status
 
 
@@ -74,9 +74,12 @@ def test_a_round_is_shown_as_its_line_in_the_metrics_says() -> None:
 
 def test_clients_are_counted_between_rounds_too() -> None:
     metrics = Metrics()
+    value = metrics.registry.get_sample_value
+    credentials: Any = None
+    NetworkSettings(dict.fromkeys(range(3), ""), credentials, "127.0.0.1:0", metrics=metrics)
+    assert (value("sigil_clients"), value("sigil_clients_joined")) == (3, 0), "before the first round as well"
     presence = Presence(metrics, [0, 1, 2])
     presence.gathered(1, {0, 1}, out=set())
-    value = metrics.registry.get_sample_value
     assert (value("sigil_clients"), value("sigil_clients_joined")) == (3, 2)
     presence.trained(1, {0: (Status.CONNECTED, 32), 1: (Status.FINISHED, 64)}, {0, 1}, out={2})
     assert (value("sigil_clients"), value("sigil_clients_joined")) == (3, 2)
@@ -114,6 +117,20 @@ def test_a_lost_client_is_named_until_it_is_back(caplog: pytest.LogCaptureFixtur
         "Client 1 is lost",
         "Client 1 is back",
     ]
+
+
+def test_a_client_that_dies_before_its_half_is_here_is_lost() -> None:
+    """It was shown as finished, and nothing said what the round waited for."""
+    metrics = Metrics()
+    presence = Presence(metrics, [0, 1])
+    presence.gathered(3, {0, 1}, out=set())
+    both = {0: (Status.FINISHED, 96), 1: (Status.FINISHED, 96)}
+    presence.trained(3, both, {0, 1}, out=set(), delivered={0})
+    assert (metrics.banner, presence.waiting) == ("", False)
+    presence.trained(3, both, set(), out=set(), delivered={0})
+    assert [now.state for now in metrics.now] == ["finished", "lost"]
+    assert "Client 1 is lost since" in metrics.banner
+    assert presence.waiting
 
 
 def test_a_client_that_finished_between_two_looks_has_a_speed() -> None:

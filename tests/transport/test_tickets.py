@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from sigil.errors import NetworkError
 from sigil.transport.client import parse_ticket
 from sigil.transport.limits import Reason, Rejection
-from sigil.transport.rounds import Bearer, TicketBook
+from sigil.transport.rounds import OpenRound
 
-MINE = Bearer(round=3, client=1, fingerprint="aa")
+
+def opened(clients: int = 3) -> tuple[OpenRound, dict[int, str]]:
+    """Round 3, in which all clients have the certificate "aa", and its tickets."""
+    federation = SimpleNamespace(local_epochs=1)
+    served: Any = SimpleNamespace(training=SimpleNamespace(settings=SimpleNamespace(federation=federation)))
+    current = OpenRound(3, {}, lr=0.1, clients=dict.fromkeys(range(clients), "aa"), served=served)
+    return current, current.issue()
 
 
 @pytest.mark.parametrize(
-    ("claimed", "reason"),
+    ("round_of_ticket", "client", "fingerprint", "reason"),
     [
-        (Bearer(4, 1, "aa"), Reason.TICKET),
-        (Bearer(3, 2, "aa"), Reason.TICKET),
-        (Bearer(3, 1, "bb"), Reason.CERTIFICATE),
+        ("another", 1, "aa", Reason.TICKET),
+        ("this", 2, "aa", Reason.TICKET),
+        ("this", 7, "aa", Reason.TICKET),
+        ("this", 1, "bb", Reason.CERTIFICATE),
     ],
 )
-def test_a_ticket_is_bound_to_round_client_and_certificate(claimed: Bearer, reason: Reason) -> None:
-    book = TicketBook()
-    ticket = parse_ticket(book.issue(MINE))
-    book.check(ticket, claimed=MINE)
+def test_a_ticket_is_bound_to_round_client_and_certificate(
+    round_of_ticket: str, client: int, fingerprint: str, reason: Reason
+) -> None:
+    current, tickets = opened()
+    _, others = opened()
+    assert current.admit(parse_ticket(tickets[1]), 1, "aa") is current.sessions[1]
+    ticket = parse_ticket((tickets if round_of_ticket == "this" else others)[1])
     with pytest.raises(Rejection) as rejection:
-        book.check(ticket, claimed=claimed)
+        current.admit(ticket, client, fingerprint)
     assert rejection.value.reason is reason
 
 
 def test_a_guessed_or_changed_ticket_is_unknown() -> None:
-    book = TicketBook()
-    ticket = bytearray(parse_ticket(book.issue(MINE)))
+    current, tickets = opened()
+    ticket = bytearray(parse_ticket(tickets[1]))
     ticket[5] ^= 1
     for guess in (bytes(ticket), bytes(32)):
         with pytest.raises(Rejection) as rejection:
-            book.check(guess, claimed=MINE)
+            current.admit(guess, 1, "aa")
         assert rejection.value.reason is Reason.TICKET
 
 
-def test_tickets_differ_and_the_book_does_not_hold_them() -> None:
-    book = TicketBook()
-    tickets = {book.issue(Bearer(1, client, "aa")) for client in range(100)}
+def test_tickets_differ_and_the_round_does_not_hold_them() -> None:
+    current, issued = opened(100)
+    tickets = set(issued.values())
     assert len(tickets) == 100
-    held = repr(vars(book))
+    held = repr(vars(current))
     assert not any(ticket in held or repr(bytes.fromhex(ticket)) in held for ticket in tickets)
 
 

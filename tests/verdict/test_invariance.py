@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -31,6 +32,7 @@ from harness.layouts import LAYOUTS, taking_channels_last
 from harness.luck import Margin
 from sigil import models, verify
 from sigil.alignment import layers_of
+from sigil.alignment.correlations import turned
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.suspect import open_suspect
@@ -91,6 +93,9 @@ def test_all_disguises_at_once_leave_the_verdict(name: str) -> None:
         ("vgg11", ("padded", "rectified", "computed")),
         ("mobilenetv2", ("halved", "transposed")),
         ("densenet121", ("idle", "halved")),
+        # Without the weights of convolutions in the file it was NOT PROVEN, or DESCENDS at most.
+        *(("resnet18", (rewrite, "computed")) for rewrite in ("mixed", "parted", "enlarged")),
+        ("mobilenetv2", ("mixed", "transposed")),
     ],
 )
 def test_a_graph_written_otherwise_has_the_verdict_of_the_plain_copy(
@@ -112,6 +117,44 @@ def test_a_graph_written_otherwise_has_the_verdict_of_the_plain_copy(
     assert report.owned
     assert report.descends
     assert origin(report) < -100
+
+
+class Turned(nn.Module):
+    """A network that looks at turned images, with all kernels turned: so are its activations."""
+
+    def __init__(self, network: nn.Module, turn: int) -> None:
+        super().__init__()
+        self.network, self.turn = copy.deepcopy(network), turn
+        for layer in self.network.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.weight = nn.Parameter(turned(layer.weight, turn).contiguous())
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = images.flip(2, 3) if self.turn % 4 == 2 else images  # the exporter knows no rotation
+        answer: Tensor = self.network(images.transpose(2, 3) if self.turn >= 4 else images)
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("name", "turn", "way"),
+    [("resnet18", 4, "graph"), ("vgg11", 2, "graph"), ("vgg11", 6, "graph"), ("resnet18", 4, "module")],
+)
+def test_turned_maps_and_kernels_leave_the_verdict(name: str, turn: int, way: str, tmp_path: Path) -> None:
+    """A graph was NOT PROVEN, with log10 p = 0.0 of the origin; a module descended."""
+    known, random = case(name), torch.Generator().manual_seed(3)
+    half = models.split(scaled(known, reordered(known, known.whole, random), random), known.cut)[0].eval()
+    copied = Turned(half, turn).eval()
+    images = pictures(4, seed=9)
+    with torch.no_grad():
+        torch.testing.assert_close(copied(images), turned(half(images), turn), rtol=1e-3, atol=1e-3)
+    suspect: Any = copied
+    if way == "graph":
+        onnx.save(exported(copied, tmp_path / "copy.onnx"), str(tmp_path / "copy.onnx"))
+        suspect = open_suspect(tmp_path / "copy.onnx", key=known.key)
+    report = verify(suspect, known.key, known.inputs, input_shape=INPUT, inputs_from="judge", register=1)
+    assert report.owned
+    assert report.descends
+    assert origin(report) < -50
 
 
 @pytest.mark.parametrize(

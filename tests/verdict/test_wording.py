@@ -70,6 +70,7 @@ def verdict(**changes: Any) -> Any:
         "experiment": False,
         "cuts": 1,
         "allowance_log2": 24,
+        "register_count": None,
     }
     found = SimpleNamespace(**numbers | changes)
     best = SimpleNamespace(kind="noise", readable=True, counts=True, source="key", wsr=found.wsr)
@@ -139,10 +140,10 @@ def test_descent_is_not_called_theft() -> None:
 
 def test_corrections_are_one_sentence() -> None:
     found = verdict(tries=3, cuts=7)
-    text = wording.corrections_at_length(found, kind="stamped", register=None)
+    text = wording.corrections_at_length(found)
     for part in ("4 for the tests", "3 for the tries", "7 for the cuts", "2^24 for stamped keys"):
         assert part in text
-    counted = wording.corrections_at_length(found, kind="plain", register=1200)
+    counted = wording.corrections_at_length(verdict(tries=3, cuts=7, register_count=1200))
     assert "1,200 for the statements that the judge counted" in counted
     assert "2^" not in counted
 

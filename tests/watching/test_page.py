@@ -73,11 +73,26 @@ def test_time_left_is_without_the_waiting(monkeypatch: pytest.MonkeyPatch) -> No
     assert shown.state()["seconds_left"] == pytest.approx(30 / 1.5 * 3.5)
 
 
+def test_a_round_that_took_long_for_a_lost_client_does_not_count_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Time from a client's return until it trains is no waiting, and the page said 45 s where it took 17."""
+    now = [0.0]
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now[0])
+    shown = Board(Metrics())
+    shown.on_start("run", first_round=2, rounds=12, images_per_round=10, rows=[{"round": 1}, {"round": 2}])
+    for number, seconds in enumerate((3.0, 60.0, 4.0), 3):
+        now[0] += seconds
+        shown.on_round({"round": number})
+    shown.on_step(5)
+    assert shown.state()["seconds_left"] == pytest.approx(4.0 * 6.5)
+
+
 def test_clients_refusals_and_the_end_of_the_log_are_shown() -> None:
     metrics = Metrics()
     metrics.now = (ClientNow(1, "training", 64, 12.5),)
     for _ in range(2):
-        metrics.rejected(Reason.ORDER)
+        metrics.refused(Reason.ORDER)
     shown = Board(metrics)
     logger = logging.getLogger("sigil.test")
     logger.addHandler(shown.handler)

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from sigil.pages.drawing import markdown
-from sigil_reproduction.beyond import curves, schemes
+from sigil_reproduction.beyond import curves
+from sigil_reproduction.beyond.thief import READINGS
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import scales
 from sigil_reproduction.runner.experiment import Measured
+from sigil_reproduction.runner.reading import KEYS
 from sigil_reproduction.runner.store import Result, Store
 
 SCALE = scales.get("cpu")
@@ -21,7 +23,7 @@ SCALE = scales.get("cpu")
 def numbers(accuracy: float, noise: float, images: float, origin: float) -> dict[str, Any]:
     return {
         "accuracy": accuracy,
-        **{f"wsr{end}": 60.0 for end in schemes.READINGS.values()},
+        **{f"wsr{end}": 60.0 for end in READINGS.values()},
         **{"log10_p": noise, "log10_p_inputs": images, "log10_p_origin": origin},
     }
 
@@ -121,5 +123,12 @@ def test_at_desk_the_attacked_models_are_those_of_the_other_tables(tmp_path: Pat
     shares = folders([cell for cell in curves.cells(desk, [0]) if cell.options["scheme"] == "shares"])
     assert len(paper) == len(shares) == 1
     assert folders(curves.cells(desk, [0])) == paper | shares
-    quiet = [cell for cell in schemes.cells(desk, [0]) if cell.options["attack"] != schemes.NOISE]
-    assert folders(quiet) == paper | shares
+
+
+@pytest.mark.parametrize(
+    ("log10_p", "plain", "stamped"), [(-31.3, True, True), (-31.1, False, True), (-14.2, False, False)]
+)
+def test_proof_is_what_remains_after_the_allowance(log10_p: float, plain: bool, stamped: bool) -> None:
+    """3e-7 / (4 · 2^80) is 6.2e-32, and with 2^24 4.5e-15."""
+    assert KEYS["plain"].proves(log10_p) is plain
+    assert KEYS["stamped"].proves(log10_p) is stamped

@@ -22,17 +22,17 @@ def put(store: Store, experiment: str, name: str, seed: int, numbers: dict[str, 
 
 @pytest.mark.parametrize("scale", ["cpu", "desk", "paper"])
 def test_every_claim_is_held_against_a_cell_of_its_experiment(scale: str) -> None:
-    for claim in claims.claims():
-        names = {cell.name for cell in registry.get(claim.experiment).cells(scales.get(scale), [0])}
-        assert {claim.cell, claim.instead_of or claim.cell} <= names, claim.text
+    for experiment in registry.EXPERIMENTS.values():
+        names = {cell.name for cell in experiment.cells(scales.get(scale), [0])}
+        for claim in experiment.claims:
+            assert {claim.cell, claim.instead_of or claim.cell} <= names, claim.text
 
 
 def test_the_numbers_of_the_claims_are_in_the_committed_cells() -> None:
     """A misspelt number would read as "not run" for ever."""
     found = claims.held(Store("cpu", results=RESULTS, runs=RESULTS))
-    missing = [
-        one.claim.text for one in found if one.found is None and "adaptive" not in one.claim.experiment
-    ]
+    missing = [one.claim.text for one in found if one.found is None and "adaptive" not in one.claim.text]
+    assert len(found) > 20
     assert missing == []
 
 
@@ -49,13 +49,13 @@ def test_claims_agree_differ_or_cannot_be_tested(tmp_path: Path) -> None:
     both = {"pooled scrutinizer": {"suspicious": 0.0}, "sparse": {"suspicious": 50.0}}
     put(store, "scrutinizer", "layer3 honest", 0, both)
     found = {one.claim.text: one for one in claims.held(store)}
-    cost = found["Marking leaves accuracy as it is, ResNet-18 (within 1 point)"]
+    cost = found["Marking at λ = 0.1 leaves accuracy as it is, ResNet-18 (within 1 point)"]
     assert (cost.ours, cost.word) == ("-0.2 points [-0.4, +0.0], 3 seeds; same: p = 0.0026", "agrees")
-    alone = found["Marking leaves accuracy as it is, VGG11 (within 1 point)"]
+    alone = found["Marking at λ = 0.1 leaves accuracy as it is, VGG11 (within 1 point)"]
     assert (alone.verdict, alone.word) == ("cannot be tested here", "**cannot be tested here, one seed**")
     assert found["The mark embeds at λ = 0.01 (WSR ≥ 95 %)"].verdict == "differs"
     assert found["The mark embeds at λ = 1 (WSR ≥ 95 %)"].verdict == "not run"
-    quiet = found["Gradient Scrutinizer at layer4 never calls it an attack (0 % of scores)"]
+    quiet = found["Gradient Scrutinizer at layer4 never calls λ = 0.1 an attack"]
     assert quiet.verdict == "agrees"
     loud = found["Gradient Scrutinizer at layer3 calls an honest server an attack"]
     assert (loud.ours, loud.verdict) == ("50.0 % of scores, one seed", "agrees")
@@ -78,10 +78,12 @@ def test_a_rate_that_keeps_the_papers_rule_need_not_be_proof(tmp_path: Path) -> 
     ):
         put(store, "removal", cell, 0, {"accuracy": 80.0, "wsr": wsr, "log10_p": log10_p})
     found = {one.claim.text: one for one in claims.held(store)}
-    pruned = found["Pruning 80 % leaves the mark (WSR ≥ 70 %)"]
-    assert (pruned.word, pruned.proof) == ("agrees, one seed", "no (10^-13.8)")
-    assert found["INT4 leaves the mark (WSR ≥ 95 %)"].proof == "with a stamped key (10^-15.1)"
-    assert found["Fine-tuning (100 steps) leaves the mark (WSR ≥ 95 %)"].proof == "yes (10^-31.3)"
+    pruned = found["Pruning 80 % leaves the mark of λ = 0.1 (WSR ≥ 70 %)"]
+    assert (pruned.word, claims.proof(pruned)) == ("agrees, one seed", "no (10^-13.8)")
+    rounded = found["INT4 leaves the mark of λ = 0.1 (WSR ≥ 95 %)"]
+    assert claims.proof(rounded) == "with a stamped key (10^-15.1)"
+    tuned = found["Fine-tuning (100 steps) leaves the mark of λ = 0.1 (WSR ≥ 95 %)"]
+    assert claims.proof(tuned) == "yes (10^-31.3)"
     text = markdown(claims.page(store))
     assert text.count("50 bits prove nothing with a plain key") == 1
     assert "at least 104 bits" in text

@@ -71,11 +71,12 @@ def test_the_papers_claims_are_held_against_the_cells() -> None:
         (name, 0): Result(name, 0, {}, {"pooled scrutinizer": {"suspicious": share, "scores": 12}})
         for name, share in shares.items()
     }
-    assert [finding.agrees for finding in scrutinizer.verdict(Measured(cells, results))] == [
-        False,
-        True,
-        None,
-    ]
+    found = [claim.held(Measured(cells, results)).finding for claim in scrutinizer.CLAIMS]
+    assert [finding.agrees for finding in found[:4]] == [False, True, True, None]
+    # A training too short for a score shows nothing.
+    silent = {"pooled scrutinizer": {"suspicious": 0.0, "scores": 0}}
+    results["layer4 honest", 0] = Result("layer4 honest", 0, {}, silent)
+    assert scrutinizer.CLAIMS[1].held(Measured(cells, results)).finding.agrees is None
 
 
 def test_an_alarm_later_in_the_training_counts_too() -> None:
@@ -95,6 +96,6 @@ def test_an_alarm_later_in_the_training_counts_too() -> None:
             "layer3 honest": (0.0, 100.0),
         }.items()
     }
-    findings = scrutinizer.verdict(Measured(cells, results))
-    assert [finding.agrees for finding in findings] == [True, True, None]
-    assert "100 (honest)" in findings[1].text
+    findings = [claim.held(Measured(cells, results)).finding for claim in scrutinizer.CLAIMS]
+    assert [finding.agrees for finding in findings[:4]] == [True, True, True, None]
+    assert "100.0 % of scores" in findings[2].text

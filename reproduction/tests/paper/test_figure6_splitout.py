@@ -74,9 +74,9 @@ def test_the_tables_have_the_papers_numbers_beside(tmp_path: Path) -> None:
     assert "| layer3, live | FSHA | not run |" in page
     # Ablations have tables of their own.
     assert "| layer1 | λ = 0.1 |" not in page
-    findings = {
-        finding.text.split(":")[0]: finding.agrees for finding in splitout.verdict(Measured(cells, results))
-    }
-    assert findings["An honest server has at most 15 outliers in 256"] is True
-    assert findings["So have the marks at λ = 0.01 and 0.1"] is False
-    assert findings["λ = 1 has more than an honest server"] is None
+    findings = {claim.text: claim.held(Measured(cells, results)).finding.agrees for claim in splitout.CLAIMS}
+    assert findings["SplitOut at layer3 counts at most 15 for an honest server"] is True
+    assert (
+        findings["SplitOut at layer3 counts as few outliers as for an honest server (≤ 15 in 256)"] is False
+    )
+    assert findings["SplitOut at layer3 counts more for λ = 1"] is None

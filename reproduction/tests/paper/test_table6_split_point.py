@@ -56,8 +56,8 @@ def test_depth_is_judged_by_the_ends() -> None:
 
     def agrees(found: dict[tuple[str, int], Result]) -> bool | None:
         return next(
-            each.agrees
-            for each in split_point.verdict(Measured(cells, found))
+            each.held(Measured(cells, found)).finding.agrees
+            for each in split_point.CLAIMS
             if "fewer outliers" in each.text
         )
 

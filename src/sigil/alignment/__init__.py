@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from sigil.alignment.aligning import Alignment, Probes, align
 from sigil.alignment.initial_weights import search_known
-from sigil.alignment.own_layers import has_layers, layers_of, search_own
+from sigil.alignment.own_layers import LAYERS, has_layers, layers_of, search_own
 from sigil.alignment.references import (
     Reference,
     ReferenceKind,
@@ -30,6 +30,7 @@ from sigil.alignment.references import (
 from sigil.alignment.unknown_layers import search_unknown
 
 __all__ = [
+    "LAYERS",
     "Alignment",
     "Probes",
     "Reference",

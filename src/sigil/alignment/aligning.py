@@ -19,6 +19,7 @@ from sigil.alignment.correlations import (
     Match,
     correlation_matrix,
     match_by_correlations,
+    turned,
 )
 from sigil.alignment.initial_weights import search_known
 from sigil.alignment.own_layers import has_layers, search_own
@@ -96,6 +97,8 @@ class Alignment(Match):
             spread = Spread()
             spread.add(activation)
             deviations = spread.deviations
+        for turn in self.turns if activation.ndim == 4 else ():
+            activation = turned(activation, turn)
         order = torch.from_numpy(self.order)
         sizes = torch.where(order < 0, 0.0, deviations[order])
         divisors = self._divisors(sizes) * (1 if self.signs is None else torch.from_numpy(self.signs))

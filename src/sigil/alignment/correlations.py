@@ -20,7 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import scipy  # loads scipy.optimize, which takes a second, only where it is used
+import torch
 from scipy.special import betainc
+from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -52,6 +54,16 @@ FLOORS = {"guess": 0.1, "search": 0.01}  # added to the eigenvalues before the l
 RIDGE = 0.3
 
 
+TURNS = 8
+"""Ways to turn or mirror a square."""
+
+
+def turned(maps: Tensor, turn: int) -> Tensor:
+    """Maps (…, height, width), turned by quarters; from the fifth way on also mirrored."""
+    rotated = torch.rot90(maps, turn % 4, (-2, -1))
+    return rotated.transpose(-2, -1) if turn >= 4 else rotated
+
+
 @dataclass(frozen=True)
 class Match:
     """Which channel is which, and how much that can be believed.
@@ -63,7 +75,7 @@ class Match:
     looked for. ``scales`` are those of the suspect's channels up to a common factor, if they were found;
     not a number for a channel without one. ``gauge`` names the layer and the batch norm in front of the last
     rectifier, if nothing else shows scales: between them channels vary as much as in training, but for their
-    scale.
+    scale. The suspect's maps are :func:`turned` by ``turns``, one after the other.
     """
 
     order: Order
@@ -73,6 +85,7 @@ class Match:
     signs: Order | None = None
     scales: Floats | None = None
     gauge: tuple[str, str] | None = None
+    turns: tuple[int, ...] = ()
 
 
 def match_by_correlations(reference: Floats, suspect: Floats, *, seed: int = 0) -> Match:

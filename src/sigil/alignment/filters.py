@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sigil.alignment.correlations import Floats, Order
+from sigil.alignment.correlations import Floats, Order, turned
 
 TURNS: Final = 30
 """How often rows and columns are divided by their norms."""
@@ -82,6 +82,11 @@ class Filters:
         for part in self._parts():
             weight.index_add_(1, torch.from_numpy(first[part]), torch.from_numpy(self.block(part)))
         return replace(Filters.of(weight), original=self.original).columns(first)
+
+    def turned(self, turn: int) -> Filters:
+        """With their kernels turned, if these are square."""
+        height, width = self.weight.shape[2:]
+        return replace(self, weight=turned(self.weight, turn)) if turn and height == width > 1 else self
 
     def swapped(self) -> Filters:
         """With inputs as rows and outputs as columns."""

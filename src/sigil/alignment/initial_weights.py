@@ -71,7 +71,7 @@ class Search:
     may have more or fewer channels: channel i of ours is channel ``orders[space][i]`` of theirs, or none if
     that is -1. ``trust`` is the share of the likeness in a space that no other partner has. ``channels`` is
     the number of the images' channels. With ``lean`` nothing is known of batch norms, so that each of their
-    filters is taken with the sign with which it leans to ours.
+    filters is taken with the sign with which it leans to ours. Theirs were turned by ``turns``.
     """
 
     def __init__(
@@ -82,8 +82,10 @@ class Search:
         *,
         channels: int,
         lean: bool = False,
+        turns: tuple[int, ...] = (),
     ) -> None:
-        self.topology, self.ours, self.theirs, self.lean = topology, ours, dict(theirs), lean
+        self.topology, self.ours, self.theirs = topology, ours, dict(theirs)
+        self.lean, self.turns = lean, turns
         self.sizes = {link.writes: len(ours[link.layer]) for link in topology.links} | {IMAGE: channels}
         self.orders: dict[str, Order] = {IMAGE: np.arange(channels)}
         self.signs: dict[str, Order] = {IMAGE: np.ones(channels, np.int64)}
@@ -96,6 +98,20 @@ class Search:
         """How many channels the suspect has in each space that is known."""
         known = (link for link in self.topology.links if link.layer in self.theirs)
         return {link.writes: len(self.theirs[link.layer]) for link in known} | {IMAGE: self.sizes[IMAGE]}
+
+    def turned(self, turn: int) -> Search:
+        """The same order of filters that are turned once more."""
+        theirs = {layer: one.turned(turn) for layer, one in self.theirs.items()}
+        found = Search(
+            self.topology,
+            self.ours,
+            theirs,
+            channels=self.sizes[IMAGE],
+            lean=self.lean,
+            turns=(*self.turns, turn),
+        )
+        found.orders, found.signs, found.trust = dict(self.orders), dict(self.signs), dict(self.trust)
+        return found
 
     def run(self) -> Search:
         """Go through the spaces, from the images to the cut and back, as long as it helps."""
@@ -278,6 +294,7 @@ class Search:
             signs=np.ones_like(signs) if self.topology.rectified else signs,
             scales=self._scales(),
             gauge=self._gauge(),
+            turns=self.turns,
         )
 
     def _scales(self) -> Floats | None:

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from sigil.alignment.initial_weights import Search, filters_in
 from sigil.errors import AlignmentError
 from sigil.models.topology import IMAGE, HalfTopology, Link
 from sigil.probing import activations, noise, undisturbed
+
+LAYERS: Final = "layers-"
+"""How the model that a key states begins if it is a digest of the layers of a module."""
 
 # Operators behind which a channel may still have the other sign.
 _LINEAR = (
@@ -52,20 +55,32 @@ def has_layers(module: nn.Module, initial: nn.Module) -> bool:
 
 
 def layers_of(module: nn.Module, shape: Sequence[int]) -> str:
-    """What a key states as its ``model`` so that a copy without the names of its layers can be compared.
+    """What a key states as its ``model`` if it draws the initial weights of a module of one's own.
 
-    It is a digest of the names and shapes of all layers and of how they share channels, up to the answer of
-    the module. A key draws weights for names: who could choose these afterwards, layer by layer, would find
-    some that suit any model.
+    It is a digest of the names and shapes of all layers, of the order in which they compute and, as far as it
+    can be seen, of how they share channels, up to the answer of the module: it settles the cut. A key draws
+    weights for names. Who could choose these afterwards, layer by layer, would find some that suit any model.
     """
-    found = watched(module, shape)
+    watch = _watch(module, shape)
+    found = watch.topology() or HalfTopology((), (), frozenset(), rectified=False)
     shapes = [(name, list(one.shape)) for name, one in module.named_parameters()]
-    said = [shapes, [list(vars(link).values()) for link in found.links], found.at_cut, sorted(found.linear)]
-    return "layers-" + hashlib.sha256(json.dumps([*said, found.rectified]).encode()).hexdigest()
+    links = [list(vars(link).values()) for link in found.links]
+    said = [shapes, watch.used, links, found.at_cut, sorted(found.linear), found.rectified]
+    return LAYERS + hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
 
 def watched(module: nn.Module, shape: Sequence[int]) -> HalfTopology:
     """Which layers of a module share channels; raises AlignmentError if nothing leads to its answer."""
+    found = _watch(module, shape).topology()
+    if found is None:
+        raise AlignmentError(
+            "It cannot be seen which layers of the module write the channels of its answer: give the "
+            "recorded reference instead."
+        )
+    return found
+
+
+def _watch(module: nn.Module, shape: Sequence[int]) -> _Watch:
     batch = noise(shape, 1, generator=torch.Generator().manual_seed(0))
     watch = _Watch(module, shape[0])
     hooks = [module.register_forward_pre_hook(watch.begin), module.register_forward_hook(watch.end)]
@@ -75,13 +90,7 @@ def watched(module: nn.Module, shape: Sequence[int]) -> HalfTopology:
     finally:
         for hook in hooks:
             hook.remove()
-    found = watch.topology()
-    if found is None:
-        raise AlignmentError(
-            "It cannot be seen which layers of the module write the channels of its answer: give the "
-            "recorded reference instead."
-        )
-    return found
+    return watch
 
 
 class _Watch(TorchDispatchMode):
@@ -93,6 +102,7 @@ class _Watch(TorchDispatchMode):
         self._sizes = {IMAGE: channels}
         self._layers = {_place(one.weight): name for name, one in known.items() if _is_layer(one)}
         self._norms = {_place(one.weight): name for name, one in known.items() if _is_norm(one)}
+        self.used: list[str] = []  # layers in the order in which their weights are first computed with
         self._links: dict[str, Link] = {}
         self._same: dict[str, str] = {}
         self._rectified: set[str] = set()
@@ -112,6 +122,10 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        for one in args:
+            layer = self._layers.get(_place(one)) if isinstance(one, Tensor) else None
+            if layer is not None and layer not in self.used:
+                self.used.append(layer)
         made = out[0] if isinstance(out, tuple | list) and out else out
         operator = str(func.overloadpacket.__name__)
         if isinstance(made, Tensor):

@@ -5,7 +5,8 @@ tensor has the shape that it had. The filters are still there. Each layer of our
 theirs, from the images to the cut: it must have the same kernel in its middle, read as many channels as were
 written before it, and, once its filters are assigned, resemble ours the most. Two layers with nothing between
 them, as in MobileNetV2, may be one of theirs. A second guess takes the filters of each kernel one after the
-other, which is right for every plain export. The guess under which all filters together are most alike is
+other, which is right for every plain export. Maps may be turned or mirrored in the whole network, and all
+kernels with them; so all eight ways are tried. The guess under which all filters together are most alike is
 searched like a known model (:class:`sigil.alignment.initial_weights.Search`).
 
 All of it follows from the suspect and from those initial weights that are not held out, so that the test of
@@ -22,7 +23,7 @@ import scipy  # loads scipy.optimize, which takes a second, only where it is use
 import torch
 from torch import Tensor, nn
 
-from sigil.alignment.correlations import Floats
+from sigil.alignment.correlations import TURNS, Floats
 from sigil.alignment.filters import Filters, cosines, fitted
 from sigil.alignment.initial_weights import Search, filters_in, topology_of
 from sigil.alignment.own_layers import watched
@@ -59,16 +60,21 @@ def search_unknown(
         for one in filters[:MOST_FILTERS]
         if one.ndim == 4 and 0 < len(one) <= widest and 0 < one.shape[1] <= most_read
     ]
-    guesses = (
-        _by_kernel(topology, ours, theirs),
-        _by_likeness(topology, ours, theirs, channels),
-    )
-    searches = [
-        Search(topology, ours, guess, channels=channels, lean=True).run()
-        for guess in guesses
-        if guess is not None
-    ]
-    return max(searches, key=_agreement)
+    searches: list[Search] = []
+    for turn in range(TURNS):
+        now = [one.turned(turn) for one in theirs]
+        guesses = (_by_kernel(topology, ours, now), _by_likeness(topology, ours, now, channels))
+        searches += [
+            Search(topology, ours, guess, channels=channels, lean=True, turns=(turn,)).run()
+            for guess in guesses
+            if guess is not None
+        ]
+        best = max(searches, key=_agreement)
+        if best.result().believed:
+            # Much of a kernel looks the same from another side, so that an order may be found before that.
+            other = max((best.turned(further) for further in range(TURNS)), key=_agreement)
+            return best if other.turns[-1] == 0 else other.run()
+    return best
 
 
 def _by_kernel(

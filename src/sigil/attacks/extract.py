@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sigil import models
 from sigil.attacks.halves import (
@@ -17,7 +15,7 @@ from sigil.attacks.halves import (
     same_kind,
     whole_copy,
 )
-from sigil.attacks.training import BATCH_SIZE, Tuning, answers_differ, digest, train
+from sigil.attacks.training import BATCH_SIZE, Task, Tuning, digest, train
 from sigil.data import Dataset
 from sigil.errors import AttackError
 from sigil.models import Model
@@ -80,17 +78,14 @@ def extract(
             f"{source.spec.channels}; give images of that kind."
         )
     only = models.split(pupil, cut_of(student), copy=False)[1] if part == "server" else None
-    precision = tuning.chosen_precision
-    source.to(device=precision.device, memory_format=precision.layout).eval()  # type: ignore[call-overload]
+    identity = f"extract {part} {digest(source)}"
+    halves = models.split(source, models.default_cut(source.spec.name), copy=False)
+    task = Task(halves if tuning.logits else (), tuning)
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
-        with precision.autocast():
-            with torch.no_grad():
-                wanted = source(images)
+        with task.precision.autocast():
             given = pupil(images)
-        task = tuning.labels * F.cross_entropy(given.float(), labels) if tuning.labels else 0.0
-        return task + tuning.logits * answers_differ(wanted, given, tuning.temperature)
+        return task.loss(images, labels, given)
 
-    identity = f"extract {part} {digest(source)}"
     train(pupil, data, loss, tuning, identity=identity, only=only)
     return same_kind(pupil, student)

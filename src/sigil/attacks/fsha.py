@@ -91,7 +91,8 @@ class FSHA:
     def hijack(self, activation: Tensor, gradient: Tensor) -> Tensor:
         """Learn from one batch of activations and return what goes back instead of its gradient."""
         private = activation.detach().float()
-        public = self._encode(self._draw(len(private)))
+        chosen = torch.randint(len(self.public), (len(private),), generator=self._random)
+        public = self._encode(self.public[chosen.to(self.public.device)])
         self._train_discriminator(public, private)
         hijacking = self.client_gradient(private)
         if self.strength is not None:
@@ -118,10 +119,6 @@ class FSHA:
         (slope,) = torch.autograd.grad(self.discriminator(between).sum(), between, create_graph=True)
         rows = slope.flatten(2) if self.penalty_over == "channel" else slope.flatten(1)
         return (rows.norm(dim=-1) - 1).square().mean()
-
-    def _draw(self, count: int) -> Tensor:
-        chosen = torch.randint(len(self.public), (count,), generator=self._random)
-        return self.public[chosen.to(self.public.device)]
 
     def _encode(self, images: Tensor) -> Tensor:
         """One step of the autoencoder on public images; their features."""

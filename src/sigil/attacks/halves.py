@@ -25,24 +25,16 @@ Halves = tuple[Model, Model]
 ModelOrHalves = TypeVar("ModelOrHalves", bound=Model | Halves)
 
 
-def whole_copy(model: Model | Halves) -> Model:
-    """A whole model that shares no memory with what was given."""
+def whole_copy(model: Model | Halves, *, or_half: bool = False) -> Model:
+    """A whole model that shares no memory with what was given, or a half if that may be given alone."""
     _check_model(model)
     if isinstance(model, tuple):
         return models.join(*model)
-    if model.spec.part != "whole":
+    if model.spec.part != "whole" and not or_half:
         raise AttackError(
             f"This attack needs a whole model or both halves, but was given only the {model.spec}; "
             "give the other half too."
         )
-    return copy.deepcopy(model)
-
-
-def whole_or_half_copy(model: Model | Halves) -> Model:
-    """The same, but a half alone stays a half."""
-    _check_model(model)
-    if isinstance(model, tuple):
-        return whole_copy(model)
     return copy.deepcopy(model)
 
 

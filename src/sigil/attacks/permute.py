@@ -101,16 +101,17 @@ def disguise_spaces(
     """
     topology = channel_topology(model.spec)
     change = _Change(model, topology, spaces, order, scale)
-    here = [link for link in topology.links if change.touches(link) and _is_parted(link, rows)]
+    here = [
+        link
+        for link in topology.links
+        if link.writes in change.orders or change.orders.keys() & link.reads
+        if parted(link.layer, link.after, rows) or parted(link.layer, link.before, rows)
+    ]
     for link in topology.links:
         if link.writes in change.orders:
             change.write(link, between=link in here, outside=not here)
         if change.orders.keys() & link.reads:
             change.read(link, between=link in here, outside=not here)
-
-
-def _is_parted(link: Link, rows: Collection[str]) -> bool:
-    return parted(link.layer, link.after, rows) or parted(link.layer, link.before, rows)
 
 
 class _Change:
@@ -134,15 +135,15 @@ class _Change:
                     "only reorder them."
                 )
 
-    def touches(self, link: Link) -> bool:
-        return link.writes in self.orders or bool(self.orders.keys() & link.reads)
-
     def write(self, link: Link, *, between: bool, outside: bool) -> None:
         """Outputs in the new order; the scale lies between layer and norm, outside of both, or elsewhere."""
         index, factor = self.orders[link.writes], self.scales[link.writes]
         unscaled = torch.ones_like(factor)
         directly = between or (outside and link.after is None)
-        _replace(self.model.get_submodule(link.layer), index, factor if directly else unscaled)
+        layer = self.model.get_submodule(link.layer)
+        for value in (layer.weight, layer.bias):
+            if isinstance(value, Tensor):
+                _rewrite(value, value[index], factor if directly else unscaled)
         if link.after is not None:
             norm = self.model.get_submodule(link.after)
             _renormalise(norm, index, factor if between else unscaled, factor if outside else unscaled)
@@ -163,13 +164,6 @@ class _Change:
         if link.before is not None:
             norm = self.model.get_submodule(link.before)
             _renormalise(norm, index, factor if outside else unscaled, factor if between else unscaled)
-
-
-def _replace(layer: nn.Module, index: Tensor, factor: Tensor) -> None:
-    """Outputs reordered and scaled: W[index] · factor, and the same for biases."""
-    for value in (layer.weight, layer.bias):
-        if isinstance(value, Tensor):
-            _rewrite(value, value[index], factor)
 
 
 def _renormalise(norm: nn.Module, index: Tensor, read: Tensor, written: Tensor) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sigil.attacks.halves import ModelOrHalves, check_choice, check_share, same_kind, whole_or_half_copy
+from sigil.attacks.halves import ModelOrHalves, check_choice, check_share, same_kind, whole_copy
 from sigil.errors import AttackError
 
 Scope = Literal["layer", "global", "tensor"]
@@ -45,8 +45,9 @@ def prune(
     ratio = float(ratio)
     check_choice("pruning scope", scope, ("layer", "global", "tensor"))
     check_choice("part to prune", part, ("whole", "client"))
-    attacked = whole_or_half_copy(model)
-    layers = _layers(attacked, norms)
+    attacked = whole_copy(model, or_half=True)
+    kinds = (nn.Conv2d, nn.Linear, nn.BatchNorm2d) if norms else (nn.Conv2d, nn.Linear)
+    layers = {name: layer for name, layer in attacked.named_modules() if isinstance(layer, kinds)}
     if part == "client" and attacked.spec.part == "whole":
         if not isinstance(model, tuple):
             raise AttackError(
@@ -62,11 +63,6 @@ def prune(
     for group in groups:
         _zero_smallest(group, ratio)
     return same_kind(attacked, model)
-
-
-def _layers(model: nn.Module, norms: bool) -> dict[str, nn.Module]:
-    kinds = (nn.Conv2d, nn.Linear, nn.BatchNorm2d) if norms else (nn.Conv2d, nn.Linear)
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
 
 
 def _zero_smallest(tensors: list[nn.Parameter], ratio: float) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sigil.attacks.halves import ModelOrHalves, check_choice, same_kind, whole_or_half_copy
+from sigil.attacks.halves import ModelOrHalves, check_choice, same_kind, whole_copy
 
 Format = Literal["fp16", "int8", "int4"]
 Per = Literal["channel", "tensor"]
@@ -30,7 +30,7 @@ def quantize(model: ModelOrHalves, format: Format, *, per: Per = "channel") -> M
     """
     check_choice("number format", format, ("fp16", "int8", "int4"))
     check_choice("unit of quantization", per, ("channel", "tensor"))
-    attacked = whole_or_half_copy(model)
+    attacked = whole_copy(model, or_half=True)
     if format == "fp16":
         most = torch.finfo(torch.float16).max
         for tensor in attacked.state_dict().values():

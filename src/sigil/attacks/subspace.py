@@ -298,7 +298,6 @@ def principal_components(
     count: int,
     outside: Tensor | None = None,
     centre: bool = False,
-    passes: int = PASSES,
     seed: int = 0,
 ) -> Components:
     """The ``count`` first principal components of the rows (n, d) that ``rows()`` gives batch by batch.
@@ -317,7 +316,7 @@ def principal_components(
     followed = min(count + OVERSAMPLING, number, dimension - known.shape[1])
     start = torch.randn(dimension, followed, generator=generator(seed, "attack", "components"))
     basis = _orthonormal(start, known)
-    for _ in range(passes):
+    for _ in range(PASSES):
         image = torch.zeros_like(basis)
         for batch in _batches(rows, mean):
             image.addmm_(batch.mT, batch @ basis)

@@ -10,13 +10,12 @@ from torch import nn
 
 from sigil import files, models
 from sigil.alignment import open_reference
-from sigil.attacks.halves import Halves, check_fits, check_positive, check_share, cut_of, whole_or_half_copy
+from sigil.attacks.halves import Halves, check_fits, check_positive, check_share, cut_of, whole_copy
 from sigil.attacks.training import share
 from sigil.data import Dataset, Inputs
-from sigil.data.inputs import LEAST_INPUTS
 from sigil.data.partitions import stratified
 from sigil.errors import AttackError
-from sigil.federation.measuring import accuracy
+from sigil.federation.federation import accuracy
 from sigil.federation.precision import Precision, choose
 from sigil.keys.key import Key
 from sigil.models import Model
@@ -24,15 +23,6 @@ from sigil.verdict.report import Report
 from sigil.verdict.verification import verify
 
 CLIENT, SERVER = "client.safetensors", "server.safetensors"
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """The files of an attacked model, and its worth before and after."""
-
-    files: list[Path]
-    before: Measurement
-    after: Measurement
 
 
 @dataclass(frozen=True)
@@ -98,20 +88,19 @@ class ModelUnderAttack:
         labels = self.data.train.labels
         return share(self.data, stratified(labels, max(2, round(part * len(labels))), seed=seed))
 
-    def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> AttackResult:
-        """Write the attacked model and measure both; ``cut`` is where to look for the mark in the new one.
+    def finish(
+        self, attacked: Model | Halves, *, cut: str | None = None
+    ) -> tuple[list[Path], Measurement, Measurement]:
+        """Write the attacked model; returns its files, and what the model was worth before and after.
 
-        A new model whose activation has another shape than the key cannot carry the mark, and no report is
-        made of it.
+        ``cut`` is where to look for the mark in the new one. If its activation has another shape there than
+        the key, it cannot carry the mark, and no report is made of it.
         """
         files = save_model(self.out, attacked)
         cut = cut or self.cut
         fits = self.key is not None and self.activation_shape(attacked, cut) == self.key.shape
-        return AttackResult(
-            files,
-            before=measure(self.model, data=self.data, key=self.key, cut=self.cut),
-            after=measure(attacked, data=self.data, key=self.key if fits else None, cut=cut),
-        )
+        before = measure(self.model, data=self.data, key=self.key, cut=self.cut)
+        return files, before, measure(attacked, data=self.data, key=self.key if fits else None, cut=cut)
 
 
 @dataclass(frozen=True)
@@ -137,7 +126,7 @@ def measure(
     Accuracy needs a whole model or both halves and is None for a client half alone. ``cut`` is where the
     mark is: none is where the halves meet, or for a whole model the paper's cut. The model is unchanged.
     """
-    copied = whole_or_half_copy(model)
+    copied = whole_copy(model, or_half=True)
     if data is not None:
         check_fits(copied, data)
     report = None
@@ -146,20 +135,14 @@ def measure(
         if shape is None:
             raise AttackError("The model does not say what images it takes; give the data set as well.")
         client = client_part(copied, cut_of(model, cut))
-        report = verify(client, key, _inputs(data), input_shape=shape, probes=probes, seed=seed)
+        inputs = None if data is None else Inputs.of_test(data)
+        report = verify(client, key, inputs, input_shape=shape, probes=probes, seed=seed)
     right = None
     if data is not None and copied.spec.part == "whole":
         precision = precision or choose()
         copied.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
         right = accuracy(copied, nn.Identity(), data, precision=precision)
     return Measurement(right, report)
-
-
-def _inputs(data: Dataset | None) -> Inputs | None:
-    """The test images to read the mark on, if there are enough of them."""
-    if data is None or len(data.test) < LEAST_INPUTS:
-        return None
-    return Inputs(data.test.images, normalisation=(data.mean, data.std), is_data_set=True)
 
 
 def client_part(model: Model, cut: str) -> nn.Module:

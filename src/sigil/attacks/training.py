@@ -279,7 +279,8 @@ def finetune_at_cut(
     attacked: OpenedAtCut, data: Dataset, tuning: Tuning, *effects: Effect, only: nn.Module | None = None
 ) -> None:
     """Fine-tune an opened model in place on ``data.train``, with all that the effects add to it."""
-    task = _Task(attacked, tuning)
+    taught = tuning.logits or tuning.features
+    task = Task(models.split(attacked.whole, attacked.cut) if taught else (), tuning)
 
     def loss(images: Tensor, labels: Tensor) -> Tensor:
         with task.precision.autocast():
@@ -287,7 +288,7 @@ def finetune_at_cut(
             added = [effect.penalty(activation) for effect in effects if effect.penalty is not None]
             logits = attacked.back(activation)
         return sum(
-            (each for each in added if each is not None), task.loss(images, labels, activation, logits)
+            (each for each in added if each is not None), task.loss(images, labels, logits, activation)
         )
 
     def before_step(done: int, total: int) -> None:
@@ -302,18 +303,18 @@ def finetune_at_cut(
             effect.after()
 
 
-class _Task:
-    """What a fine-tuning keeps the model doing: the attacker's labels, and the model's own answers before."""
+class Task:
+    """What a model is trained to do: the attacker's labels, and what a teacher (its two halves) answers."""
 
-    def __init__(self, attacked: OpenedAtCut, tuning: Tuning) -> None:
-        self.tuning, self.precision = tuning, tuning.chosen_precision
-        self.teacher: Sequence[Model] = ()
-        if tuning.logits or tuning.features:
-            self.teacher = models.split(attacked.whole, attacked.cut)
-        for half in self.teacher:
+    def __init__(self, teacher: Sequence[Model], tuning: Tuning) -> None:
+        self.teacher, self.tuning, self.precision = teacher, tuning, tuning.chosen_precision
+        for half in teacher:
             half.to(device=self.precision.device, memory_format=self.precision.layout).eval()  # type: ignore[call-overload]
 
-    def loss(self, images: Tensor, labels: Tensor, activation: Tensor, logits: Tensor) -> Tensor:
+    def loss(
+        self, images: Tensor, labels: Tensor, logits: Tensor, activation: Tensor | None = None
+    ) -> Tensor:
+        """The loss of these logits; features are compared if the activation at the cut is given."""
         tuning, parts = self.tuning, []
         if tuning.labels:
             parts.append(tuning.labels * F.cross_entropy(logits.float(), labels))
@@ -323,22 +324,15 @@ class _Task:
                 features = front(images)
                 wanted = back(features)
             if tuning.logits:
-                parts.append(tuning.logits * answers_differ(wanted, logits, tuning.temperature))
-            if tuning.features:
+                # T² · KL( softmax(wanted / T) ‖ softmax(logits / T) ), the mean over the batch.
+                given, wanted = (F.log_softmax(it.float() / tuning.temperature, 1) for it in (logits, wanted))
+                differs = F.kl_div(given, wanted, reduction="batchmean", log_target=True)
+                parts.append(tuning.logits * (tuning.temperature**2 * differs))
+            if tuning.features and activation is not None:
                 before, now = (each.float() - each.float().mean(0) for each in (features, activation))
                 size = before.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
                 parts.append(tuning.features * (now - before).square().sum() / size)
         return sum(parts[1:], parts[0])
-
-
-def answers_differ(wanted: Tensor, given: Tensor, temperature: float) -> Tensor:
-    """T² · KL( softmax(wanted / T) ‖ softmax(given / T) ), the mean over a batch of logits."""
-    return temperature**2 * F.kl_div(
-        F.log_softmax(given.float() / temperature, 1),
-        F.log_softmax(wanted.float() / temperature, 1),
-        reduction="batchmean",
-        log_target=True,
-    )
 
 
 def push_along(

@@ -1,8 +1,8 @@
 """`sigil attack NAME SUSPECT --out F`: try to remove a mark, and see what is left of it.
 
-:data:`ATTACKS` declares the commands: the help and the options of each. Options with the name of a parameter
-of the attack are given to it, with what else it takes: the attacker's images, the recording, a bar on the
-terminal (:func:`_arguments`).
+Each call of :func:`_attack` declares a command: its help and its options. Options with the name of a
+parameter of the attack are given to it, with what else it takes: the attacker's images, the recording, a bar
+on the terminal (:func:`_arguments`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sigil.cli import data_names, options, outputs, own_code
+from sigil.cli import options, outputs, own_code
 from sigil.cli.key import load_key
 from sigil.cli.terminal import printable
 from sigil.errors import AttackError, ConfigError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sigil.attacks.halves import Halves
     from sigil.attacks.target import ModelUnderAttack
     from sigil.attacks.training import Progress
+    from sigil.keys.key import Key
     from sigil.models import Model
 
 _MOST_ROUNDS = 10**6
@@ -156,15 +157,15 @@ class AttackCommand:
 
     def finish(self, attacked: Model | Halves, *, cut: str | None = None) -> None:
         """Write the attacked model and print what it is worth."""
-        outcome = self.target.finish(attacked, cut=cut)
-        if self.target.key is None and outcome.before.accuracy is None:
+        files, before, after = self.target.finish(attacked, cut=cut)
+        if self.target.key is None and before.accuracy is None:
             self.say("Give --key for the mark, and --data for the accuracy, before and after.")
         else:
-            self.say(line("before", outcome.before))
-            self.say(line("after", outcome.after))
-            if self.target.key is not None and outcome.after.report is None:
+            self.say(line("before", before))
+            self.say(line("after", after))
+            if self.target.key is not None and after.report is None:
                 self.say("The new model's activation at the cut has another shape than the key.")
-        self.say(f"Wrote {' and '.join(printable(str(file)) for file in outcome.files)}.")
+        self.say(f"Wrote {' and '.join(printable(str(file)) for file in files)}.")
 
     def say(self, text: str) -> None:
         """Print a line, unless the command is quiet."""
@@ -172,18 +173,16 @@ class AttackCommand:
             typer.echo(text)
 
     @contextmanager
-    def progress(self, name: str) -> Iterator[Progress | None]:
+    def progress(self, name: str) -> Iterator[Progress]:
         """A bar on a terminal, nothing elsewhere."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
         console = Console(stderr=True)
-        if not name or self.quiet or not console.is_terminal:
-            yield None
-            return
+        hidden = not name or self.quiet or not console.is_terminal
         columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-        with Bars(*columns, console=console) as bars:
+        with Bars(*columns, console=console, disable=hidden) as bars:
             task = bars.add_task(name, total=None)
             yield lambda done, total: bars.update(task, completed=done, total=total)
 
@@ -210,25 +209,24 @@ def _opened(given: dict[str, Any]) -> AttackCommand:
 def _check(given: dict[str, Any]) -> None:
     """Whether the new model's files are others than all that the command reads."""
     out: Path = given["out"]
-    read = {name: value for name, value in given.items() if isinstance(value, Path) and name != "out"}
-    if given.get("student"):
-        read["student"] = Path(given["student"])
     inputs = {
-        "SUSPECT" if name == "suspect" else f"--{name.replace('_', '-')}": path for name, path in read.items()
+        "SUSPECT" if name == "suspect" else f"--{name.replace('_', '-')}": value
+        for name, value in given.items()
+        if isinstance(value, Path) and name != "out"
     }
     if given.get("name"):
         inputs["FILE:NAME"] = own_code.split(given["name"])[0]
+    if given.get("student") and Path(given["student"]).suffix:  # a file, and not the name of an architecture
+        inputs["--student"] = Path(given["student"])
     outputs.check_there(inputs)
-    if given.get("student") and Path(given["student"]).suffix:
-        outputs.check_there({"--student (a file)": Path(given["student"])})
-    data_names.check_data("--data", given.get("data"), given.get("data_dir"))
-
-    from sigil.attacks.target import CLIENT, SERVER
+    outputs.check_data("--data", given.get("data"), given.get("data_dir"))
 
     if not out.name:
         raise ConfigError(
             f"--out: {out} has no name that a model can be written to; give a file or a directory."
         )
+    from sigil.attacks.target import CLIENT, SERVER
+
     state = out.with_name(f".{out.name}.attack")
     wanted = [outputs.File("--out", path) for path in (out, out / CLIENT, out / SERVER, state)]
     outputs.check_apart(wanted, inputs)
@@ -246,7 +244,8 @@ def _carry_out(name: str, bar: str, call: AttackCommand, **given: Any) -> None:
     if name in ("subspace", "reverse", "read"):
         attacked, direction = result
         call.finish(attacked)
-        _say_overlap(call, direction)
+        if call.target.key is not None:
+            call.say(_overlap(direction, call.target.key))
     elif name == "extract":
         architecture = result.spec.name
         same = architecture == _spec(call).name
@@ -263,7 +262,7 @@ def _carry_out(name: str, bar: str, call: AttackCommand, **given: Any) -> None:
 
 
 def _arguments(
-    call: AttackCommand, takes: list[Parameter], given: dict[str, Any], progress: Progress | None
+    call: AttackCommand, takes: list[Parameter], given: dict[str, Any], progress: Progress
 ) -> dict[str, Any]:
     """What an attack takes, by the names of its parameters: options, and what these lead to."""
     from sigil.attacks import BEST, Tuning
@@ -319,19 +318,15 @@ def _student(call: AttackCommand, student: str | None, width: int | None, seed: 
     )
 
 
-def _say_overlap(call: AttackCommand, direction: Any) -> None:
-    """Say how much of the mark's span the attack found, if there is a key to know it by."""
+def _overlap(direction: Any, key: Key) -> str:
+    """How much of the mark's span the attack found, in a sentence."""
     from sigil.attacks import Subspace, overlap
 
-    key = call.target.key
-    if key is None or call.quiet:
-        return
     if isinstance(direction, Subspace):
         part = overlap(direction.directions, key)
-        call.say(f"The attack found {100 * part:.1f} % of the span of the key's matrix.")
-    else:
-        part = overlap(direction, key) * key.bits
-        call.say(f"Of the direction found {100 * part:.1f} % lies in the span of the key's matrix.")
+        return f"The attack found {100 * part:.1f} % of the span of the key's matrix."
+    part = overlap(direction, key) * key.bits
+    return f"Of the direction found {100 * part:.1f} % lies in the span of the key's matrix."
 
 
 def line(when: str, measured: Measurement) -> str:
@@ -362,269 +357,6 @@ def rounds_of(text: str, option: str) -> list[int]:
             f"{option} is {text!r}, but it must be round numbers from 1 on, such as 1-2 or 1,5."
         ) from None
     return rounds
-
-
-@dataclass(frozen=True)
-class Attack:
-    """One command: its help, the options of its own, and of an attack that trains the name of its bar.
-
-    One that trains has the options of fine-tuning too.
-    """
-
-    help: str
-    options: tuple[Parameter, ...]
-    bar: str = ""
-
-
-ATTACKS = {
-    "finetune": Attack(
-        """Train further on the attacker's own images, for 100 steps by default.
-
-        \b
-        Examples:
-          sigil attack finetune runs/a --out runs/b --data digits --steps 50
-          sigil attack finetune runs/a --out runs/b --data digits \\
-            --kind reset-all --epochs 5 --lr 0.05
-        """,
-        (_option("kind", str, "all", "KIND", "all, last, reset-all or reset-last (layers)."),),
-        bar="fine-tuning",
-    ),
-    "prune": Attack(
-        """Set the smallest weights to zero.
-
-        \b
-        Examples:
-          sigil attack prune runs/a --out runs/b --ratio 0.6 --key owner.key
-          sigil attack prune client.safetensors --out pruned.safetensors \\
-            --ratio 0.8 --scope global --norms
-        """,
-        (
-            _option("ratio", float, _NEEDED, "R", "Share of the weights to zero, 0 to 1."),
-            _option("scope", str, "layer", "SCOPE", "What is ranked together: layer, tensor or global."),
-            _switch("norms", False, "--norms", "Prune batch norms too."),
-            _option("part", str, "whole", "PART", "What is pruned: whole, or client for the client half."),
-        ),
-    ),
-    "quantize": Attack(
-        """Round the weights to few bits.
-
-        \b
-        Examples:
-          sigil attack quantize runs/a --out runs/b --format int8 --key owner.key
-          sigil attack quantize model.safetensors --out q.safetensors \\
-            --format int4 --per tensor
-        """,
-        (
-            _option("format", str, _NEEDED, "FORMAT", "fp16, int8 or int4."),
-            _option("per", str, "channel", "UNIT", "What has a scale of its own: channel or tensor."),
-        ),
-    ),
-    "subspace": Attack(
-        """Find the mark's directions in recorded gradients and train them away.
-
-        \b
-        The recording comes from the training: sigil train --set record.clients=[0]
-        Examples:
-          sigil attack subspace runs/a --out runs/b --early 1-2 --late 70-80 \\
-            --data cifar10 --key owner.key
-          sigil attack subspace model.safetensors --out attacked.safetensors \\
-            --recording runs/a/recording --early 1 --late 11,12 --data digits
-        """,
-        (
-            _option("early", str, _NEEDED, "ROUNDS", "Rounds ruled by the mark, such as 1-2."),
-            _option(
-                "late",
-                str | None,
-                None,
-                "ROUNDS",
-                "Rounds ruled by the task, such as 70-80; needed unless --main-components is 0.",
-            ),
-            RECORDING,
-            _option("early_steps", int | None, None, "N", "Only the first N steps of the early rounds."),
-            _option("unit", str, "sample", "UNIT", "What a gradient is: sample, batch or window (means)."),
-            _option("main_components", int, 64, "N", "Directions of the task."),
-            _option("components", int, 64, "N", "Directions of the mark."),
-            GAMMA,
-            _switch("centre", False, "--centre", "Subtract the mean gradient first."),
-            _switch("normalise", True, "--normalise/--raw", "Variances that sum to 1, or as they are."),
-        ),
-        bar="subspace removal",
-    ),
-    "overwrite": Attack(
-        """Embed a second mark over the first, for 10 epochs by default.
-
-        \b
-        Examples:
-          sigil key new mallory.key --owner Mallory --shape 256,8,8
-          sigil attack overwrite runs/a --out runs/b --second mallory.key \\
-            --key owner.key --data cifar10
-          sigil attack overwrite runs/a --out runs/b --second mallory.key \\
-            --strength 0.1 --steps 500 --data digits
-        """,
-        (
-            _option("second", Path, _NEEDED, "FILE", "The attacker's own key file."),
-            _option("strength", float, 1.0, "S", "Strength of the second mark."),
-        ),
-        bar="overwriting",
-    ),
-    "permute": Attack(
-        """Reorder and scale the channels at the cut; the model's outputs stay.
-
-        \b
-        Examples:
-          sigil attack permute runs/a --out runs/b --key owner.key
-          sigil attack permute model.safetensors --out same.safetensors \\
-            --cut layer2 --no-permutation --scale 1
-        """,
-        (
-            _option("scale", float, 0.5, "S", "Deviation of the log of the channels' scales; 0: none."),
-            _switch(
-                "permutation", True, "--permutation/--no-permutation", "Reorder channels, or only scale."
-            ),
-            SEED,
-        ),
-    ),
-    "extract": Attack(
-        """Teach a fresh model to answer like the suspect.
-
-        \b
-        Examples:
-          sigil attack extract runs/a --out runs/b --data digits --key owner.key
-          sigil attack extract runs/a --out runs/b --data digits \\
-            --student vgg11 --width 16 --epochs 20
-        """,
-        (
-            _option(
-                "student",
-                str | None,
-                None,
-                "NAME|F",
-                "Architecture or file of a fresh model; else the suspect's own.",
-            ),
-            _option("width", int | None, None, "W", "Width of a student made by name."),
-        ),
-        bar="extraction",
-    ),
-    "reverse": Attack(
-        """Push activations past zero along the mean of recorded gradients.
-
-        \b
-        The recording comes from the training: sigil train --set record.clients=[0]
-        Examples:
-          sigil attack reverse runs/a --out runs/b --data digits --key owner.key
-          sigil attack reverse runs/a --out runs/b --data cifar10 \\
-            --reversal 1 --rounds 1-8 --epochs 10
-        """,
-        (
-            RECORDING,
-            _option("rounds", str | None, None, "ROUNDS", "Rounds to average over, such as 1-8; else all."),
-            REVERSAL.replace(default=0.5),
-            GAMMA.replace(default=10.0),
-        ),
-        bar="reversal",
-    ),
-    "read": Attack(
-        """Find the mark in the model's mean activation and push it out.
-
-        \b
-        Examples:
-          sigil attack read runs/a --out runs/b --data digits --key owner.key
-          sigil attack read runs/a --out runs/b --data cifar10 \\
-            --way flatten --gamma 1
-        """,
-        (
-            _option("way", str, "push", "WAY", "push, flatten or equalise."),
-            REVERSAL,
-            GAMMA.replace(default=10.0),
-        ),
-        bar="reading",
-    ),
-    "dodge": Attack(
-        """Change the answers to noise, and keep those to images.
-
-        \b
-        Examples:
-          sigil attack dodge runs/a --out runs/b --data digits --key owner.key
-          sigil attack dodge runs/a --out runs/b --data digits --gamma 0.1
-        """,
-        (GAMMA,),
-        bar="dodging",
-    ),
-    "orthogonalise": Attack(
-        """Train the client half away from the weights it began with.
-
-        \b
-        Examples:
-          sigil attack orthogonalise runs/a --out runs/b --initial runs/a \\
-            --data digits --key owner.key
-          sigil attack orthogonalise runs/a --out runs/b --initial w0.safetensors \\
-            --data digits --way flip --strength 0.5
-        """,
-        (
-            INITIAL,
-            TURNING,
-            _option("strength", float, 1.0, "S", "Share to take away, 0 to 1; the weight of a penalty."),
-            KEEP,
-        ),
-        bar="orthogonalising",
-    ),
-    "launder": Attack(
-        """Add noise to the weights of the client half, then heal the model.
-
-        \b
-        Examples:
-          sigil attack launder runs/a --out runs/b --data digits --key owner.key
-          sigil attack launder runs/a --out runs/b --data digits \\
-            --noise 1 --shape 0
-        """,
-        (NOISE.replace(default=0.9), SHAPE),
-        bar="laundering",
-    ),
-    "erase": Attack(
-        """Take several proofs away at once: mark, origin and imprint.
-
-        \b
-        Examples:
-          sigil attack erase runs/a --out runs/b --flatten 10 --data digits
-          sigil attack erase runs/a --out runs/b --initial runs/a --flatten 3 \\
-            --orthogonalise 1 --noise 0.5 --data cifar10 --key owner.key
-        """,
-        (
-            INITIAL.replace(default=None),
-            _option("flatten", float, 0.0, "G", "Weight of flattening."),
-            _option("push", float, 0.0, "G", "Weight of pushing along what is read."),
-            REVERSAL,
-            _option("orthogonalise", float, 0.0, "S", "Share of the initial weights to take away."),
-            TURNING,
-            KEEP,
-            NOISE,
-            SHAPE,
-        ),
-        bar="erasing",
-    ),
-}
-
-OWN = Attack(
-    """An attack of your own: a function in a Python file.
-
-    The function is given the model, a pair of halves or a whole one, and
-    returns one of the same kind. If it has a second parameter without a
-    default, that is the attacker's images: --share of --data, drawn by
-    --seed. What has a default is set by --set. The file is executed, so
-    name only one that you would run (docs/extend.md).
-
-    \b
-    Examples:
-      sigil attack my.py:jitter runs/a --out runs/b --key owner.key \\
-        --set share=0.3
-      sigil attack my.py:quieten runs/a --out runs/b --data digits \\
-        --set weight=1 --set steps=50
-    """,
-    (_parameter("parameter", own_code.Parameters, None), SHARE, SEED),
-)
-_FILE_AND_NAME = typer.Argument(
-    metavar="FILE:NAME", help="The Python file, and the name of the function in it."
-)
 
 
 def _carry_out_own(
@@ -669,56 +401,273 @@ def _takes_images(function: Callable[..., Any]) -> bool:
     return sum(each.default is Parameter.empty and each.kind in positional for each in parameters) > 1
 
 
-IN_TRAINING = {
-    "noise": (
-        """Not here: noise is added while a model is trained.
+def _attack(name: str, help: str, *options: Parameter, bar: str = "") -> None:
+    """Make the command of an attack: its help, its own options and, if it trains, the name of its bar.
 
-        \b
-        Every client adds noise at a signal-to-noise ratio of 1/30:
-          sigil train -o runs/noisy --set behaviour.noise_snr=0.0333
-        """,
-        "Noise is an option of training and not an attack on a finished model; train with "
-        "`sigil train --set behaviour.noise_snr=0.1`.",
-    ),
-    "starve": (
-        """Not here: a client starves the mark while a model is trained.
-
-        \b
-        As a client observer, from Python:
-          train(settings, folder, key=key, client_observers=[attacks.Starve(1e4)])
-        """,
-        "Starving happens while a model is trained and not to a finished one; give sigil.attacks.Starve(1e4) "
-        "to sigil.federation.train as a client observer.",
-    ),
-    "combine": (
-        """Not here: a client combines answers while a model is trained.
-
-        \b
-        As a client observer, from Python; what it records serves `reverse`:
-          train(settings, folder, key=key, client_observers=[attacks.Combine(...)])
-          sigil attack reverse runs/a --out runs/b --recording runs/combined
-        """,
-        "Combination happens while a model is trained and not to a finished one; give sigil.attacks.Combine "
-        "to sigil.federation.train as a client observer.",
-    ),
-}
-"""Attacks that take place while a model is trained: their help, and the sentence that says where to look."""
+    One that trains has the options of fine-tuning too.
+    """
+    _command(name, help, *FIRST, *options, *(TUNING if bar else ()), act=partial(_carry_out, name, bar))
 
 
-def _add(name: str, declared: Attack, act: Callable[..., None], before: tuple[Parameter, ...] = ()) -> None:
-    """Make a command of a declaration; `act` does the work, given what is open and what the options say."""
+def _command(name: str, help: str, *options: Parameter, act: Callable[..., None]) -> None:
+    """Make a command; `act` does the work, given what is open and what the options say."""
 
     def run(**given: Any) -> None:
         _check(given)
         act(_opened(given), **given)
 
-    more = TUNING if declared.bar else ()
-    run.__signature__ = Signature([*before, *FIRST, *declared.options, *more, *LAST])  # type: ignore[attr-defined]
-    app.command(name, help=declared.help)(run)
+    run.__signature__ = Signature([*options, *LAST])  # type: ignore[attr-defined]
+    app.command(name, help=help)(run)
 
 
-def _add_note(name: str, help: str, sentence: str) -> None:
-    """Make a command that takes anything and says where to look instead."""
+_attack(
+    "finetune",
+    """Train further on the attacker's own images, for 100 steps by default.
+
+    \b
+    Examples:
+      sigil attack finetune runs/a --out runs/b --data digits --steps 50
+      sigil attack finetune runs/a --out runs/b --data digits \\
+        --kind reset-all --epochs 5 --lr 0.05
+    """,
+    _option("kind", str, "all", "KIND", "all, last, reset-all or reset-last (layers)."),
+    bar="fine-tuning",
+)
+_attack(
+    "prune",
+    """Set the smallest weights to zero.
+
+    \b
+    Examples:
+      sigil attack prune runs/a --out runs/b --ratio 0.6 --key owner.key
+      sigil attack prune client.safetensors --out pruned.safetensors \\
+        --ratio 0.8 --scope global --norms
+    """,
+    _option("ratio", float, _NEEDED, "R", "Share of the weights to zero, 0 to 1."),
+    _option("scope", str, "layer", "SCOPE", "What is ranked together: layer, tensor or global."),
+    _switch("norms", False, "--norms", "Prune batch norms too."),
+    _option("part", str, "whole", "PART", "What is pruned: whole, or client for the client half."),
+)
+_attack(
+    "quantize",
+    """Round the weights to few bits.
+
+    \b
+    Examples:
+      sigil attack quantize runs/a --out runs/b --format int8 --key owner.key
+      sigil attack quantize model.safetensors --out q.safetensors \\
+        --format int4 --per tensor
+    """,
+    _option("format", str, _NEEDED, "FORMAT", "fp16, int8 or int4."),
+    _option("per", str, "channel", "UNIT", "What has a scale of its own: channel or tensor."),
+)
+_attack(
+    "subspace",
+    """Find the mark's directions in recorded gradients and train them away.
+
+    \b
+    The recording comes from the training: sigil train --set record.clients=[0]
+    Examples:
+      sigil attack subspace runs/a --out runs/b --early 1-2 --late 70-80 \\
+        --data cifar10 --key owner.key
+      sigil attack subspace model.safetensors --out attacked.safetensors \\
+        --recording runs/a/recording --early 1 --late 11,12 --data digits
+    """,
+    _option("early", str, _NEEDED, "ROUNDS", "Rounds ruled by the mark, such as 1-2."),
+    _option(
+        "late",
+        str | None,
+        None,
+        "ROUNDS",
+        "Rounds ruled by the task, such as 70-80; needed unless --main-components is 0.",
+    ),
+    RECORDING,
+    _option("early_steps", int | None, None, "N", "Only the first N steps of the early rounds."),
+    _option("unit", str, "sample", "UNIT", "What a gradient is: sample, batch or window (means)."),
+    _option("main_components", int, 64, "N", "Directions of the task."),
+    _option("components", int, 64, "N", "Directions of the mark."),
+    GAMMA,
+    _switch("centre", False, "--centre", "Subtract the mean gradient first."),
+    _switch("normalise", True, "--normalise/--raw", "Variances that sum to 1, or as they are."),
+    bar="subspace removal",
+)
+_attack(
+    "overwrite",
+    """Embed a second mark over the first, for 10 epochs by default.
+
+    \b
+    Examples:
+      sigil key new mallory.key --owner Mallory --shape 256,8,8
+      sigil attack overwrite runs/a --out runs/b --second mallory.key \\
+        --key owner.key --data cifar10
+      sigil attack overwrite runs/a --out runs/b --second mallory.key \\
+        --strength 0.1 --steps 500 --data digits
+    """,
+    _option("second", Path, _NEEDED, "FILE", "The attacker's own key file."),
+    _option("strength", float, 1.0, "S", "Strength of the second mark."),
+    bar="overwriting",
+)
+_attack(
+    "permute",
+    """Reorder and scale the channels at the cut; the model's outputs stay.
+
+    \b
+    Examples:
+      sigil attack permute runs/a --out runs/b --key owner.key
+      sigil attack permute model.safetensors --out same.safetensors \\
+        --cut layer2 --no-permutation --scale 1
+    """,
+    _option("scale", float, 0.5, "S", "Deviation of the log of the channels' scales; 0: none."),
+    _switch("permutation", True, "--permutation/--no-permutation", "Reorder channels, or only scale."),
+    SEED,
+)
+_attack(
+    "extract",
+    """Teach a fresh model to answer like the suspect.
+
+    \b
+    Examples:
+      sigil attack extract runs/a --out runs/b --data digits --key owner.key
+      sigil attack extract runs/a --out runs/b --data digits \\
+        --student vgg11 --width 16 --epochs 20
+    """,
+    _option(
+        "student",
+        str | None,
+        None,
+        "NAME|F",
+        "Architecture or file of a fresh model; else the suspect's own.",
+    ),
+    _option("width", int | None, None, "W", "Width of a student made by name."),
+    bar="extraction",
+)
+_attack(
+    "reverse",
+    """Push activations past zero along the mean of recorded gradients.
+
+    \b
+    The recording comes from the training: sigil train --set record.clients=[0]
+    Examples:
+      sigil attack reverse runs/a --out runs/b --data digits --key owner.key
+      sigil attack reverse runs/a --out runs/b --data cifar10 \\
+        --reversal 1 --rounds 1-8 --epochs 10
+    """,
+    RECORDING,
+    _option("rounds", str | None, None, "ROUNDS", "Rounds to average over, such as 1-8; else all."),
+    REVERSAL.replace(default=0.5),
+    GAMMA.replace(default=10.0),
+    bar="reversal",
+)
+_attack(
+    "read",
+    """Find the mark in the model's mean activation and push it out.
+
+    \b
+    Examples:
+      sigil attack read runs/a --out runs/b --data digits --key owner.key
+      sigil attack read runs/a --out runs/b --data cifar10 \\
+        --way flatten --gamma 1
+    """,
+    _option("way", str, "push", "WAY", "push, flatten or equalise."),
+    REVERSAL,
+    GAMMA.replace(default=10.0),
+    bar="reading",
+)
+_attack(
+    "dodge",
+    """Change the answers to noise, and keep those to images.
+
+    \b
+    Examples:
+      sigil attack dodge runs/a --out runs/b --data digits --key owner.key
+      sigil attack dodge runs/a --out runs/b --data digits --gamma 0.1
+    """,
+    GAMMA,
+    bar="dodging",
+)
+_attack(
+    "orthogonalise",
+    """Train the client half away from the weights it began with.
+
+    \b
+    Examples:
+      sigil attack orthogonalise runs/a --out runs/b --initial runs/a \\
+        --data digits --key owner.key
+      sigil attack orthogonalise runs/a --out runs/b --initial w0.safetensors \\
+        --data digits --way flip --strength 0.5
+    """,
+    INITIAL,
+    TURNING,
+    _option("strength", float, 1.0, "S", "Share to take away, 0 to 1; the weight of a penalty."),
+    KEEP,
+    bar="orthogonalising",
+)
+_attack(
+    "launder",
+    """Add noise to the weights of the client half, then heal the model.
+
+    \b
+    Examples:
+      sigil attack launder runs/a --out runs/b --data digits --key owner.key
+      sigil attack launder runs/a --out runs/b --data digits \\
+        --noise 1 --shape 0
+    """,
+    NOISE.replace(default=0.9),
+    SHAPE,
+    bar="laundering",
+)
+_attack(
+    "erase",
+    """Take several proofs away at once: mark, origin and imprint.
+
+    \b
+    Examples:
+      sigil attack erase runs/a --out runs/b --flatten 10 --data digits
+      sigil attack erase runs/a --out runs/b --initial runs/a --flatten 3 \\
+        --orthogonalise 1 --noise 0.5 --data cifar10 --key owner.key
+    """,
+    INITIAL.replace(default=None),
+    _option("flatten", float, 0.0, "G", "Weight of flattening."),
+    _option("push", float, 0.0, "G", "Weight of pushing along what is read."),
+    REVERSAL,
+    _option("orthogonalise", float, 0.0, "S", "Share of the initial weights to take away."),
+    TURNING,
+    KEEP,
+    NOISE,
+    SHAPE,
+    bar="erasing",
+)
+_FILE_AND_NAME = typer.Argument(
+    metavar="FILE:NAME", help="The Python file, and the name of the function in it."
+)
+_command(
+    "own",
+    """An attack of your own: a function in a Python file.
+
+    The function is given the model, a pair of halves or a whole one, and
+    returns one of the same kind. If it has a second parameter without a
+    default, that is the attacker's images: --share of --data, drawn by
+    --seed. What has a default is set by --set. The file is executed, so
+    name only one that you would run (docs/extend.md).
+
+    \b
+    Examples:
+      sigil attack my.py:jitter runs/a --out runs/b --key owner.key \\
+        --set share=0.3
+      sigil attack my.py:quieten runs/a --out runs/b --data digits \\
+        --set weight=1 --set steps=50
+    """,
+    _parameter("name", Annotated[str, _FILE_AND_NAME]),
+    *FIRST,
+    _parameter("parameter", own_code.Parameters, None),
+    SHARE,
+    SEED,
+    act=_carry_out_own,
+)
+
+
+def _note(name: str, help: str, sentence: str) -> None:
+    """Make a command for what happens in training: it takes anything and says where to look instead."""
 
     def run(context: typer.Context) -> None:
         raise AttackError(sentence)
@@ -727,8 +676,37 @@ def _add_note(name: str, help: str, sentence: str) -> None:
     app.command(name, help=help, context_settings=anything)(run)
 
 
-for _name, _attack in ATTACKS.items():
-    _add(_name, _attack, partial(_carry_out, _name, _attack.bar))
-_add("own", OWN, _carry_out_own, (_parameter("name", Annotated[str, _FILE_AND_NAME]),))
-for _name, (_help, _sentence) in IN_TRAINING.items():
-    _add_note(_name, _help, _sentence)
+_note(
+    "noise",
+    """Not here: noise is added while a model is trained.
+
+    \b
+    Every client adds noise at a signal-to-noise ratio of 1/30:
+      sigil train -o runs/noisy --set behaviour.noise_snr=0.0333
+    """,
+    "Noise is an option of training and not an attack on a finished model; train with "
+    "`sigil train --set behaviour.noise_snr=0.1`.",
+)
+_note(
+    "starve",
+    """Not here: a client starves the mark while a model is trained.
+
+    \b
+    As a client observer, from Python:
+      train(settings, folder, key=key, client_observers=[attacks.Starve(1e4)])
+    """,
+    "Starving happens while a model is trained and not to a finished one; give sigil.attacks.Starve(1e4) "
+    "to sigil.federation.train as a client observer.",
+)
+_note(
+    "combine",
+    """Not here: a client combines answers while a model is trained.
+
+    \b
+    As a client observer, from Python; what it records serves `reverse`:
+      train(settings, folder, key=key, client_observers=[attacks.Combine(...)])
+      sigil attack reverse runs/a --out runs/b --recording runs/combined
+    """,
+    "Combination happens while a model is trained and not to a finished one; give sigil.attacks.Combine "
+    "to sigil.federation.train as a client observer.",
+)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sigil.cli import data_names, options, outputs
+from sigil.cli import options, outputs
 from sigil.cli.options import option
 from sigil.cli.terminal import printable
 
@@ -74,7 +74,7 @@ def show(
       sigil data show cifar10 --train-limit 5000 --json
       sigil data show folder:photos --size 64
     """
-    data_names.check_data("NAME", name, data_dir)
+    outputs.check_data("NAME", name, data_dir)
     from sigil import data
 
     dataset = data.load(
@@ -133,7 +133,7 @@ def partition(
       sigil data partition cifar10 --kind dirichlet --beta 0.5 --out who.png
       sigil data partition cifar10 --clients 1000 --kind lognormal --sigma 1
     """
-    data_names.check_data("NAME", name, data_dir)
+    outputs.check_data("NAME", name, data_dir)
     import numpy as np
 
     from sigil import data

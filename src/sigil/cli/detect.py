@@ -104,7 +104,12 @@ def detect(
     draw(detectors, picture)
     if as_json:
         described = {"run": str(run), "client": number, "picture": str(picture), "share": recording.share}
-        typer.echo(json.dumps(described | {"detectors": [_describe(each) for each in detectors]}))
+        names_of = ("score", "threshold", "alarm", "first_alarm", "alarm_share", "curves")
+        curves = [
+            {"detector": each.name, "steps": each.step} | {name: getattr(each, name) for name in names_of}
+            for each in detectors
+        ]
+        typer.echo(json.dumps(described | {"detectors": curves}))
         return
     _print_table(detectors)
     for sentence in _caveats([each for each in detectors if each.alarm], marked=finished.settings.marked):
@@ -180,20 +185,6 @@ def _make(name: str, run: Run, client: int, *, compat: bool, share: float, data_
     dataset = load_data(run.settings, data_dir)
     local = local_gradients_of_run(run.settings, dataset, client=client, share=share)
     return SplitOut(local, client=client)
-
-
-def _describe(detector: Detector) -> dict[str, Any]:
-    described = {
-        "detector": detector.name,
-        "score": detector.score,
-        "threshold": detector.threshold,
-        "alarm": detector.alarm,
-        "first_alarm": detector.first_alarm,
-        "alarm_share": detector.alarm_share,
-        "steps": detector.step,
-        "curves": detector.curves,
-    }
-    return described
 
 
 def _caveats(alarmed: list[Detector], *, marked: bool) -> list[str]:

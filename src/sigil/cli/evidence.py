@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sigil.cli import data_names, options, outputs, own_code
+from sigil.cli import options, outputs, own_code
 from sigil.cli.key import load_key
 from sigil.cli.options import option
 from sigil.cli.terminal import printable
@@ -121,7 +121,7 @@ def check(
             "--tsa-root": tsa_root,
         }
     )
-    data_names.check_inputs(inputs)
+    outputs.check_inputs(inputs)
 
     from sigil.evidence import examine
     from sigil.evidence.published import parse, parse_references

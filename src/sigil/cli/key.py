@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from sigil import files
-from sigil.cli import data_names, outputs
+from sigil.cli import outputs
 from sigil.cli.options import (
     AsJson,
     AskPassphrase,
@@ -120,7 +120,7 @@ def new(
       sigil key new owner.key --owner ACME --shape 256,8,8 --inputs digits
       sigil key new owner.key --owner "ACME Labs" --shape 256,8,8 --passphrase
     """
-    data_names.check_inputs(inputs, data_dir)
+    outputs.check_inputs(inputs, data_dir)
     from sigil.keys.key import Key
 
     outputs.check_apart([outputs.File("FILE", file)], {"--passphrase-file": passphrase_file})

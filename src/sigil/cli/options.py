@@ -121,11 +121,8 @@ def read_normalisation(text: str | None) -> Normalisation | None:
     from sigil.data.inputs import parse_normalisation
 
     try:
-        moments = parse_normalisation(text)
+        return parse_normalisation(text)
     except ValueError:
-        moments = None
-    if moments is None:
         raise ConfigError(
             "--normalisation must be means, a slash and deviations, such as 0.49,0.48,0.45/0.25,0.24,0.26."
-        )
-    return moments
+        ) from None

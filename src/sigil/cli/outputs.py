@@ -1,4 +1,6 @@
-"""What a command writes, declared before it works, so that nothing is ever destroyed.
+"""What a command reads and writes, looked at before it works and before anything heavy is imported.
+
+What it reads must be there, data sets included. What it writes is declared: nothing is ever destroyed.
 
 A command never writes over a file that it reads, over another file that it writes, or over one that Sigil
 did not write. A page or picture of Sigil's own is replaced where a command draws it again in its usual place,
@@ -14,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sigil import files
-from sigil.errors import ConfigError, OutputError
+from sigil.errors import ConfigError, DataError, OutputError
 
-_PICTURES = (".png", ".svg", ".pdf")
+EMBEDDED = ("digits", "digits32")
+# A test compares this list with `sigil.data.names()`, which it costs seconds to ask.
+NAMES = (*EMBEDDED, "cifar10", "tiny-imagenet", "fashion-mnist")
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ def page(option: str, path: Path, *, force: bool) -> File:
 
 def picture(option: str, path: Path, *, force: bool) -> File:
     """A picture in one of the formats that matplotlib writes."""
-    if path.suffix.lower() not in _PICTURES:
-        raise OutputError(f"{path} does not end in {', '.join(_PICTURES)}; choose one of these.")
+    if path.suffix.lower() not in files.PICTURES:
+        raise OutputError(f"{path} does not end in {', '.join(files.PICTURES)}; choose one of these.")
     return File(option, path, files.picture_magic(path), force, "picture")
 
 
@@ -74,8 +78,8 @@ def check(*outputs: File | Folder | None, inputs: Mapping[str, Path | None] | No
             raise OutputError(f"{output.option}: {error}") from None
 
 
-# Options whose value need not be a file: a data set or an architecture has a name.
-_NOT_FILES = frozenset({"--inputs", "--data", "--data-dir", "--student"})
+# Options whose value need not be a file: a data set has a name.
+_NOT_FILES = frozenset({"--inputs", "--data", "--data-dir"})
 
 
 def there(path: Path) -> bool:
@@ -93,6 +97,40 @@ def check_there(inputs: Mapping[str, Path | None]) -> None:
             continue
         if not there(path):
             raise ConfigError(f"{path} cannot be read: it does not exist; check {option}.")
+
+
+def check_data(option: str, name: str | None, data_dir: Path | None = None) -> None:
+    """Raise if a data set is a folder, or in a directory, that does not exist."""
+    if name is None:
+        return
+    kind, _, rest = name.partition(":")
+    if kind == "folder" and rest and not there(Path(rest).expanduser()):
+        raise DataError(f"{rest} cannot be read: it does not exist; check {option}.")
+    directory = str(data_dir) if data_dir is not None else os.environ.get("SIGIL_DATA")
+    if kind in NAMES and kind not in EMBEDDED and directory and not there(Path(directory).expanduser()):
+        raise DataError(
+            f"{directory} does not exist, where {kind} was looked for; check --data-dir, or download it with "
+            f"`sigil data fetch {kind} --data-dir {directory}`."
+        )
+
+
+def check_inputs(source: str | None, data_dir: Path | None = None) -> None:
+    """Raise if inputs to read a mark on are neither a file nor a folder nor a data set."""
+    if source is None or there(Path(source).expanduser()):
+        return
+    kind = source.partition(":")[0]
+    if kind in (*NAMES, "folder", "hub"):
+        check_data("--inputs", source, data_dir)
+    elif os.sep in source or Path(source).suffix:
+        raise DataError(f"{source} cannot be read: it does not exist; check --inputs.")
+
+
+def check_changes(changes: Sequence[str], data_dir: Path | None) -> None:
+    """Raise if settings given one by one name a data set that is not there."""
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if equals and name.strip() == "data.name":
+            check_data("--set data.name", value.strip().strip("\"'"), data_dir)
 
 
 def _check_place(output: File | Folder) -> None:
@@ -132,15 +170,8 @@ def _over(output: File | Folder, path: Path) -> bool:
     """Whether writing `output` could change the file at `path`."""
     if isinstance(output, File):
         return _same(output.path, path)
-    for name in output.names:
-        written = output.path / name
-        if _same(written, path) or any(_same(written, parent) for parent in _parents(path)):
-            return True
-    return False
-
-
-def _parents(path: Path) -> Sequence[Path]:
-    return Path(os.path.realpath(path)).parents
+    parents = Path(os.path.realpath(path)).parents
+    return any(_same(output.path / name, other) for name in output.names for other in (path, *parents))
 
 
 def _same(first: Path, other: Path) -> bool:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from sigil import files
 from sigil.cli import options, outputs
 from sigil.cli.options import option
 from sigil.cli.terminal import printable
@@ -100,10 +101,9 @@ def card(
     from sigil.federation.card import MAGIC, render
 
     text = render(run, licence=licence)
-    outputs.check(outputs.File("--out", target, MAGIC, force or out is None, "card"))
-    from sigil import files
-
-    files.write(target, text, replace=MAGIC if force or out is None else False)
+    written = outputs.File("--out", target, MAGIC, force or out is None, "card")
+    outputs.check(written)
+    files.write(target, text, replace=written.replace)
     typer.echo(printable(str(target)))
 
 

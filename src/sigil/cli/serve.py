@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from sigil import extras, files
-from sigil.cli import data_names, outputs
+from sigil.cli import outputs
 from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet, option
 from sigil.cli.terminal import printable, show_log
 from sigil.cli.train import (
@@ -111,7 +111,7 @@ def serve(
     """
     given = {"--config": config, "--key": key_file, "--passphrase-file": passphrase_file}
     outputs.check_there(given)
-    data_names.check_changes(change or [], data_dir)
+    outputs.check_changes(change or [], data_dir)
     extras.need("network")
     from sigil import hardware
     from sigil.federation import progress
@@ -311,15 +311,14 @@ def join(
         split_address(server)
     if data is not None and data.startswith("folder:"):
         _check_pictures(Path(data.removeprefix("folder:")))
-    config: dict[str, str | int] = {"device": device}
-    if data_dir is not None:
-        config["data-dir"] = str(data_dir.resolve())
-    if data is not None:
-        config["data"] = data
-    if part is not None:
-        config["part"] = part
-    if server is not None:
-        config["server"] = server
+    given = {
+        "device": device,
+        "data-dir": None if data_dir is None else str(data_dir.resolve()),
+        "data": data,
+        "part": part,
+        "server": server,
+    }
+    config = {name: value for name, value in given.items() if value is not None}
     show_log(quiet)
     try:
         with only_process(bundle, take_over=take_over), unpacked(bundle) as folder:
@@ -333,24 +332,20 @@ def join(
 
 
 def _take_part(folder: Path, server: str, client: int, config: dict[str, str | int], *, quiet: bool) -> None:
-    """Do the owner's tasks until the training is over, with the copies of the bundle in `own`."""
+    """Do the owner's tasks until the training is over, with the copies of the bundle in `folder`."""
     from sigil.transport.flower import processes
 
     # Before Flower is imported, which reads its environment then.
     processes.quiet(folder / "flower")
     from sigil.transport.flower import client_app
-    from sigil.transport.flower.supernode import SuperNode
-    from sigil.transport.flower.tunnel import Tunnel
+    from sigil.transport.flower.node import Node
 
-    with Tunnel(folder, server) as tunnel:
+    with Node(folder, server, config={"bundle": str(folder), **config}) as node:
         if not quiet:
             typer.echo(
                 f"Joining {printable(server)} as client {client}; waiting for the owner to begin a round."
             )
-        with SuperNode(
-            folder, address=tunnel.address, ca=tunnel.ca, config={"bundle": str(folder), **config}
-        ) as node:
-            node.work(client_app.app, finished=client_app.finished.is_set)
+        node.work(client_app.app, finished=client_app.finished.is_set)
 
 
 def _check_pictures(folder: Path) -> None:

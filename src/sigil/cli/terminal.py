@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
+import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 # Options that name a file with a secret, and what stands in the place of its name.
 _SECRET_FILES = {
@@ -29,12 +31,20 @@ def printable(text: str) -> str:
 
 def show_log(quiet: bool) -> None:
     """Write what a long-running command notes, one plain line each, to standard error; warnings if quiet."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler = _Lines()
+    handler.setLevel(logging.WARNING if quiet else logging.INFO)
     logger = logging.getLogger("sigil")
     logger.addHandler(handler)
-    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.setLevel(logging.INFO)
     logging.getLogger("flwr").setLevel(logging.ERROR)
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """Writes to what standard error is at the moment: a bar that is being drawn puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def recorded(arguments: Sequence[str]) -> str:
@@ -43,20 +53,15 @@ def recorded(arguments: Sequence[str]) -> str:
     >>> recorded(["verify", "model.pt", "--key", "/home/ada/owner.key"])
     'sigil verify model.pt --key KEY'
     """
-    shown: list[str] = []
-    hidden = None
+    shown = ["sigil"]
     for argument in arguments:
         option, equals, _ = argument.partition("=")
-        if hidden is not None:
-            shown.append(hidden)
-            hidden = None
-        elif argument in _SECRET_FILES:
-            shown.append(argument)
-            hidden = _SECRET_FILES[argument]
+        if shown[-1] in _SECRET_FILES:
+            shown.append(_SECRET_FILES[shown[-1]])
         elif equals and option in _SECRET_FILES:
             shown.append(f"{option}={_SECRET_FILES[option]}")
-        elif argument.startswith("-k") and not argument.startswith("--"):
+        elif argument.startswith("-k") and argument != "-k":
             shown += ["-k", _SECRET_FILES["-k"]]
         else:
             shown.append(argument)
-    return shlex.join(["sigil", *shown])
+    return shlex.join(shown)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sigil import extras, files, presets
-from sigil.cli import data_names, outputs
+from sigil.cli import outputs
 from sigil.cli.key import load_key, warn_if_useless
 from sigil.cli.options import AskPassphrase, DataDir, PassphraseFile, Quiet, option
-from sigil.cli.terminal import printable
+from sigil.cli.terminal import printable, show_log
 from sigil.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def train(
     """
     given = {"--config": config, "--key": key_file, "--passphrase-file": passphrase_file}
     outputs.check_there(given)
-    data_names.check_changes(change or [], data_dir)
+    outputs.check_changes(change or [], data_dir)
     extras.need("train")
     from sigil.federation import progress
     from sigil.federation import run as runs
@@ -79,6 +79,7 @@ def train(
         typer.echo(reader.to_toml(settings), nl=False)
         return
     check_run(out, inputs=given)
+    show_log(quiet=True)
     key, made = find_key(settings, out, key_file, owner, data_dir, passphrase, passphrase_file, quiet=quiet)
     with (
         resumable(out, rounds=settings.federation.rounds),
@@ -232,23 +233,15 @@ def watched(
         return
     from sigil.watching import Board, LivePage
 
-    board = Board(metrics)
-    logger = logging.getLogger("sigil")
-    # A logger with a handler no longer reports warnings by itself.
-    handlers = [board.handler] if logger.handlers else [board.handler, _warnings()]
-    level = logger.level
-    for handler in handlers:
-        logger.addHandler(handler)
-    logger.setLevel(min(level, logging.INFO) if level else logging.INFO)
+    board, logger = Board(metrics), logging.getLogger("sigil")
+    logger.addHandler(board.handler)
     try:
         with LivePage(board, host=host, port=port) as live:
             # Printed even if quiet: with its token it cannot be guessed.
             typer.echo(f"Watch it at {live.address}", err=True)
             yield Together(board, shown)
     finally:
-        for handler in handlers:
-            logger.removeHandler(handler)
-        logger.setLevel(level)
+        logger.removeHandler(board.handler)
 
 
 def _tensorboard(out: Path) -> Progress:
@@ -260,13 +253,6 @@ def _tensorboard(out: Path) -> Progress:
             typer.echo(f"TensorBoard: tensorboard --logdir {printable(str(out))}", err=True)
 
     return TensorBoard()
-
-
-def _warnings() -> logging.Handler:
-    handler = logging.StreamHandler()
-    handler.setLevel(logging.WARNING)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    return handler
 
 
 def demo(
@@ -284,14 +270,14 @@ def demo(
     """
     extras.need("train")
     outputs.check(outputs.Folder("--out", out))
-    from sigil.demo import tell
+    from sigil.demo import demonstrate
     from sigil.federation.progress import choose
 
     def say(text: str) -> None:
         if not quiet:
             typer.echo(text)
 
-    (marked, permuted, clean), page = tell(out, say=say, progress=lambda: choose(quiet))
+    (marked, permuted, clean), page = demonstrate(out, say=say, progress=lambda: choose(quiet))
     say(f"6. Open {page} in a browser; it links to all verdicts.")
     proven = marked.report.owned and permuted.report.owned and not clean.report.owned
     raise typer.Exit(0 if proven else 1)

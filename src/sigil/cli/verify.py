@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sigil.cli import data_names, options, outputs, own_code
+from sigil.cli import options, outputs, own_code
 from sigil.cli.key import load_key
 from sigil.cli.options import option
 from sigil.cli.terminal import printable, recorded
@@ -29,13 +28,6 @@ _test = partial(option, rich_help_panel="What p is multiplied by")
 _research = partial(option, rich_help_panel="For research: makes it an experiment, which proves nothing")
 _alignment = partial(option, rich_help_panel="A copy whose channels were reordered or rescaled")
 _result = partial(option, rich_help_panel="The result")
-
-
-class InputsFrom(StrEnum):
-    """Who may choose inputs: somebody who does not know the key."""
-
-    judge = "judge"
-    defendant = "defendant"
 
 
 Probes = Annotated[int | None, _research("N", "Another number of noise inputs.", min=1, max=_MOST_PROBES)]
@@ -57,7 +49,7 @@ TsaRoot = Annotated[
     _test("PEM", "Root of the time-stamping authority that you trust; without it the key counts as plain."),
 ]
 Chooser = Annotated[
-    InputsFrom | None,
+    Literal["judge", "defendant"] | None,
     typer.Option(
         help="Who chose the inputs, if somebody without the key did; the owner's choice counts only if "
         "the key's statement names it.",
@@ -174,7 +166,7 @@ def verify(
             "--inputs": None if inputs is None else Path(inputs).expanduser(),
         },
     )
-    data_names.check_inputs(inputs, data_dir)
+    outputs.check_inputs(inputs, data_dir)
 
     from sigil.rules import MOST_TRIES
 
@@ -207,7 +199,7 @@ def verify(
         opened,
         owner_key,
         None if inputs is None else open_inputs(inputs, shape=shape, data_dir=data_dir),
-        inputs_from=None if inputs_from is None else inputs_from.value,
+        inputs_from=inputs_from,
         normalisation=moments,
         input_shape=shape,
         probes=probes,

@@ -4,8 +4,8 @@ from sigil.data.batches import Batches, evaluate_batches
 from sigil.data.cache import Dataset, Split
 from sigil.data.charts import draw_partition
 from sigil.data.datasets import load, names
-from sigil.data.downloads import fetch
 from sigil.data.inputs import LEAST_INPUTS, Inputs, open_inputs
+from sigil.data.official import fetch
 from sigil.data.partitions import partition
 
 __all__ = [

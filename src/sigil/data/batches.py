@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +27,7 @@ class Batches:
     - `crop-flip`: the same, and a horizontal flip with probability one half.
 
     A pixel v becomes (v/255 − mean)/std of its channel. A last batch of a single sample, on which
-    batch norm cannot be trained, is joined to the one before it; with `drop_last` every batch that
-    is not full is left out.
+    batch norm cannot be trained, is joined to the one before it.
     """
 
     def __init__(
@@ -42,7 +42,6 @@ class Batches:
         augment: str = "none",
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
-        drop_last: bool = False,
     ) -> None:
         if augment not in AUGMENTATIONS:
             raise DataError(f"There is no augmentation '{augment}': choose {', '.join(AUGMENTATIONS)}.")
@@ -63,16 +62,14 @@ class Batches:
         self._indices = np.asarray(members, dtype=np.int64)
         self._normalise = _Normaliser(mean, std, device=device, memory_format=memory_format)
         self._augment = augment
-        self._bounds = _bounds(len(members), batch_size, drop_last=drop_last)
+        starts = list(range(0, len(members), batch_size))
+        if len(starts) > 1 and len(members) - starts[-1] == 1:
+            starts.pop()
+        self._bounds = list(zip(starts, [*starts[1:], len(members)], strict=True))
 
     def __len__(self) -> int:
         """Give the number of batches in an epoch."""
         return len(self._bounds)
-
-    @property
-    def samples(self) -> int:
-        """The number of samples of this client."""
-        return len(self._indices)
 
     def epoch(self, generator: torch.Generator) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Go once through the samples: (images float32 (b, C, H, W), labels int64 (b,)) each time.
@@ -83,36 +80,29 @@ class Batches:
         count = len(self._indices)
         order = self._indices[torch.randperm(count, generator=generator).numpy()]
         if self._augment == "none":
-            return self._plain(order)
-        margins = _margins(self._images.shape[2:])
-        top, left = (
-            torch.randint(2 * margin + 1, (count,), generator=generator).numpy() for margin in margins
-        )
+            return self._batches(order, None)
+        corners = [
+            torch.randint(2 * margin + 1, (count,), generator=generator).numpy()
+            for margin in _margins(self._images.shape[2:])
+        ]
         flipped = np.zeros(count, dtype=bool)
         if self._augment == "crop-flip":
             flipped = torch.randint(2, (count,), generator=generator).numpy().astype(bool)
-        return self._augmented(order, top=top, left=left, flipped=flipped)
+        return self._batches(order, (*corners, flipped))
 
-    def _plain(self, order: npt.NDArray[np.int64]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for start, stop in self._bounds:
-            chosen = order[start:stop]
-            yield self._normalise(self._images[chosen], self._labels[chosen])
-
-    def _augmented(
-        self,
-        order: npt.NDArray[np.int64],
-        *,
-        top: npt.NDArray[np.int64],
-        left: npt.NDArray[np.int64],
-        flipped: npt.NDArray[np.bool_],
+    def _batches(
+        self, order: npt.NDArray[np.int64], augmentation: Sequence[npt.NDArray[Any]] | None
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The batches in this order, cropped and flipped as was drawn for each sample, if anything was."""
         for start, stop in self._bounds:
             chosen = order[start:stop]
             images = self._images[chosen]
-            mirrored = np.flatnonzero(flipped[start:stop])
-            images[mirrored] = images[mirrored][..., ::-1]
-            cropped = crop(images, top=top[start:stop], left=left[start:stop])
-            yield self._normalise(cropped, self._labels[chosen])
+            if augmentation is not None:
+                top, left, flipped = (drawn[start:stop] for drawn in augmentation)
+                mirrored = np.flatnonzero(flipped)
+                images[mirrored] = images[mirrored][..., ::-1]
+                images = crop(images, top=top, left=left)
+            yield self._normalise(images, self._labels[chosen])
 
 
 def evaluate_batches(
@@ -155,16 +145,6 @@ def crop(
 def _margins(size: tuple[int, ...]) -> tuple[int, int]:
     """Give the padding above and beside an image: an eighth of each side, at least one pixel."""
     return max(1, size[0] // 8), max(1, size[1] // 8)
-
-
-def _bounds(count: int, batch_size: int, *, drop_last: bool) -> list[tuple[int, int]]:
-    """Divide 0..count into batches (start, stop)."""
-    if drop_last:
-        count -= count % batch_size
-    starts = list(range(0, count, batch_size))
-    if len(starts) > 1 and count - starts[-1] == 1:
-        starts.pop()
-    return list(zip(starts, [*starts[1:], count], strict=True)) if starts else []
 
 
 class _Normaliser:

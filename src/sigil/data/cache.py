@@ -14,44 +14,37 @@ import math
 import os
 import shutil
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sigil import files
 from sigil.errors import DataError
 
 _VERSION = 1
 _SPLITS = ("train", "test")
 _ARRAYS = ("train-images", "train-labels", "test-images", "test-labels")
 _MAX_META_BYTES = 64 * 2**10
-_STALE_SECONDS = 24 * 3600
 # Images read at a time: 1,024 of 3x64x64 are 12 MB, whatever the size of the set.
 _CHUNK = 1024
 
 
-class Allocate(Protocol):
-    """Gives a decoder a writable array on disk: `allocate("train-images", (n, C, H, W))`.
-
-    The names are train-images, train-labels, test-images and test-labels; images are uint8, labels
-    int64.
-    """
-
-    def __call__(self, array: str, shape: tuple[int, ...]) -> npt.NDArray[Any]: ...
+Allocate = Callable[[str, tuple[int, ...]], npt.NDArray[Any]]
+"""Gives a decoder one of the four arrays, writable and on disk: `allocate("train-images", (n, C, H, W))`."""
 
 
 @dataclass(frozen=True)
 class Source:
     """A data set as it lies on disk.
 
-    `name` names the cache entry; `files` (paths under `root`) are what the source_digest covers: names,
-    sizes and times; `options` are settings that change the decoded images; `decode` fills the arrays
-    that it asks for and returns the number of classes.
+    `name` names the cache entry, which follows the names, sizes and times of `files` (paths under `root`) and
+    the `options` that change the decoded images; `decode` fills the arrays that it asks for and returns the
+    number of classes.
     """
 
     name: str
@@ -95,10 +88,7 @@ class Dataset:
 
 
 def data_directory(data_dir: str | os.PathLike[str] | None, *, name: str) -> Path:
-    """Give the directory that holds the data sets: the argument, or else `SIGIL_DATA`.
-
-    `name` is the data set that is wanted, for the error message only.
-    """
+    """The directory that holds the data sets, `name` among them: the argument, or else `SIGIL_DATA`."""
     chosen = data_dir if data_dir is not None else os.environ.get("SIGIL_DATA")
     if not chosen:
         raise DataError(
@@ -109,11 +99,10 @@ def data_directory(data_dir: str | os.PathLike[str] | None, *, name: str) -> Pat
 
 
 def cache_roots(beside: Path | None) -> list[Path]:
-    """List the directories that may hold decoded images, best first.
+    """The directories that may hold decoded images, best first.
 
-    `SIGIL_CACHE` when it is set and nothing else; otherwise `.sigil-cache` beside the data (`beside`
-    is the data directory, None for a set that has none), then `~/.cache/sigil` for data directories
-    that cannot be written.
+    `SIGIL_CACHE` alone if it is set; otherwise `.sigil-cache` in the data directory `beside`, if there is
+    one, then `~/.cache/sigil` for data directories that cannot be written.
     """
     chosen = os.environ.get("SIGIL_CACHE")
     if chosen:
@@ -156,7 +145,7 @@ def cached(source: Source, *, roots: Sequence[Path]) -> Dataset:
         except OSError as error:
             refused.append(f"{root} ({error.strerror})")
             continue
-        _remove_stale(root)
+        files.remove_stale(root, ".building-*")
         return _build(source, building, root / entry)
     raise DataError(
         f"The decoded images of {source.name} cannot be written to {' or '.join(refused)}: set "
@@ -166,11 +155,16 @@ def cached(source: Source, *, roots: Sequence[Path]) -> Dataset:
 
 def _build(source: Source, building: Path, entry: Path) -> Dataset:
     """Decode `source` into the directory `building` and rename it to `entry`."""
-    arrays: dict[str, npt.NDArray[Any]] = {}
+    arrays: dict[str, np.memmap[Any, Any]] = {}
 
     def allocate(array: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        dtype = np.uint8 if array.endswith("images") else np.int64
-        arrays[array] = _create(building / f"{array}.npy", shape=shape, dtype=dtype)
+        path, dtype = building / f"{array}.npy", np.uint8 if array.endswith("images") else np.int64
+        arrays[array] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        # A sparse file on a full disk ends in a bus error when a page is written; reserving the blocks
+        # now makes it an error that can be told.
+        if hasattr(os, "posix_fallocate"):
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         return arrays[array]
 
     try:
@@ -185,8 +179,7 @@ def _build(source: Source, building: Path, entry: Path) -> Dataset:
             "labels_crc32": _labels_crc32(arrays["train-labels"], arrays["test-labels"]),
         }
         for mapped in arrays.values():
-            if isinstance(mapped, np.memmap):
-                mapped.flush()
+            mapped.flush()
         (building / "meta.json").write_text(json.dumps(meta))
         # mkdtemp makes a private directory; data directories are often shared between users.
         building.chmod(0o755)
@@ -209,17 +202,6 @@ def _build(source: Source, building: Path, entry: Path) -> Dataset:
             f"The decoded images in {entry} cannot be read back: remove that directory and try again."
         )
     return dataset
-
-
-def _create(path: Path, *, shape: tuple[int, ...], dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """Make a writable memory-mapped .npy file."""
-    mapped: npt.NDArray[Any] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-    # A sparse file on a full disk ends in a bus error when a page is written; reserving the blocks
-    # now makes it an error that can be told.
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return mapped
 
 
 def _open(entry: Path, name: str) -> Dataset | None:
@@ -250,14 +232,6 @@ def _open(entry: Path, name: str) -> Dataset | None:
 
 def _labels_crc32(train: npt.NDArray[np.int64], test: npt.NDArray[np.int64]) -> int:
     return zlib.crc32(test.tobytes(), zlib.crc32(train.tobytes()))
-
-
-def _remove_stale(root: Path) -> None:
-    """Remove what processes killed while decoding left behind, a day later."""
-    for left in root.glob(".building-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def channel_statistics(

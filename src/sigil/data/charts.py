@@ -14,11 +14,8 @@ from sigil import files
 from sigil.errors import DataError, SigilError
 from sigil.files import AnyPath
 
-# More bars than this are too thin to tell their colours apart.
-_MAX_BARS = 50
-# More classes than this do not fit a legend; a colour scale takes its place.
-_MAX_LEGEND = 20
-_FORMATS = (".png", ".svg", ".pdf")
+# More bars than this are too thin, and more colours too alike, to tell them apart.
+_MAX_BARS, _MAX_COLOURS = 50, 20
 
 
 def draw_partition(
@@ -30,15 +27,17 @@ def draw_partition(
 ) -> None:
     """Draw how many samples of which class each client holds, and write it to a PNG, SVG or PDF file.
 
-    `labels` is (n,) and `parts` the result of :func:`sigil.data.partition`. Up to 50 clients are
-    stacked bars, one colour per class; more are a map of classes against clients, with the sizes of
-    the clients above it.
+    `labels` is (n,) and `parts` the result of :func:`sigil.data.partition`. Up to 50 clients and 20 classes
+    are stacked bars, one colour per class; more are a map of classes against clients, with the sizes of the
+    clients above it.
     """
-    counts = _counts(np.asarray(labels), parts)
-    wide = min(max(6.0, 0.32 * len(counts) + 2.5), 14.0)
-    as_bars = len(counts) <= _MAX_BARS
-    high = 4.5 if as_bars or counts.shape[1] <= _MAX_BARS else 7.0
-    figure = new_figure(path, wide, high)
+    known = np.asarray(labels)
+    # Clients by classes.
+    counts = np.stack([np.bincount(known[part], minlength=int(known.max()) + 1) for part in parts])
+    clients, classes = counts.shape
+    as_bars = clients <= _MAX_BARS and classes <= _MAX_COLOURS
+    wide = min(max(6.0, 0.32 * clients + 2.5), 14.0)
+    figure = new_figure(path, wide, 4.5 if as_bars or classes <= _MAX_BARS else 7.0)
     if as_bars:
         _bars(figure, counts)
     else:
@@ -46,7 +45,7 @@ def draw_partition(
     sizes = counts.sum(axis=1)
     figure.suptitle(
         (f"{title}\n" if title else "")
-        + f"{len(counts)} clients, {sizes.sum():,} samples: smallest {sizes.min():,}, "
+        + f"{clients} clients, {sizes.sum():,} samples: smallest {sizes.min():,}, "
         f"median {np.median(sizes):,.0f}, largest {sizes.max():,}",
         fontsize=10,
     )
@@ -55,8 +54,8 @@ def draw_partition(
 
 def new_figure(path: AnyPath, wide: float, high: float, *, raises: type[SigilError] = DataError) -> Any:
     """An empty figure for a PNG, SVG or PDF file, in inches."""
-    if Path(path).suffix.lower() not in _FORMATS:
-        raise raises(f"{os.fspath(path)} does not end in {', '.join(_FORMATS)}: choose one of these.")
+    if Path(path).suffix.lower() not in files.PICTURES:
+        raise raises(f"{os.fspath(path)} does not end in {', '.join(files.PICTURES)}: choose one of these.")
     # Without pyplot, which would change the state of a program that plots by itself.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -76,56 +75,22 @@ def save(figure: Any, path: AnyPath, *, raises: type[SigilError] = DataError) ->
         raise raises(f"{os.fspath(path)} cannot be written ({error.strerror}): choose another.") from error
 
 
-def _counts(labels: npt.NDArray[np.int64], parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """Count the samples of each class (columns) that each client (rows) holds."""
-    classes = int(labels.max()) + 1
-    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
-
-
-def _colours(classes: int) -> npt.NDArray[np.float64]:
-    """Give each class a colour: distinct ones while a legend can name them, a scale beyond."""
+def _bars(figure: Any, counts: npt.NDArray[np.int64]) -> None:
     from matplotlib import colormaps
 
-    if classes <= 10:
-        return np.asarray(colormaps["tab10"](np.arange(classes)))
-    if classes <= _MAX_LEGEND:
-        return np.asarray(colormaps["tab20"](np.arange(classes)))
-    return np.asarray(colormaps["turbo"](np.linspace(0, 1, classes)))
-
-
-def _bars(figure: Any, counts: npt.NDArray[np.int64]) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.collections import PolyCollection
-    from matplotlib.colors import Normalize
-    from matplotlib.patches import Patch
-
     clients, classes = counts.shape
-    axes = figure.subplots()
-    colours = _colours(classes)
-    tops = np.cumsum(counts, axis=1)
-    # All boxes in one collection: 50 clients of 200 classes would take a minute one by one.
-    client, label = np.nonzero(counts)
-    top, bottom = tops[client, label], (tops - counts)[client, label]
-    left, right = client - 0.425, client + 0.425
-    corners = [(left, bottom), (left, top), (right, top), (right, bottom)]
-    boxes = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
-    axes.add_collection(PolyCollection(list(boxes), facecolors=colours[label], edgecolors="none"))
-    axes.set_ylim(0, 1.05 * tops.max())
+    axes = _sized(figure.subplots())
+    colours = colormaps["tab10" if classes <= 10 else "tab20"]
+    # The class on top comes first, so that the legend is in the order of the bars.
+    for label in reversed(range(classes)):
+        below = counts[:, :label].sum(axis=1)
+        axes.bar(range(clients), counts[:, label], 0.85, below, color=colours(label), label=str(label))
+    axes.set_ylim(0, 1.05 * counts.sum(axis=1).max())
     axes.set_xlabel("client")
-    axes.set_ylabel("samples")
-    axes.set_xlim(-0.6, clients - 0.4)
     axes.xaxis.get_major_locator().set_params(integer=True)
     if clients <= 25:
         axes.set_xticks(range(clients))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.spines[["top", "right"]].set_visible(False)
-    if classes <= _MAX_LEGEND:
-        # In the order in which the colours are stacked.
-        handles = [Patch(color=colours[k], label=str(k)) for k in reversed(range(classes))]
-        figure.legend(handles=handles, title="class", loc="outside right center", frameon=False)
-    else:
-        scale = ScalarMappable(norm=Normalize(0, classes - 1), cmap="turbo")
-        figure.colorbar(scale, ax=axes, label="class", pad=0.01)
+    figure.legend(title="class", loc="outside right center", frameon=False)
 
 
 def _map(figure: Any, counts: npt.NDArray[np.int64]) -> None:
@@ -133,11 +98,8 @@ def _map(figure: Any, counts: npt.NDArray[np.int64]) -> None:
 
     clients, classes = counts.shape
     sizes, cells = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": (1, 3), "hspace": 0.03})
-    sizes.fill_between(np.arange(clients + 1) - 0.5, np.append(counts.sum(1), 0), step="post")
-    sizes.set_ylabel("samples")
+    _sized(sizes).fill_between(np.arange(clients + 1) - 0.5, np.append(counts.sum(1), 0), step="post")
     sizes.set_ylim(bottom=0)
-    sizes.yaxis.set_major_formatter("{x:,.0f}")
-    sizes.spines[["top", "right"]].set_visible(False)
     # Empty cells are white: no samples at all is what a reader looks for.
     shown = np.ma.masked_equal(counts.T, 0)
     # A logarithmic scale, because one sample and ten are as different as a hundred and a thousand.
@@ -145,7 +107,16 @@ def _map(figure: Any, counts: npt.NDArray[np.int64]) -> None:
     image = cells.imshow(shown, aspect="auto", interpolation="nearest", cmap="viridis_r", norm=norm)
     cells.set_xlabel("client")
     cells.set_ylabel("class")
-    cells.yaxis.get_major_locator().set_params(integer=True)
-    if classes <= _MAX_LEGEND:
+    for axis in (cells.xaxis, cells.yaxis):
+        axis.get_major_locator().set_params(integer=True)
+    if classes <= _MAX_COLOURS:
         cells.set_yticks(range(classes))
     figure.colorbar(image, ax=cells, label="samples of a class", pad=0.01, format="{x:,.0f}")
+
+
+def _sized(axes: Any) -> Any:
+    """The axes, whose height is a number of samples."""
+    axes.set_ylabel("samples")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes

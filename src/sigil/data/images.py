@@ -112,10 +112,5 @@ def fill(
             images[position] = decode_one(items[position])
 
     with ThreadPoolExecutor(max_workers=hardware.cores()) as pool:
-        pending = [pool.submit(write, start) for start in range(0, len(items), 64)]
-        try:
-            for job in pending:
-                job.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        for _ in pool.map(write, range(0, len(items), 64)):
+            pass  # an error in one of them ends the others

@@ -9,7 +9,6 @@ draws the part that is used.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -24,7 +23,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from sigil import arguments
+from sigil import arguments, files
+from sigil.data.cache import Dataset
 from sigil.errors import DataError, reason, shown
 
 LEAST_INPUTS: Final = 256
@@ -34,6 +34,7 @@ MOST_PICTURES: Final = 200_000
 MAX_INPUTS: Final = 10**7
 MAX_ELEMENTS: Final = 1 << 26
 _PICTURES: Final = (".png", ".jpg", ".jpeg")
+_FILES: Final = (".npy", ".safetensors")
 _BLOCK: Final = 1024
 _DTYPES: Final = {"U8": np.uint8, "F16": np.float16, "F32": np.float32, "F64": np.float64}
 
@@ -61,6 +62,13 @@ class Inputs:
             check_normalisation(normalisation, self.shape)
         self._digest: str | None = None
 
+    @classmethod
+    def of_test(cls, dataset: Dataset) -> Inputs | None:
+        """The test images of a data set, if there are enough of them to read a mark on."""
+        if len(dataset.test) < LEAST_INPUTS:
+            return None
+        return cls(dataset.test.images, normalisation=(dataset.mean, dataset.std), is_data_set=True)
+
     def __len__(self) -> int:
         return len(self._values)
 
@@ -73,12 +81,10 @@ class Inputs:
     def digest(self) -> str:
         """SHA-256 over type, shape and all values in their order, in hex: what a key's statement names."""
         if self._digest is None:
-            digest = hashlib.sha256(
-                f"sigil inputs v1 {self._values.dtype.str} {self._values.shape}\n".encode()
-            )
-            for start in range(0, len(self), _BLOCK):
-                digest.update(np.ascontiguousarray(self._values[start : start + _BLOCK]).tobytes())
-            self._digest = digest.hexdigest()
+            header = f"sigil inputs v1 {self._values.dtype.str} {self._values.shape}\n"
+            starts = range(0, len(self), _BLOCK)
+            blocks = (self._values[start : start + _BLOCK].tobytes() for start in starts)
+            self._digest = files.digest(itertools.chain([header], blocks))
         return self._digest
 
     def normalised(self, given: Normalisation | None, *, otherwise: Normalisation | None = None) -> Inputs:
@@ -168,8 +174,12 @@ def _opened(
     try:
         if path.is_dir():
             return Inputs(_pictures(path, shape), normalisation=normalisation)
+        if path.is_file() and path.suffix not in _FILES:
+            raise DataError(
+                f"{path} is not a folder of pictures, a .npy array or a .safetensors file with one array."
+            )
         if path.is_file():
-            return Inputs(_file(path), normalisation=normalisation)
+            return Inputs(_array_in(path), normalisation=normalisation)
     except OSError as error:
         raise DataError(f"The inputs {shown(source)} cannot be read: {reason(error)}.") from None
     from sigil.data.datasets import load
@@ -195,42 +205,30 @@ def _pictures(folder: Path, shape: Sequence[int] | None) -> npt.NDArray[np.uint8
     channels, height, width = (int(size) for size in shape)
     if channels not in (1, 3):
         raise DataError(f"Pictures have 1 or 3 channels, but the model takes inputs of shape {tuple(shape)}.")
-    files = sorted(itertools.islice(_picture_files(folder), MOST_PICTURES + 1))
-    if not files:
+    pictures = (
+        path
+        for directory, _, names in os.walk(folder)
+        for name in names
+        # A pipe of that name would be waited for.
+        if name.lower().endswith(_PICTURES) and (path := Path(directory, name)).is_file()
+    )
+    paths = sorted(itertools.islice(pictures, MOST_PICTURES + 1))
+    if not paths:
         raise DataError(f"There are no PNG or JPEG pictures in {folder}: name a folder that holds some.")
-    if len(files) > MOST_PICTURES:
+    if len(paths) > MOST_PICTURES:
         raise DataError(
             f"There are more than {MOST_PICTURES:,} pictures in {folder}: put the inputs into one .npy file."
         )
-    table = np.empty((len(files), channels, height, width), np.uint8)
-    images.fill(table, files, lambda file: images.decode(file, (channels, height, width)))
+    table = np.empty((len(paths), channels, height, width), np.uint8)
+    images.fill(table, paths, lambda file: images.decode(file, (channels, height, width)))
     return table
 
 
-def _picture_files(folder: Path) -> Iterator[Path]:
-    for directory, _, names in os.walk(folder):
-        pictures = (Path(directory) / name for name in names if name.lower().endswith(_PICTURES))
-        # A pipe of that name would be waited for.
-        yield from (path for path in pictures if path.is_file())
-
-
-def _file(path: Path) -> Array:
-    if path.suffix == ".npy":
-        try:
-            # A map, so that an array larger than the memory is read in pieces.
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} cannot be read as an array: {reason(error)}.") from error
-    if path.suffix == ".safetensors":
-        return _only_tensor(path)
-    raise DataError(
-        f"{path} is not a folder of pictures, a .npy array or a .safetensors file with one array."
-    )
-
-
-def _only_tensor(path: Path) -> Array:
-    """The one tensor of a safetensors file as a map, so that one larger than the memory is read in pieces."""
+def _array_in(path: Path) -> Array:
+    """The one array of a file as a map, so that one larger than the memory is read in pieces."""
     try:
+        if path.suffix == ".npy":
+            return np.load(path, mmap_mode="r", allow_pickle=False)
         with safe_open(path, framework="np") as file:
             names = list(file.keys())
             if len(names) != 1:
@@ -250,7 +248,7 @@ def _only_tensor(path: Path) -> Array:
         begin = 8 + length + int(entry["data_offsets"][0])
         shape = tuple(entry["shape"])
         return np.empty(shape, kind) if 0 in shape else np.memmap(path, kind, "r", begin, shape)
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, EOFError) as error:
         raise DataError(f"{path} cannot be read as an array: {reason(error)}.") from error
 
 

@@ -54,7 +54,12 @@ def partition(
         # As flwr's IidPartitioner cuts a shuffled set.
         parts = np.array_split(order, clients)
     elif kind == "lognormal":
-        sizes = _lognormal_sizes(len(known), clients, sigma=sigma, generator=generator)
+        if sigma is None or not math.isfinite(sigma) or sigma < 0:
+            raise DataError(f"A log-normal partition needs a sigma of 0 or more, but got {sigma}.")
+        exponents = sigma * generator.standard_normal(clients)
+        # Subtracting the largest changes no proportion and keeps the exponential finite.
+        weights = np.exp(exponents - exponents.max())
+        sizes = MINIMUM + apportion(len(known) - MINIMUM * clients, weights)
         parts = np.split(order, np.cumsum(sizes)[:-1])
     elif kind == "dirichlet":
         drawn = _dirichlet(known[order], clients, beta=beta, seed=seed, generator=generator)
@@ -62,18 +67,6 @@ def partition(
     else:
         raise DataError(f"There is no partition '{kind}': choose {', '.join(KINDS)}.")
     return [np.sort(part).astype(np.int64) for part in parts]
-
-
-def _lognormal_sizes(
-    count: int, clients: int, *, sigma: float | None, generator: np.random.Generator
-) -> npt.NDArray[np.int64]:
-    """Draw the sizes of the clients: the minimum each, the rest in proportion to exp(sigma·z)."""
-    if sigma is None or not math.isfinite(sigma) or sigma < 0:
-        raise DataError(f"A log-normal partition needs a sigma of 0 or more, but got {sigma}.")
-    exponents = sigma * generator.standard_normal(clients)
-    # Subtracting the largest changes no proportion and keeps the exponential finite.
-    weights = np.exp(exponents - exponents.max())
-    return MINIMUM + apportion(count - MINIMUM * clients, weights)
 
 
 def _dirichlet(

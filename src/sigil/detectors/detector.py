@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sigil.errors import DetectorError, ShapeError
 from sigil.federation.observers import ClientObserver, Step
-from sigil.federation.recording import RecordedStep, Recording
+from sigil.federation.recording import Recording
 
 Gradients: TypeAlias = Tensor | npt.NDArray[np.floating[Any]]
 Labels: TypeAlias = Tensor | npt.NDArray[np.integer[Any]]
@@ -80,7 +80,7 @@ class Detector(ClientObserver):
 
     def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor | None:
         if at.client == self.client:
-            self.update(gradient, labels)
+            self._judge(at, gradient, labels)
         return gradient
 
     def replay(self, recording: Recording, *, rounds: Sequence[int] | None = None) -> Self:
@@ -91,7 +91,7 @@ class Detector(ClientObserver):
         """
         seen = False
         for step in recording.steps(client=self.client, rounds=rounds, whole=rounds is not None):
-            self._replay_step(step)
+            self._judge(step.at, step.gradients, step.labels)
             seen = True
         if not seen:
             raise DetectorError(
@@ -100,8 +100,8 @@ class Detector(ClientObserver):
             )
         return self
 
-    def _replay_step(self, step: RecordedStep) -> None:
-        self.update(step.gradients, step.labels)
+    def _judge(self, at: Step, gradients: Gradients, labels: Labels) -> None:
+        self.update(gradients, labels)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -112,9 +112,7 @@ class Detector(ClientObserver):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step = state["step"]
-        self.alarms = state["alarms"]
-        self.first_alarm = state["first_alarm"]
+        self.step, self.alarms, self.first_alarm = (state[it] for it in ("step", "alarms", "first_alarm"))
         self.curves = {name: list(values) for name, values in state["curves"].items()}
 
 

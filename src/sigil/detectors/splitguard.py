@@ -31,7 +31,7 @@ from torch import Tensor
 from sigil.detectors.detector import Detector, Gradients, Labels
 from sigil.errors import DetectorError
 from sigil.federation.observers import Step
-from sigil.federation.recording import RecordedStep, Recording
+from sigil.federation.recording import Recording
 from sigil.seeds import derive
 
 Vector = npt.NDArray[np.float32]
@@ -123,7 +123,6 @@ class SplitGuard(Detector):
         self.curves |= {name: [] for name in names}
         self._fake, self._first, self._second = Gathered(), Gathered(), Gathered()
         self._is_fake = False
-        self._recorded_fakes: Mapping[Step, int] = {}
         self._asked: Step | None = None
 
     def offset(self, at: Step) -> int:
@@ -176,7 +175,7 @@ class SplitGuard(Detector):
                 "SplitGuard sends wrong labels, so the client must be the one who computes the loss: that "
                 "is U-SFL (federation.mode=usfl)."
             )
-        self._judge(at, gradient, labels, self.fakes)
+        self._judge(at, gradient, labels)
         return None if at in self.fakes else gradient
 
     def replay(
@@ -195,15 +194,12 @@ class SplitGuard(Detector):
                 "SplitGuard cannot judge a recording afterwards, because it must have sent batches with "
                 "wrong labels while the training ran; give it to the training as a client observer."
             )
-        self._recorded_fakes = fakes
+        self.fakes = dict(fakes)
         return super().replay(recording, rounds=rounds)
 
-    def _replay_step(self, step: RecordedStep) -> None:
-        self._judge(step.at, step.gradients, step.labels, self._recorded_fakes)
-
-    def _judge(self, at: Step, gradients: Gradients, sent: Labels, fakes: Mapping[Step, int]) -> None:
+    def _judge(self, at: Step, gradients: Gradients, labels: Labels) -> None:
         """Update with the true labels of a batch, from the ones that were sent."""
-        self.update(gradients, (sent - fakes.get(at, 0)) % self.classes, fake=at in fakes)
+        self.update(gradients, (labels - self.fakes.get(at, 0)) % self.classes, fake=at in self.fakes)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {

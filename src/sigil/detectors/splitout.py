@@ -203,21 +203,13 @@ def local_gradients(
 
 
 def local_gradients_of_run(
-    settings: Settings,
-    dataset: Dataset,
-    *,
-    client: int = 0,
-    share: float = 0.01,
-    batch_size: int = 64,
-    epochs: int = 1,
-    lr: float = 1e-3,
-    amsgrad: bool = True,
+    settings: Settings, dataset: Dataset, *, client: int = 0, share: float = 0.01, **training: Any
 ) -> list[Tensor]:
     """What :func:`local_gradients` gives one client of a run: its data, the run's first client half.
 
     The client half has the weights that follow from the run's seed, which are those that every client starts
     with unless the key drew them; the server half is the client's own, of the same architecture and with
-    weights that have nothing to do with the server's.
+    weights that have nothing to do with the server's. The rest is as there: batch_size, epochs, lr, amsgrad.
     """
     precision = choose(settings.run.device, settings.run.precision)
     halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape, precision=precision)
@@ -238,11 +230,8 @@ def local_gradients_of_run(
         dataset,
         parts[client],
         share=share,
-        batch_size=batch_size,
-        epochs=epochs,
-        lr=lr,
-        amsgrad=amsgrad,
         augment=settings.data.augment,
         seed=seed,
         precision=precision,
+        **training,
     )

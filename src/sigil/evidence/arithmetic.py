@@ -20,6 +20,7 @@ from sigil.keys.statement import Statement
 from sigil.origin import OCTILES, weighted_share
 from sigil.origin import log10_p as origin_log10_p
 from sigil.rules import ALPHA, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
+from sigil.tracing import Coalition, Recipient, Trace, log10_level
 from sigil.verdict.choices import least_cuts
 from sigil.verdict.report import KeyFacts, Reading, Report, moment_text
 
@@ -47,6 +48,28 @@ def recompute(report: Report) -> Seal | None:
     _check_verdict(report, stamped=stamp is not None)
     if not report.experiment:
         _check_nothing_chosen(report, own)
+    return stamp
+
+
+def recompute_trace(found: Trace) -> Seal | None:
+    """Raise `EvidenceError` unless everything fits together; return the key's time stamp, if it has one.
+
+    The p-values before correction are the claimant's: they follow from copies that no record shows.
+    """
+    own = published.parse(found.key.statement)
+    stamp = check_key(found.key, own, own.fields.bits)
+    if found.log10_level > log10_level(own.fields) + TOLERANCE or found.tries % len(found.entries):
+        raise contradiction("its level is too mild, or it did not count each model in the file as a try")
+    # At least that: a recipient of several copies, and each way to put a group together, is paid for as well.
+    price = found.paid_log10 + math.log10(len(found.recipients))
+    every: list[Recipient | Coalition] = [*found.recipients]
+    every += [] if found.coalition is None else [found.coalition]
+    for one in every:
+        least = price if isinstance(one, Recipient) else found.paid_log10
+        if one.contained != (one.log10_p <= found.log10_level):
+            raise contradiction("a copy is not contained by the p-value that stands beside it")
+        if one.log10_p < min(0.0, one.log10_p_before + least) - TOLERANCE:
+            raise contradiction("a p-value was multiplied by less than what was tried")
     return stamp
 
 

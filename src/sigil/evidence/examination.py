@@ -16,13 +16,13 @@ from sigil import files
 from sigil.alignment import fingerprint
 from sigil.data.inputs import Array, Inputs
 from sigil.errors import ConfigError, EvidenceError, SuspectError
-from sigil.evidence import arithmetic, published, repeating, traces
+from sigil.evidence import arithmetic, published, repeating
 from sigil.keys.key import Key
 from sigil.keys.seal import Root, Seal, read_roots
 from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
 from sigil.suspect import Suspect, open_suspect
 from sigil.suspect.file import SuspectFile
-from sigil.tracing import Trace
+from sigil.tracing import Trace, in_sentences
 from sigil.verdict import envelope, wording
 from sigil.verdict.arguments import as_key
 from sigil.verdict.report import Report
@@ -217,7 +217,7 @@ def examine(
                 "inputs are for a verdict; leave them out."
             )
         facts = _read(payload, signers, Trace, named, statement, sha256)
-        stamp = traces.recompute(facts)
+        stamp = arithmetic.recompute_trace(facts)
     else:
         if copies is not None:
             raise ConfigError(
@@ -242,7 +242,7 @@ def examine(
         elif key is None or suspect is None:
             raise ConfigError("Copies are for repeating a trace: give the key and the suspect as well.")
         else:
-            checked["trace"] = traces.repeat(facts, key, suspect, copies)
+            checked["trace"] = repeating.repeat_trace(facts, key, suspect, copies)
     else:
         checked["arithmetic"] = (
             "every p-value, the correction and the verdict follow from the recorded counts"
@@ -261,7 +261,7 @@ def examine(
                     reference=reference,
                     roots=trusted,
                     register=register,
-                ).words
+                )
             finally:
                 close()
     _say_key(statement, key, signer, checked, unchecked)
@@ -279,7 +279,7 @@ def examine(
     return Findings(
         vouched=not (named is None and statement is None and key is None),
         repeated="examination" in checked or "trace" in checked,
-        claims=traces.claims(facts) if isinstance(facts, Trace) else _claims(facts),
+        claims=_claims(facts),
         checked=checked,
         unchecked=unchecked,
         report=facts,
@@ -453,8 +453,12 @@ def _say_choices(
     )
 
 
-def _claims(report: Report) -> list[tuple[str, str]]:
+def _claims(report: Report | Trace) -> list[tuple[str, str]]:
     """What the record says, as its signer's word."""
+    if isinstance(report, Trace):
+        said = [("it claims", line) for line in in_sentences(report).split("\n")]
+        file = ("file", f"{report.file}, SHA-256 {report.sha256}")
+        return [*said, file, ("commitment", report.key.commitment), ("made on", report.created)]
     return [
         ("it claims", f"{wording.outcome(report)}, for the key of {report.owner}"),
         *(("experiment", reason) for reason in report.reasons),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from cryptography.x509 import Certificate
@@ -17,29 +16,12 @@ from sigil.keys.key import Key
 from sigil.keys.seal import Seal
 from sigil.rules import STAMPED_ALLOWANCE_LOG2
 from sigil.suspect import Suspect
+from sigil.tracing import Trace, trace
 from sigil.verdict.report import AlignmentFacts, Reading, Record, Report
 from sigil.verdict.verification import verify
 
 # Answers next to zero may fall on the other side of it on another processor: a few in a million.
 _ROUNDING = 1e-3
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """How a repeated examination compares with its record: `differing` answers in `counts` differ."""
-
-    counts: int
-    differing: int
-
-    @property
-    def words(self) -> str:
-        """What came out, in one sentence."""
-        if self.differing == 0:
-            return f"repeated with the key: every number is the same ({self.counts:,} counts)"
-        return (
-            f"repeated with the key: the same verdict; {self.differing:,} answers differ, as rounding on "
-            "another processor explains"
-        )
 
 
 def open_commitment(report: Record, recorded: Seal | None, key: Key) -> None:
@@ -71,8 +53,10 @@ def repeat(
     reference: nn.Module | str | os.PathLike[str] | None = None,
     roots: Sequence[Certificate] | None = None,
     register: int | None = None,
-) -> Repeated:
-    """Examine the suspect once more as the record says and raise `EvidenceError` if anything differs.
+) -> str:
+    """Examine the suspect once more as the record says; one sentence about what came out.
+
+    Raises `EvidenceError` if anything differs.
 
     What no examination shows, the caller must know: who gave the inputs, which root deserves trust, and how
     many statements a closed register holds. What is missing is a `ConfigError`.
@@ -130,13 +114,36 @@ def repeat(
         roots=roots if smaller else None,
         reference=reference,
     )
-    result = compare(recorded, found)
+    counts, differing = _compare(recorded, found)
     _compare_order(used, found.alignment)
-    return result
+    if differing == 0:
+        return f"repeated with the key: every number is the same ({counts:,} counts)"
+    return (
+        f"repeated with the key: the same verdict; {differing:,} answers differ, as rounding on another "
+        "processor explains"
+    )
 
 
-def compare(recorded: Report, found: Report) -> Repeated:
-    """Raise `EvidenceError` unless two reports have the same numbers, up to rounding."""
+def repeat_trace(
+    recorded: Trace, key: Key, suspect: Suspect | nn.Module | str | os.PathLike[str], copies: object
+) -> str:
+    """Trace again, and say in one sentence that it gives what the record says; raise if it does not."""
+    tries = recorded.tries // len(recorded.entries)
+    again = trace(suspect, key, copies, level=recorded.level, tries=tries, at=recorded.at)  # type: ignore[arg-type]
+    ours, theirs = ({each.name: each for each in one.recipients} for one in (again, recorded))
+    same = ours.keys() == theirs.keys() and all(
+        math.isclose(ours[name].log10_p, theirs[name].log10_p, rel_tol=0.01, abs_tol=0.5) for name in ours
+    )
+    if not same or again.named != recorded.named:
+        raise EvidenceError(
+            "Tracing again does not give what the evidence says: other recipients, or other p-values; give "
+            "the registers that it was made with."
+        )
+    return f"repeated with the key and the owner's copies: the same {len(ours):,} recipients and p-values"
+
+
+def _compare(recorded: Report, found: Report) -> tuple[int, int]:
+    """How many counts two reports have, and how many answers differ; raise if by more than rounding."""
     kinds = [[(one.kind, one.aligned) for one in verdict.readings] for verdict in (recorded, found)]
     if sorted(kinds[0]) != sorted(kinds[1]):
         raise _differs("which readings were made")
@@ -152,7 +159,7 @@ def compare(recorded: Report, found: Report) -> Repeated:
             )
     if not math.isclose(recorded.allowance_log2, found.allowance_log2, abs_tol=1e-9):
         raise _differs("the allowance for keys that could have been drawn")
-    return Repeated(counts, differing)
+    return counts, differing
 
 
 def _compare_order(recorded: AlignmentFacts | None, found: AlignmentFacts | None) -> None:

@@ -61,7 +61,6 @@ class WeightedAverage:
         self.weight = 0.0
 
     def add(self, state: Mapping[str, Tensor], *, weight: float) -> None:
-        """Take one client's state into the mean."""
         if self._sums and state.keys() != self._sums.keys():
             raise TrainingError(_DIFFERENT)
         for name, value in state.items():
@@ -74,7 +73,6 @@ class WeightedAverage:
         self.weight += weight
 
     def merge(self, other: Self) -> None:
-        """Take over everything that another running mean has seen."""
         if not other._sums:
             return
         if not self._sums:
@@ -86,7 +84,6 @@ class WeightedAverage:
         self.weight += other.weight
 
     def result(self) -> State:
-        """The mean so far, in the dtypes that came in."""
         if self.weight <= 0:
             raise TrainingError(_NOTHING)
         return {
@@ -113,33 +110,24 @@ class OrderedAverage:
         self._states: list[State] = []
 
     def add(self, state: Mapping[str, Tensor], *, weight: float) -> None:
-        """Take one client's state in, with the same weight as every other."""
         if self._states and state.keys() != self._states[0].keys():
             raise TrainingError(_DIFFERENT)
         # A copy: the live half that it is a view of trains the next client.
         self._states.append({name: value.detach().to("cpu", copy=True) for name, value in state.items()})
 
     def merge(self, other: Self) -> None:
-        """Take over the states of another one."""
         self._states += other._states
 
     def result(self) -> State:
-        """The mean of what is left between the ends, in the dtypes that came in."""
         if not self._states:
             raise TrainingError(_NOTHING)
         count = len(self._states)
         ends = min(max(math.floor(self.trim * count), 1), (count - 1) // 2)
-        return {
-            name: _in_dtype(
-                torch.stack([state[name] for state in self._states])
-                .sort(dim=0)
-                .values[ends : count - ends]
-                .double()
-                .mean(dim=0),
-                value.dtype,
-            )
-            for name, value in self._states[0].items()
-        }
+        averages = {}
+        for name, value in self._states[0].items():
+            ordered = torch.stack([state[name] for state in self._states]).sort(dim=0).values
+            averages[name] = _in_dtype(ordered[ends : count - ends].double().mean(dim=0), value.dtype)
+        return averages
 
 
 def _in_dtype(value: Tensor, dtype: torch.dtype) -> Tensor:

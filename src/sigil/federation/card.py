@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sigil import files, models
 from sigil.errors import ConfigError
-from sigil.federation.run import STATEMENT, Run, open_run
+from sigil.federation.run import STATEMENT, open_run
 from sigil.version import __version__
 
 MAGIC: Final = files.Magic(b"---\n", head=b"- sigil\n")
@@ -22,84 +22,62 @@ def render(folder: Path, *, licence: str = "other") -> str:
     run = open_run(folder)
     described = models.read_description(folder / "client.safetensors")
     statement = described.extra.get(STATEMENT)
-    return _front(run, licence) + "\n" + _body(run, described, statement)
-
-
-def _front(run: Run, licence: str) -> str:
-    settings, final = run.settings, run.final
-    task = {"type": "image-classification"}
-    entry: dict[str, Any] = {
-        "name": run.folder.name,
-        "results": [
-            {
-                "task": task,
-                "dataset": {"name": settings.data.name, "type": settings.data.name},
-                "metrics": [{"type": "accuracy", "value": round(float(final["accuracy"]), 4)}],
-            }
-        ],
+    spec, federation, dataset = described.spec, run.settings.federation, run.settings.data.name
+    accuracy = float(run.final["accuracy"])
+    results = {
+        "task": {"type": "image-classification"},
+        "dataset": {"name": dataset, "type": dataset},
+        "metrics": [{"type": "accuracy", "value": round(accuracy, 4)}],
     }
     # JSON's strings and objects are YAML's too, so that no name can break out of its place.
-    return "\n".join(
-        [
-            "---",
-            f"license: {licence}",
-            "library_name: sigil",
-            "pipeline_tag: image-classification",
-            "tags:",
-            "- sigil",
-            "- watermark",
-            "- split-learning",
-            "- federated-learning",
-            f"model-index: {json.dumps([entry], ensure_ascii=True)}",
-            "---",
-            "",
-        ]
-    )
+    index = json.dumps([{"name": run.folder.name, "results": [results]}])
+    card = f"""---
+license: {licence}
+library_name: sigil
+pipeline_tag: image-classification
+tags:
+- sigil
+- watermark
+- split-learning
+- federated-learning
+model-index: {index}
+---
+
+# {_plain(run.folder.name)}
+
+The client half of {spec.name} (width {spec.width}, cut after `{spec.cut}`), trained on {_plain(dataset)} by \
+U-shaped split federated learning with {federation.clients} clients in {federation.rounds} rounds.
+
+| what | value |
+| --- | --- |
+| accuracy, with the server half | {100 * accuracy:.1f} % |
+| classes | {spec.classes} |
+| input | {" × ".join(map(str, described.input_shape or ())) or "unknown"} |
+| made with | Sigil {__version__} |
+
+## Ownership
+
+"""
+    card += "This model was trained without a mark.\n" if statement is None else _MARKED.format(statement)
+    return card + (_COPIES if federation.imprint else "")
 
 
-def _body(run: Run, described: models.Description, statement: str | None) -> str:
-    settings, final = run.settings, run.final
-    name = described.spec.name
-    lines = [
-        f"# {_plain(run.folder.name)}",
-        "",
-        f"The client half of {name} (width {described.spec.width}, cut after `{described.spec.cut}`), "
-        f"trained on {_plain(settings.data.name)} by U-shaped split federated learning with "
-        f"{settings.federation.clients} clients in {settings.federation.rounds} rounds.",
-        "",
-        "| what | value |",
-        "| --- | --- |",
-        f"| accuracy, with the server half | {100 * final['accuracy']:.1f} % |",
-        f"| classes | {described.spec.classes} |",
-        f"| input | {' × '.join(map(str, described.input_shape or ())) or 'unknown'} |",
-        f"| made with | Sigil {__version__} |",
-        "",
-        "## Ownership",
-        "",
-    ]
-    if statement is None:
-        lines += ["This model was trained without a mark.", ""]
-    else:
-        lines += [
-            "This model was trained with an ownership mark, which a secret key reads in its activations at "
-            "the cut. The owner's public statement, which is also in the metadata of `client.safetensors`:",
-            "",
-            "```json",
-            statement,
-            "```",
-            "",
-            "The owner tests a suspected copy with `sigil verify SUSPECT --key owner.key --evidence "
-            "case.json`; anybody checks that evidence against the statement, offline and without the key, "
-            "with `sigil evidence check case.json --statement statement.txt`.",
-            "",
-        ]
-    if settings.federation.imprint:
-        lines += [
-            "Every client had its own copy in each round, so that one which leaked from the training shows "
-            "whose it was (`sigil trace`). This file is nobody's copy.",
-            "",
-        ]
-    return "\n".join(lines)
+_MARKED = """\
+This model was trained with an ownership mark, which a secret key reads in its activations at the cut. The \
+owner's public statement, which is also in the metadata of `client.safetensors`:
+
+```json
+{}
+```
+
+The owner tests a suspected copy with `sigil verify SUSPECT --key owner.key --evidence case.json`; anybody \
+checks that evidence against the statement, offline and without the key, with `sigil evidence check \
+case.json --statement statement.txt`.
+"""
+_COPIES = """
+Every client had its own copy in each round, so that one which leaked from the training shows whose it was \
+(`sigil trace`). This file is nobody's copy.
+"""
 
 
 def _plain(text: str) -> str:

@@ -44,19 +44,17 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
         if partial.exists():
             shutil.rmtree(partial)
         partial.mkdir(parents=True)
-        parts = {
-            "client": checkpoint.client,
-            "server": checkpoint.server,
-            "reference": checkpoint.reference,
-        }
-        for name, state in parts.items():
+        digests = {}
+        for name in ("client", "server", "reference"):
+            state: State = getattr(checkpoint, name)
             tensors = {key: value.detach().cpu().contiguous() for key, value in state.items()}
             save_file(tensors, partial / f"{name}.safetensors")
+            digests[name] = files.sha256_of(partial / f"{name}.safetensors")
         description = {
             "round": checkpoint.round,
             "metrics": checkpoint.metrics,
             "observers": checkpoint.observers,
-            "sha256": {name: files.sha256_of(partial / f"{name}.safetensors") for name in parts},
+            "sha256": digests,
         }
         (partial / "state.json").write_text(json.dumps(description))
         for file in partial.iterdir():
@@ -73,13 +71,13 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
             f"The checkpoint of round {checkpoint.round} could not be written to {folder} ({error}); the "
             "one before it is kept: make room and start the run again to go on."
         ) from None
-    for old in _found(folder)[:-KEPT]:
+    for old in _rounds(folder)[:-KEPT]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def read_latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole, or None if there is none."""
-    for path in reversed(_found(folder)):
+    for path in reversed(_rounds(folder)):
         with contextlib.suppress(OSError, ValueError, KeyError, SafetensorError):
             return _read(path)
     return None
@@ -96,5 +94,5 @@ def _read(path: Path) -> Checkpoint:
     return Checkpoint(round=state["round"], metrics=state["metrics"], observers=state["observers"], **parts)
 
 
-def _found(folder: Path) -> list[Path]:
+def _rounds(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-[0-9]*")) if folder.is_dir() else []

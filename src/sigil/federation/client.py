@@ -81,8 +81,3 @@ class Client:
         for observer in self.observers:
             observer.on_update(at, self.half)
         self.optimizer.step()
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean loss over the steps so far (the only place where a client waits for its device)."""
-        return float(self.loss) / max(1, self.steps)

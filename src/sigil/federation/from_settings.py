@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,7 +25,7 @@ from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import Precision, choose
 from sigil.federation.repetition import Repetitions, projection
 from sigil.federation.server import LabelServer, Server
-from sigil.federation.settings import ModelSettings, Settings, WatermarkSettings
+from sigil.federation.settings import Settings, WatermarkSettings
 from sigil.injector import Injector, Secret
 from sigil.keys.key import Key
 from sigil.logit_gradients import Loss
@@ -143,35 +143,6 @@ def build_halves(
     return Halves(client_half, server_half, cut, shape)
 
 
-def draw_initial_weights(key: Key | None, halves: Halves) -> Literal["key", "seed"]:
-    """Give the client half the owner's initial weights, if the key to embed draws them.
-
-    Otherwise it keeps those that follow from the seed, which anybody can draw: no descent from them can be
-    shown. Says which of the two it is.
-    """
-    if key is None:
-        return "seed"
-    if key.fields.initialiser is None:
-        log.info(
-            "the key draws no initial weights, so that no model's descent from this training can be shown"
-        )
-        return "seed"
-    key.initialise(halves.client)
-    return "key"
-
-
-def cut_shape(settings: Settings, data_dir: Path | None = None) -> tuple[int, ...]:
-    """Shape of one sample's activation at the cut of a training with these settings."""
-    dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
-    return _cut_shape(settings.model, dataset.classes, dataset.shape)
-
-
-@cache
-def _cut_shape(model: ModelSettings, classes: int, input_shape: tuple[int, int, int]) -> tuple[int, ...]:
-    """Kept, as one process asks for the same few models again and again, and each must be built to know."""
-    return build_halves(Settings(model=model), classes=classes, input_shape=input_shape).shape
-
-
 def what_a_key_states(settings: Settings, data_dir: Path | None = None) -> dict[str, Any]:
     """What a key for a training with these settings can state: arguments of `Key.generate`.
 
@@ -180,28 +151,17 @@ def what_a_key_states(settings: Settings, data_dir: Path | None = None) -> dict[
     """
     dataset = data.load(settings.data.name, data_dir=data_dir, classes=settings.data.classes)
     halves = build_halves(settings, classes=dataset.classes, input_shape=dataset.shape)
-    enough = len(dataset.test) >= data.LEAST_INPUTS
+    inputs = data.Inputs.of_test(dataset)
     return {
         "shape": halves.shape,
         "model": settings.model.name,
-        "width": settings.model.width or architecture(settings.model.name).standard_width,
+        "width": settings.model.width or architecture(settings.model.name).STANDARD_WIDTH,
         "classes": dataset.classes,
         "cut": halves.cut,
         "input_shape": dataset.shape,
         "normalisation": (dataset.mean, dataset.std),
-        "inputs_digest": data.Inputs(dataset.test.images).digest if enough else None,
+        "inputs_digest": None if inputs is None else inputs.digest,
     }
-
-
-def agreed_loss(settings: Settings) -> Loss:
-    """The loss that server and clients of a training with these settings agree on."""
-    federation = settings.federation
-    return Loss(
-        kind=federation.loss,
-        smoothing=federation.label_smoothing,
-        mixing=federation.label_mixing,
-        reduction=federation.loss_reduction,
-    )
 
 
 def fresh_optimizer(
@@ -246,7 +206,8 @@ class Training:
     and measuring in this process load weights into them. `secret` is what is embedded: the key, or the part
     of it that an injector needs; nothing without a mark. `server_factory`, called like :class:`Server`, puts
     another server in the honest one's place. Observers may be added until the first round.
-    `initial_weights` says what drew those of the client half.
+    `initial_weights` says what drew those of the client half; `one_server_half` that clients train one server
+    half in turn.
     """
 
     settings: Settings
@@ -272,7 +233,7 @@ class Training:
         """Make everything from the settings, the data and the key.
 
         The clients' half begins with the weights that the key draws, if it draws any, so that descent from
-        them can be shown later.
+        them can be shown later. Those that follow from the seed show none: anybody can draw them.
         """
         secret = key if settings.marked else None
         settings = resolve(settings, secret)
@@ -289,16 +250,15 @@ class Training:
                 f"The key is for activations of {secret.shape}, but {settings.model.name} cut at "
                 f"{halves.cut!r} gives {halves.shape}; make a key with that shape."
             )
-        return cls(
-            settings=settings,
-            dataset=dataset,
-            precision=precision,
-            halves=halves,
-            key=key,
-            secret=secret,
-            server_factory=server_factory,
-            initial_weights=draw_initial_weights(secret, halves),
-        )
+        training = cls(settings, dataset, precision, halves, key, secret, server_factory)
+        if secret is not None and secret.fields.initialiser is not None:
+            secret.initialise(halves.client)
+            training.initial_weights = "key"
+        elif secret is not None:
+            log.info(
+                "the key draws no initial weights, so that no model's descent from this training can be shown"
+            )
+        return training
 
     @classmethod
     def of_client(cls, settings: Settings, dataset: data.Dataset) -> Training:
@@ -306,7 +266,14 @@ class Training:
         return cls.prepare(settings.model_copy(update={"watermark": WatermarkSettings(strength=0)}), dataset)
 
     def __post_init__(self) -> None:
-        self.loss = agreed_loss(self.settings)
+        federation = self.settings.federation
+        self.loss = Loss(
+            kind=federation.loss,
+            smoothing=federation.label_smoothing,
+            mixing=federation.label_mixing,
+            reduction=federation.loss_reduction,
+        )
+        self.one_server_half = federation.mode == "sl" or federation.server_halves == "shared"
         self._injectors: dict[int, Injector] = {}
         if self.settings.watermark.scheme == "shares":
             self._injector(0)  # says at once if the bits cannot be dealt out like this

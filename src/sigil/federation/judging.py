@@ -25,7 +25,7 @@ from enum import Enum
 from statistics import median_low
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sigil.federation.averaging import State
 from sigil.federation.settings import Settings
@@ -91,7 +91,8 @@ class UpdateJudge:
                 state: State = getattr(update, name)
                 finding = tensors.broken(name, state)
                 weights, statistics = tensors.moved(before, state)
-                limit = self._limit(tensors, start.lr, update.steps)
+                reach = ADAM_RATES * math.sqrt(tensors.size) if self._adam else self._reach
+                limit = start.lr * update.steps * reach
                 if finding is None and weights > limit:
                     finding = Finding(
                         Fault.RATE,
@@ -108,10 +109,6 @@ class UpdateJudge:
                 sentence = f"the {what} moved {times:.3g} times as far as the round's median"
                 faulty[client] = Finding(Fault.NORM, sentence)
         return faulty | _patterned(start, {c: u.client for c, u in updates.items() if c not in faulty})
-
-    def _limit(self, tensors: _Tensors, lr: float, steps: int) -> float:
-        reach = ADAM_RATES * math.sqrt(tensors.size) if self._adam else self._reach
-        return lr * steps * reach
 
 
 def _standing_out(
@@ -183,15 +180,11 @@ class _Tensors:
         for name, value in after.items():
             if not value.is_floating_point():
                 continue
-            square = _square(value, before[name])
+            # Double before the difference, not after: finite numbers may lie too far apart for float32.
+            change = value.detach().cpu().double() - before[name].detach().cpu().double()
+            square = float(change.square().sum())
             if name in self.weights:
                 weights += square
             else:
                 statistics += square
         return math.sqrt(weights), math.sqrt(statistics)
-
-
-def _square(after: Tensor, before: Tensor) -> float:
-    # Double before the difference, not after: finite numbers may lie too far apart for float32.
-    change = after.detach().to("cpu", torch.float64) - before.detach().to("cpu", torch.float64)
-    return float(change.square().sum())

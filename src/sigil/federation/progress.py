@@ -20,9 +20,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-# On a terminal the numbers are redrawn this often; more would cost time and tell nothing.
-REDRAW_SECONDS = 0.2
-
 Row = Mapping[str, Any]
 """What a round came to: one line of ``metrics.jsonl``."""
 
@@ -165,7 +162,6 @@ class Bars(Progress):
     ) -> None:
         self.images = images_per_round
         self.current = 0
-        self.drawn = time.monotonic()
         # Counted in rounds, with the fraction of the round under way.
         self.task = self.progress.add_task(name, total=rounds, completed=first_round, numbers="", start=False)
         self.first = first_round
@@ -175,11 +171,8 @@ class Bars(Progress):
         if not self.current:
             self.progress.start_task(self.task)  # which does something the first time only
         self.current += images
-        now = time.monotonic()
-        if now - self.drawn > REDRAW_SECONDS:
-            self.drawn = now
-            share = min(0.999, self.current / max(1, self.images))
-            self.progress.update(self.task, completed=self.first + share)
+        share = min(0.999, self.current / max(1, self.images))
+        self.progress.update(self.task, completed=self.first + share)  # drawn ten times per second at most
 
     def on_round(self, row: Row) -> None:
         self.first, self.current = row["round"], 0

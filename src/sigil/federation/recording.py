@@ -62,13 +62,13 @@ class GradientRecorder(ClientObserver):
         self._files: tuple[BinaryIO, BinaryIO] | None = None
 
     def on_gradient_received(self, at: Step, gradient: Tensor, labels: Tensor) -> Tensor:
-        if at.client in self.clients and (not self.rounds or at.round in self.rounds):
-            self._sum(at, gradient)
-        if self._wanted(at):
-            size = gradient.numel() * 4
-            if (self.rows * math.prod(self.shape) * 4) + size > self.limit:
-                self.full = True
-            else:
+        if at.client not in self.clients or (self.rounds and at.round not in self.rounds):
+            return gradient
+        self._sum(at, gradient)
+        if at.round <= self.whole_rounds or _of_the_share(at.step, self.share):
+            size = self.rows * math.prod(self.shape) * 4 + gradient.numel() * 4
+            self.full = self.full or size > self.limit
+            if not self.full:
                 self._append(at, gradient, labels)
         return gradient
 
@@ -100,13 +100,6 @@ class GradientRecorder(ClientObserver):
             for file in self._files:
                 file.close()
             self._files = None
-
-    def _wanted(self, at: Step) -> bool:
-        if self.full or at.client not in self.clients:
-            return False
-        if self.rounds and at.round not in self.rounds:
-            return False
-        return at.round <= self.whole_rounds or _of_the_share(at.step, self.share)
 
     def _sum(self, at: Step, gradient: Tensor) -> None:
         total = gradient.detach().cpu().flatten(1).sum(0, dtype=torch.float64).numpy()

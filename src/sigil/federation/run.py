@@ -38,7 +38,6 @@ from sigil.errors import TrainingError
 from sigil.federation import checkpoint as checkpoints
 from sigil.federation.federation import Federation
 from sigil.federation.from_settings import Training, load_data, resolve
-from sigil.federation.measuring import measure
 from sigil.federation.observers import ClientObserver, ServerObserver
 from sigil.federation.progress import MetricsObserver, Progress, TensorBoard, Together
 from sigil.federation.recording import GradientRecorder, ReferenceRecorder
@@ -152,12 +151,8 @@ def open_run(folder: Path) -> Run:
             f"The run in {folder} is not finished; give the same `sigil train` command again to go on."
         )
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return Run(
-        folder,
-        make(description["settings"]),
-        [json.loads(line) for line in lines],
-        description["machine"],
-    )
+    metrics = [json.loads(line) for line in lines]
+    return Run(folder, make(description["settings"]), metrics, description["machine"])
 
 
 def is_finished(folder: Path) -> bool:
@@ -170,14 +165,12 @@ def _rounds(
     federation: Federation, folder: Path, name: str, progress: Progress, begin: Callable[[], None] | None
 ) -> Run:
     """Train from where the run stands to its last round."""
-    settings = federation.settings
+    settings, shape = federation.settings, federation.training.halves.shape
     if settings.record.clients:
-        record = settings.record.model_dump()
-        recorder = GradientRecorder(folder / "recording", federation.shape, **record)
+        recorder = GradientRecorder(folder / "recording", shape, **settings.record.model_dump())
         federation.client_observers.append(recorder)
-    reference = ReferenceRecorder(federation.shape)
+    reference = ReferenceRecorder(shape)
     federation.server_observers.append(reference)
-    observers = [*federation.client_observers, *federation.server_observers]
     metrics = _resume(folder, federation, reference)
     if begin is not None:
         begin()
@@ -187,13 +180,13 @@ def _rounds(
         name,
         first_round=federation.round,
         rounds=settings.federation.rounds,
-        images_per_round=federation.images_per_round,
+        images_per_round=federation.training.images_per_round,
         rows=metrics,
     )
     while federation.round < settings.federation.rounds:
         before = (federation.client_state, federation.server_state)
         result = federation.run_round(progress.on_step)
-        row = measure(federation, result)
+        row = federation.measure(result)
         if row.get("discarded"):
             federation.load(result.round, *before)
         metrics.append(row)
@@ -204,7 +197,7 @@ def _rounds(
                 client=federation.client_state,
                 server=federation.server_state,
                 metrics=metrics,
-                observers=[observer.state_dict() for observer in observers],
+                observers=[observer.state_dict() for observer in federation.observers],
                 reference=reference.sums,
             ),
         )
@@ -223,8 +216,7 @@ def _resume(folder: Path, federation: Federation, reference: ReferenceRecorder) 
     if federation.imprinting is not None:
         federation.imprinting.resume(last.metrics[-1]["imprint"])
     reference.sums = last.reference
-    observers = [*federation.client_observers, *federation.server_observers]
-    for observer, state in zip(observers, last.observers, strict=True):
+    for observer, state in zip(federation.observers, last.observers, strict=True):
         observer.load_state_dict(state)
     return last.metrics
 

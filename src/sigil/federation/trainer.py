@@ -172,7 +172,6 @@ class LocalTrainer:
         training = self.training
         settings, halves = training.settings, training.halves
         in_turn = settings.federation.mode == "sl"
-        shared_server = in_turn or settings.federation.server_halves == "shared"
         sums = RoundSums.begin(settings)
         half = start.client
         halves.server.load_state_dict(start.server)
@@ -181,7 +180,7 @@ class LocalTrainer:
         optimizer = training.fresh_optimizer(halves.server, start.lr)
         for position, index in enumerate(self._in_order(start.number) if clients is None else clients):
             halves.client.load_state_dict(start.given(index, half))
-            if position and not shared_server:
+            if position and not training.one_server_half:
                 halves.server.load_state_dict(start.server)
                 optimizer = training.fresh_optimizer(halves.server, start.lr)
             server = training.make_server(
@@ -212,11 +211,11 @@ class LocalTrainer:
                 half = state
             else:
                 sums.client.add(state, weight=samples)
-            if not shared_server:
+            if not training.one_server_half:
                 sums.server.add(halves.server.state_dict(), weight=samples)
         if in_turn:
             sums.client.add(half, weight=1)
-        if shared_server:
+        if training.one_server_half:
             sums.server.add(halves.server.state_dict(), weight=1)
         return sums
 
@@ -225,9 +224,9 @@ class LocalTrainer:
 
     def _in_order(self, number: int) -> list[int]:
         """All clients, in the order in which they train."""
-        settings, count = self.training.settings, len(self.training.parts)
-        if settings.federation.mode == "sl" or settings.federation.server_halves == "shared":
-            # A later client trains on a server that has seen more: take turns at it.
-            order = np.random.default_rng(derive(settings.run.seed, "order", number))
-            return [int(index) for index in order.permutation(count)]
-        return list(range(count))
+        count = len(self.training.parts)
+        if not self.training.one_server_half:
+            return list(range(count))
+        # A later client trains on a server that has seen more: take turns at it.
+        order = np.random.default_rng(derive(self.training.settings.run.seed, "order", number))
+        return [int(index) for index in order.permutation(count)]

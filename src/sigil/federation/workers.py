@@ -26,9 +26,7 @@ from sigil import hardware
 from sigil.data import Split
 from sigil.errors import ConfigError, SigilError, TrainingError
 from sigil.federation.from_settings import Training
-from sigil.federation.settings import Settings
 from sigil.federation.trainer import LocalTrainer, RoundStart, RoundSums, RoundTrainer, Tick
-from sigil.injector import Secret
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -72,55 +70,46 @@ def _end_with(sentinel: int) -> None:
 
 
 def choose_trainer(training: Training) -> RoundTrainer:
-    """What trains the clients on this machine: one process, or as many as the settings say or suit it."""
-    count = training.settings.run.workers or fastest_workers(training)
-    if count == 1:
-        return LocalTrainer(training)
-    federation = training.settings.federation
-    if federation.mode == "sl" or federation.server_halves == "shared":
-        raise ConfigError(
-            "Clients that share one server half take turns at it, so run.workers must be 1 (or 0) here."
-        )
-    if not can_spread(training):
-        raise ConfigError(
-            "An observer or a server of its own kind follows the clients in order, so run.workers must "
-            "be 1 (or 0) here."
-        )
-    return WorkerTrainer(count, training)
+    """What trains the clients on this machine: one process, or as many as the settings say or suit it.
 
-
-def fastest_workers(training: Training) -> int:
-    """How many worker processes suit a training: one per core on a CPU for rounds that are long enough."""
-    settings = training.settings
-    if (
-        training.precision.device.type != "cpu"
-        or settings.federation.mode == "sl"
-        or settings.federation.server_halves == "shared"
-        or not can_spread(training)
-        or training.images_per_round < WORTHWHILE_IMAGES
-        or processes.current_process().daemon
-    ):
-        return 1
-    cores = settings.run.threads or hardware.cores()
-    return max(1, min(cores, len(training.parts)))
-
-
-def can_spread(training: Training) -> bool:
-    """Whether nothing that looks on, or serves, must follow the clients one after another."""
-    return (
+    One per core suits rounds that are long enough, on a CPU.
+    """
+    run = training.settings.run
+    cores, count = run.threads or hardware.cores(), run.workers
+    # Nothing that looks on, or serves, must follow the clients one after another.
+    separable = (
         not training.client_observers
         and all(observer.mergeable for observer in training.server_observers)
         and training.server_factory is None
     )
+    if not count:
+        worthwhile = (
+            training.precision.device.type == "cpu"
+            and not training.one_server_half
+            and separable
+            and training.images_per_round >= WORTHWHILE_IMAGES
+            and not processes.current_process().daemon
+        )
+        count = max(1, min(cores, len(training.parts))) if worthwhile else 1
+    if count == 1:
+        return LocalTrainer(training)
+    if training.one_server_half:
+        raise ConfigError(
+            "Clients that share one server half take turns at it, so run.workers must be 1 (or 0) here."
+        )
+    if not separable:
+        raise ConfigError(
+            "An observer or a server of its own kind follows the clients in order, so run.workers must "
+            "be 1 (or 0) here."
+        )
+    return WorkerTrainer(count, training, threads=max(1, cores // count))
 
 
 class WorkerTrainer:
     """A few processes, each with a :class:`LocalTrainer`; started once and used for every round."""
 
-    def __init__(self, count: int, training: Training) -> None:
+    def __init__(self, count: int, training: Training, *, threads: int) -> None:
         context = clean_processes()
-        cores = training.settings.run.threads or hardware.cores()
-        threads = max(1, cores // count)
         self._settings = training.settings
         self._clients = range(len(training.parts))
         self._observers = training.server_observers
@@ -217,28 +206,20 @@ class _MappedArray:
 
 def _for_a_worker(training: Training) -> Training:
     """The training as it travels through a pipe to our own child: nothing of the key but what it embeds."""
-    dataset, secret = training.dataset, training.secret
+    dataset, secret, settings = training.dataset, training.secret, training.settings
     images: Any = dataset.train.images
     if isinstance(images, np.memmap) and images.filename is not None:
         images = _MappedArray(str(images.filename), images.offset, images.shape, str(images.dtype))
     # Workers do not test, so the test images stay here.
     nothing = Split(np.empty((0, *dataset.shape), np.uint8), np.empty(0, np.int64))
     train = Split(images, np.asarray(dataset.train.labels))
-    return replace(
-        training,
-        dataset=replace(dataset, train=train, test=nothing),
-        key=None,
-        secret=None if secret is None else _part_of(secret, training.settings),
-    )
-
-
-def _part_of(secret: Secret, settings: Settings) -> _Mark:
-    clients, carriers = settings.federation.clients, settings.watermark.carriers_per_bit
-    if settings.watermark.scheme == "paper":
+    if secret is not None:
+        clients, carriers = settings.federation.clients, settings.watermark.carriers_per_bit
         dealt = torch.ones(clients, len(secret.target), dtype=torch.bool)
-    else:
-        dealt = torch.stack([secret.share_of(client, clients, carriers) for client in range(clients)])
-    return _Mark(secret.shape, secret.matrix, secret.target, dealt)
+        if settings.watermark.scheme == "shares":
+            dealt = torch.stack([secret.share_of(client, clients, carriers) for client in range(clients)])
+        secret = _Mark(secret.shape, secret.matrix, secret.target, dealt)
+    return replace(training, dataset=replace(dataset, train=train, test=nothing), key=None, secret=secret)
 
 
 def _in_a_worker(training: Training) -> Training:

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ class KeyStream:
         """
         moved: dict[int, int] = {}
         chosen = []
-        words = self._endless()
+        words = (word for start in itertools.count(0, 1024) for word in self.words(start, 1024).tolist())
         for i in range(count):
             left = population - i
             limit = 2**64 - 2**64 % left
@@ -118,12 +119,6 @@ class KeyStream:
             mask[chosen, bit] = True
             load[chosen] += 1
         return mask
-
-    def _endless(self) -> Iterator[int]:
-        start = 0
-        while True:
-            yield from self.words(start, 1024).tolist()
-            start += 1024
 
     def _blocks(
         self, out: npt.NDArray[np.float32], start: int

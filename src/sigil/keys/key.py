@@ -8,7 +8,7 @@ signature of a time stamp over its statement: every try costs a dated request, a
 2²⁴. docs/p-value.md shows what that prevents.
 
 Noise probes, the choice of inputs, shares of the bits and initial weights are derived likewise, each
-for a purpose of its own (`sigil.keys.derivation`), and bit-exactly (`sigil.keys.draws`), so that a key
+for a purpose of its own (`sigil.keys.statement`), and bit-exactly (`sigil.keys.draws`), so that a key
 opened in ten years gives the same numbers.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import os
 import secrets
 from collections.abc import Sequence
@@ -26,10 +27,12 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from sigil import arguments
 from sigil.errors import ConfigError, KeyFileError, SealError, ShapeError, shown
-from sigil.keys import derivation, initial_weights, keyfile, length, seal, statement
+from sigil.keys import keyfile, length, seal, statement
 from sigil.keys.draws import KeyStream, span
 from sigil.keys.length import default_bits
 from sigil.keys.seal import Seal
@@ -40,6 +43,7 @@ SEED_BYTES: Final = 32
 MAX_CHOICE: Final = 10**7
 MAX_CLIENTS: Final = 4_096
 MAX_POPULATION: Final = 2**53
+MAX_ENTRIES: Final = 2**31
 
 
 @final
@@ -74,7 +78,7 @@ class Key:
         values = {
             "fields": fields,
             "_seed": seed,
-            "_statement": derivation.state(fields, seed),
+            "_statement": statement.state(fields, seed),
             "_seal": stamp,
             "_matrix": None,
             "_target": None,
@@ -83,6 +87,7 @@ class Key:
             object.__setattr__(self, name, value)
 
     @classmethod
+    @keyfile.without_frames
     def generate(
         cls,
         owner: str,
@@ -117,33 +122,26 @@ class Key:
         `probes`, the level `alpha`, whether initial weights are drawn from the key (`initialiser`). With
         `seal="rfc3161"` the key is one to be stamped: it is of no use until `seal` made it whole.
         """
-        failure: ConfigError
-        try:
-            shape = check_shape(shape)
-            fields = KeyFields(
-                owner=owner,
-                shape=shape,
-                bits=default_bits(shape, seal) if bits is None else bits,
-                model=model,
-                width=width,
-                classes=classes,
-                cut=cut,
-                input_shape=None if input_shape is None else check_shape(input_shape, "input shape"),
-                normalisation=statement.normalisation_text(normalisation),
-                scheme=scheme,
-                share_rule=statement.share_rule(scheme, carriers_per_bit),
-                inputs_digest=inputs_digest,
-                probes=probes,
-                alpha=statement.level_text(alpha),
-                initialiser=initialiser,
-                seal=seal,
-            )
-            return cls(fields, secrets.token_bytes(SEED_BYTES) if seed is None else seed)
-        except ConfigError as error:
-            # Raised again from a frame without the seed: some error reporters record local variables.
-            failure = ConfigError(str(error))
-        del seed
-        raise failure
+        shape = check_shape(shape)
+        fields = KeyFields(
+            owner=owner,
+            shape=shape,
+            bits=default_bits(shape, seal) if bits is None else bits,
+            model=model,
+            width=width,
+            classes=classes,
+            cut=cut,
+            input_shape=None if input_shape is None else check_shape(input_shape, "input shape"),
+            normalisation=statement.normalisation_text(normalisation),
+            scheme=scheme,
+            share_rule=statement.share_rule(scheme, carriers_per_bit),
+            inputs_digest=inputs_digest,
+            probes=probes,
+            alpha=statement.level_text(alpha),
+            initialiser=initialiser,
+            seal=seal,
+        )
+        return cls(fields, secrets.token_bytes(SEED_BYTES) if seed is None else seed)
 
     @classmethod
     def for_activation(cls, activation: torch.Tensor, owner: str, **stated: Any) -> Key:
@@ -355,21 +353,64 @@ class Key:
         """The owner's initial weights for one tensor, float32: `name` as in the module's state dict.
 
         Two axes are a linear layer's, U(−1/√inputs, 1/√inputs); three or more a convolution's,
-        N(0, 2/fan-out). Never publish them.
+        N(0, 2/fan-out), as `sigil.models.build` draws them. Never publish them.
         """
-        return initial_weights.draw(self._initial_stream(name), shape)
+        sizes = tuple(map(operator.index, shape))
+        if len(sizes) < 2 or min(sizes) < 1 or math.prod(sizes) > MAX_ENTRIES:
+            raise ConfigError(
+                f"Initial weights have two axes or more and at most 2^31 entries, but {list(sizes)[:8]} was "
+                "asked for; biases and norm layers are not drawn from a key."
+            )
+        out = np.empty(sizes, dtype=np.float32)
+        if len(sizes) == 2:
+            self._initial_stream(name).fill_uniform(out, bound=1.0 / math.sqrt(sizes[1]))
+        else:
+            fan_out = sizes[0] * math.prod(sizes[2:])
+            self._initial_stream(name).fill_normal(out, scale=math.sqrt(2.0 / fan_out))
+        return torch.from_numpy(out)
 
     def held_out(self, name: str, shape: Sequence[int]) -> torch.Tensor:
         """Which initial weights of a tensor, bool, never help to find an order of channels: one in eight."""
-        return initial_weights.held_out(self._stream(f"held-out/{name}"), shape)
+        sizes = tuple(map(operator.index, shape))
+        if not sizes or min(sizes) < 0 or math.prod(sizes) > MAX_ENTRIES:
+            raise ConfigError(f"A tensor has at most 2^31 entries, but {list(sizes)[:8]} was asked for.")
+        octets = self._stream(f"held-out/{name}").octets(0, math.prod(sizes))
+        return torch.from_numpy(np.frombuffer(octets, dtype=np.uint8) % 8 == 7).reshape(sizes)
 
+    @torch.no_grad()
     def initialise(self, module: nn.Module) -> tuple[str, ...]:
         """Give a module the owner's initial weights, in place, before it is trained; return their names.
 
-        Weights of convolutions and linear layers are drawn from the key, the same on every platform; norm
-        layers and biases are set as usual. Names are those of the state dict, so halves may come one by one.
+        Weights of convolutions and linear layers are drawn from the key, the same on every platform and with
+        fair signs. Only these belong to the owner: biases and the numbers of norm layers are set as usual.
+        Names are those of the state dict, so halves may come one by one. A tensor that several layers share
+        is drawn once, under its first name; parameters of other kinds of layers stay as they are.
         """
-        return initial_weights.initialise(module, self._initial_stream)
+        drawn: list[str] = []
+        seen: set[int] = set()
+        for path, layer in module.named_modules():
+            if isinstance(layer, _NormBase | nn.LayerNorm | nn.GroupNorm):
+                layer.reset_parameters()
+            weight = layer._parameters.get("weight") if isinstance(layer, _ConvNd | nn.Linear) else None
+            if weight is None or id(weight) in seen:
+                continue
+            seen.add(id(weight))
+            name = f"{path}.weight" if path else "weight"
+            weight.copy_(self.initial(name, weight.shape))
+            drawn.append(name)
+            bias = layer._parameters.get("bias")
+            if bias is not None and isinstance(layer, nn.Linear):
+                out = np.empty(tuple(bias.shape), dtype=np.float32)
+                stream = self._initial_stream(name.removesuffix("weight") + "bias")
+                stream.fill_uniform(out, bound=1.0 / math.sqrt(layer.in_features))
+                bias.copy_(torch.from_numpy(out))
+            elif bias is not None:
+                bias.zero_()
+        if not drawn:
+            raise ConfigError(
+                "The module has no convolution and no linear layer, so a key has nothing to draw."
+            )
+        return tuple(drawn)
 
     def imprint_stream(self, digest: str, recipient: str) -> KeyStream:
         """The stream that draws one recipient's pattern over the model with this digest (`sigil.imprint`).
@@ -399,7 +440,7 @@ class Key:
 
     def signing_key(self) -> Ed25519PrivateKey:
         """The Ed25519 key that signs evidence; its public half is part of `statement`."""
-        return derivation.evidence_key(self.fields, self._seed)
+        return statement.evidence_key(self.fields, self._seed)
 
     def save(
         self,
@@ -418,15 +459,11 @@ class Key:
         keyfile.write(path, content, passphrase=passphrase, overwrite=overwrite)
 
     @classmethod
+    @keyfile.without_frames
     def load(cls, path: str | os.PathLike[str], *, passphrase: str | None = None) -> Key:
         """Read a key from a file; a missing, damaged or locked one raises `KeyFileError`."""
-        failure: KeyFileError
-        try:
-            content = keyfile.read(path, passphrase=passphrase)
-            return cls(*keyfile.unpack(content, os.fspath(path)))
-        except KeyFileError as error:
-            failure = KeyFileError(str(error))
-        raise failure
+        content = keyfile.read(path, passphrase=passphrase)
+        return cls(*keyfile.unpack(content, os.fspath(path)))
 
     def _initial_stream(self, name: str) -> KeyStream:
         if self.fields.initialiser is None:
@@ -441,7 +478,7 @@ class Key:
                 "then use the key that `sigil key seal` writes."
             )
         sigma = seal.PLAIN if self._seal is None else self._seal.sigma
-        return KeyStream(derivation.subkey(self._statement, self._seed, sigma, purpose))
+        return KeyStream(statement.subkey(self._statement, self._seed, sigma, purpose))
 
     def _identity(self) -> tuple[str, bytes]:
         return self.commitment, seal.PLAIN if self._seal is None else self._seal.sigma

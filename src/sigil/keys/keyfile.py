@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -24,19 +25,23 @@ import secrets
 import stat
 import unicodedata
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from sigil import errors, files
-from sigil.errors import KeyFileError, KeyFileWarning, SealError, no_key_file
-from sigil.keys import derivation, seal, statement
+from sigil.errors import ConfigError, KeyFileError, KeyFileWarning, SealError, SigilError, no_key_file
+from sigil.keys import seal, statement
 from sigil.keys.seal import Seal
 from sigil.keys.statement import KeyFields
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FORMAT: Final = 2
 MAX_FILE_BYTES: Final = 65_536
@@ -59,6 +64,26 @@ class Content:
     seed: bytes = field(repr=False)
 
 
+def without_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """Raise errors anew, without the frames and errors below, which hold secrets.
+
+    Some error reporters record local variables.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        failure: SigilError
+        try:
+            return function(*args, **named)
+        except (KeyFileError, ConfigError) as error:
+            failure = type(error)(str(error))
+        del args, named
+        raise failure
+
+    return call
+
+
+@without_frames
 def write(
     path: str | os.PathLike[str],
     content: Content,
@@ -66,37 +91,32 @@ def write(
     passphrase: str | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write a key file atomically; an existing one is refused unless `overwrite` is true."""
-    failure: KeyFileError
-    try:
-        place = Path(path)
-        return _store(place, _serialise(content, passphrase), overwrite=overwrite)
-    except KeyFileError as error:
-        failure = KeyFileError(str(error))
-    raise failure
+    """Write a file that appears at `path` whole or not at all and that nobody else can read.
 
-
-def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Content:
-    """Read a key file, with its passphrase if it has one.
-
-    Every failure is a fresh `KeyFileError` that carries neither the frames nor the errors below it:
-    those hold the text of the file, and some error reporters record local variables.
+    An existing one is refused unless `overwrite` is true.
     """
-    failure: KeyFileError
-    try:
-        place = Path(path)
-        content = _parse(_fetch(place), str(place), passphrase)
-        _warn_if_open(place)
-        return content
-    except KeyFileError as error:
-        failure = KeyFileError(str(error))
-    raise failure
+    data = _serialise(content, passphrase)
+    if not overwrite and os.path.lexists(path):
+        raise KeyFileError(
+            f"The key file {path} cannot be written: it exists already; choose another name, or replace it "
+            "(overwrite=True, --force)."
+        )
+    files.write(path, data, replace=overwrite, mode=0o600, raises=KeyFileError)
+
+
+@without_frames
+def read(path: str | os.PathLike[str], *, passphrase: str | None = None) -> Content:
+    """Read a key file, with its passphrase if it has one."""
+    place = Path(path)
+    content = _parse(_fetch(place), str(place), passphrase)
+    _warn_if_open(place)
+    return content
 
 
 def unpack(content: Content, path: str) -> tuple[KeyFields, bytes, Seal | None]:
     """What a key is made of: its fields, its seed and its seal, which must give the commitment stated."""
     known = statement.parse(content.statement)
-    if known is None or derivation.state(known.fields, content.seed).commitment != known.commitment:
+    if known is None or statement.state(known.fields, content.seed).commitment != known.commitment:
         raise KeyFileError(
             f"{path} contradicts itself: what it says in public and its seed do not "
             "give the commitment it states; restore the file from a backup."
@@ -192,20 +212,16 @@ def _well_formed(content: dict[str, Any]) -> bool:
         )
     else:
         secret = tuple(content) == (*names, "seed", "checksum") and _is_hex(content["seed"], 32)
-    return secret and _stated(content)
+    # The statement is taken apart by those who know it.
+    return secret and isinstance(content["statement"], dict) and _is_base64(content.get("token", ""))
 
 
-def _stated(content: dict[str, Any]) -> bool:
-    """Whether the token has its one spelling; the statement is taken apart by those who know it."""
-    if not isinstance(content["statement"], dict):
-        return False
-    if "token" not in content:
-        return True
+def _is_base64(value: object) -> bool:
+    """Whether this is base64 in its one spelling."""
     try:
-        spelt = base64.b64encode(base64.b64decode(content["token"], validate=True)).decode()
-    except (ValueError, TypeError):
+        return isinstance(value, str) and base64.b64encode(base64.b64decode(value)).decode() == value
+    except ValueError:
         return False
-    return spelt == content["token"]
 
 
 def _is_hex(value: object, size: int) -> bool:
@@ -272,13 +288,3 @@ def _warn_if_open(path: Path) -> None:
                 KeyFileWarning,
                 stacklevel=2,
             )
-
-
-def _store(path: Path, data: bytes, *, overwrite: bool) -> None:
-    """Write a file that appears at `path` whole or not at all, and that nobody else can read."""
-    if not overwrite and os.path.lexists(path):
-        raise KeyFileError(
-            f"The key file {path} cannot be written: it exists already; choose another name, or replace it "
-            "(overwrite=True, --force)."
-        )
-    files.write(path, data, replace=overwrite, mode=0o600, raises=KeyFileError)

@@ -11,7 +11,8 @@ altered by anybody afterwards and changes nothing.
 
 `read` checks all that follows from the answer itself; `Seal.check` follows the chain of certificates to
 a root that the caller trusts. Anybody who controls an authority can ask it as often as they like, so the root
-is never taken from the answer.
+is never taken from the answer. The answer is taken apart by :mod:`sigil.keys.der`: `rfc3161-client`, which
+follows the chain, shows neither the signature nor what is signed.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ _ECDSA_WITH: Final[dict[str, hashes.HashAlgorithm]] = {
     "1.2.840.10045.4.3.4": hashes.SHA512(),
 }
 _WEAK_HASH: Final = "The time stamp uses a hash other than SHA-256, 384 and 512; ask another authority."
+_NO_STAMP: Final = "What the authority signed is not a time stamp; give its answer to the query."
 _ED25519: Final = "1.3.101.112"
 # The number of points n of the curves that authorities use (SEC 2, NIST SP 800-186).
 _ORDERS: Final = {
@@ -191,7 +193,10 @@ def _read(response: bytes, digest: bytes) -> Seal:
     if kind.oid() != _SIGNED_DATA:
         raise der.DerError("it holds no signed data")
     _, digests, encapsulated, *optional, signers = signed.inside(der.SEQUENCE)
-    info = _encapsulated(encapsulated)
+    kind, wrapped = encapsulated.inside(der.SEQUENCE)
+    if kind.oid() != _TST_INFO:
+        raise SealError(_NO_STAMP)
+    info = wrapped.inside(_FIRST)[0].octets()
     if not der.is_sorted(digests.inside(der.SET)):
         raise der.DerError("its digest algorithms are not sorted")
     infos = signers.inside(der.SET)
@@ -249,14 +254,6 @@ def _with_certificates(
     return der.write(der.SEQUENCE, status.encoding, token)
 
 
-def _encapsulated(value: der.Value) -> bytes:
-    kind, wrapped = value.inside(der.SEQUENCE)
-    if kind.oid() != _TST_INFO:
-        raise SealError("What the authority signed is not a time stamp; give its answer to the query.")
-    (content,) = wrapped.inside(_FIRST)
-    return content.octets()
-
-
 def _imprint(fields: list[der.Value]) -> bytes:
     """The SHA-256 that was stamped; any other kind of hash is refused."""
     algorithm, hashed = fields[2].inside(der.SEQUENCE)
@@ -282,11 +279,11 @@ def _signer(
     _, identity, algorithm, attributes, kind, signature, *_ = signer.inside(der.SEQUENCE)
     values = _attributes(attributes)
     if values[_CONTENT_TYPE].oid() != _TST_INFO:
-        raise SealError("What the authority signed is not a time stamp; give its answer to the query.")
+        raise SealError(_NO_STAMP)
     digest = _DIGESTS.get(_algorithm(algorithm))
     if digest is None:
         raise SealError(_WEAK_HASH)
-    if values[_MESSAGE_DIGEST].octets() != _hash(digest, info):
+    if values[_MESSAGE_DIGEST].octets() != hashlib.new(digest.name, info).digest():
         raise SealError("The time stamp's content is not what was signed; it was tampered with.")
     certificate = _named(values, certificates)
     if identity.encoding != der.write(
@@ -382,12 +379,6 @@ def _verify(
 
 def _algorithm(value: der.Value) -> str:
     return value.inside(der.SEQUENCE)[0].oid()
-
-
-def _hash(kind: hashes.HashAlgorithm, data: bytes) -> bytes:
-    state = hashes.Hash(kind)
-    state.update(data)
-    return state.finalize()
 
 
 def _time(value: der.Value) -> datetime:

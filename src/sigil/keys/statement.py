@@ -1,10 +1,20 @@
-"""What a key states in public: its fields, their one encoding, and the line to publish.
+"""What a key states in public, its fields and the line to publish, and what its secrets follow from.
 
 F, the encoding of the fields that everything secret is derived with, is the concatenation of LP(x) =
 4-byte big-endian length ‖ x over the texts of `KeyFields.texts`, in their order. The statement S is
 the JSON object of the same fields, the commitment and the evidence key, in the canonical form of RFC
 8785: names sorted, no spaces, UTF-8. There is one correct spelling and no other is accepted.
-docs/formats.md describes both byte by byte.
+
+HKDF-SHA256 turns the seed into one independent subkey per purpose: "matrix", "target", "probes",
+"inputs", "share", "initial/<tensor>", "imprint/<digest>/<recipient>". With σ the seal (32 zero bytes of a
+plain key):
+
+    evidence key = HKDF(seed, salt "sigil key v2", info LP("evidence") ‖ F)
+    commitment   = SHA-256(LP("sigil commitment v2") ‖ F ‖ LP(evidence public key) ‖ LP(seed))
+    subkey       = HKDF(seed, salt σ, info LP("sigil v2") ‖ LP(purpose) ‖ SHA-256(S))
+
+The evidence key cannot depend on the seal, since its public half is in the statement that is sealed.
+docs/formats.md describes all of it byte by byte.
 """
 
 from __future__ import annotations
@@ -17,7 +27,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Final, Literal
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sigil.arguments import whole
 from sigil.errors import ConfigError, shown
@@ -38,6 +52,9 @@ INITIALISER: Final = "fan-out-normal"
 SealKind = Literal["none", "rfc3161"]
 Scheme = Literal["paper", "shares"]
 
+_SALT: Final = b"sigil key v2"
+_COMMITMENT: Final = b"sigil commitment v2"
+_SUBKEY: Final = b"sigil v2"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,127}")
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
 _SHARE_RULE: Final = re.compile(r"balanced(-[1-9][0-9]{0,4})?")
@@ -162,23 +179,41 @@ def parse(text: str) -> Statement | None:
         return None
     try:
         document = json.loads(text)
-        statement = _from_document(document)
-        known = statement is not None and statement.text == text
+        hashes = [str(document.pop(name, "")) for name in ("commitment", "evidence_key")]
+        if document.pop("format", None) != FORMAT or not all(map(_HEX.fullmatch, hashes)):
+            return None
+        for name in ("shape", "input_shape"):
+            if isinstance(document.get(name), list):
+                document[name] = tuple(document[name])
+        statement = Statement(KeyFields(**document), *hashes)
     except (ValueError, TypeError, RecursionError, ConfigError):
         return None
-    return statement if known else None
+    return statement if statement.text == text else None
 
 
-def _from_document(document: Any) -> Statement | None:
-    if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
-        return None
-    commitment, evidence_key = document.pop("commitment", ""), document.pop("evidence_key", "")
-    if not all(isinstance(text, str) and _HEX.fullmatch(text) for text in (commitment, evidence_key)):
-        return None
-    for name in ("shape", "input_shape"):
-        if isinstance(document.get(name), list):
-            document[name] = tuple(document[name])
-    return Statement(KeyFields(**document), commitment, evidence_key)
+def evidence_key(fields: KeyFields, seed: bytes) -> Ed25519PrivateKey:
+    """The Ed25519 key that signs the owner's evidence."""
+    secret = _hkdf(seed, _SALT, length_prefixed(b"evidence") + fields.encoded())
+    return Ed25519PrivateKey.from_private_bytes(secret)
+
+
+def state(fields: KeyFields, seed: bytes) -> Statement:
+    """The statement of the key with these fields and this seed: its commitment binds all of it."""
+    public = evidence_key(fields, seed).public_key().public_bytes_raw()
+    parts = length_prefixed(public) + length_prefixed(seed)
+    committed = hashlib.sha256(length_prefixed(_COMMITMENT) + fields.encoded() + parts)
+    return Statement(fields, committed.hexdigest(), public.hex())
+
+
+def subkey(statement: Statement, seed: bytes, sigma: bytes, purpose: str) -> bytes:
+    """The subkey of one purpose, 32 bytes; `sigma` is the seal, all zero for a plain key."""
+    named = purpose.encode("utf-8", "surrogatepass")  # the name of a suspect's tensor can be any text
+    info = length_prefixed(_SUBKEY) + length_prefixed(named) + statement.digest
+    return _hkdf(seed, sigma, info)
+
+
+def _hkdf(seed: bytes, salt: bytes, info: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(seed)
 
 
 def length_prefixed(part: bytes) -> bytes:

@@ -66,7 +66,7 @@ def build(
     is; without, they are drawn from PyTorch's global generator.
     """
     if width is None:
-        width = architecture(name).standard_width
+        width = architecture(name).STANDARD_WIDTH
     spec = ModelSpec(name=name, classes=classes, width=width, channels=channels)
     input_shape = None if input_size is None else _input_shape(channels, input_size)
     generator = None
@@ -244,7 +244,7 @@ def _check_part(model: nn.Module, part: Part) -> None:
 @cache
 def tensor_names(name: str, cut: str | None = None) -> tuple[str, ...]:
     """The tensors of an architecture up to a cut, or all; without the counters, which nothing depends on."""
-    standard = ModelSpec(name=name, classes=_CLASSES, width=architecture(name).standard_width, channels=3)
+    standard = ModelSpec(name=name, classes=_CLASSES, width=architecture(name).STANDARD_WIDTH, channels=3)
     known = tuple(_shapes(standard))
     if cut is None:
         return known

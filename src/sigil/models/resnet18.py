@@ -60,10 +60,7 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 def _layer(inputs: int, outputs: int, *, stride: int) -> nn.Sequential:
-    return nn.Sequential(
-        BasicBlock(inputs, outputs, stride=stride),
-        BasicBlock(outputs, outputs, stride=1),
-    )
+    return nn.Sequential(BasicBlock(inputs, outputs, stride=stride), BasicBlock(outputs, outputs, stride=1))
 
 
 def rows(width: int, channels: int, classes: int) -> dict[str, nn.Module]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
@@ -24,28 +24,24 @@ MAX_CLASSES = 100_000
 MAX_CHANNELS = 64
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """One table of the paper: ``rows(width, channels, classes)`` makes its rows in order.
+class Architecture(Protocol):
+    """One table of the paper, which is a module: ``rows(width, channels, classes)`` makes its rows in order.
 
     ``topology(width)`` says which of its layers share channels.
     """
 
-    standard_width: int
-    default_cut: str
-    rows: Callable[[int, int, int], dict[str, nn.Module]]
-    topology: Callable[[int], Topology]
+    STANDARD_WIDTH: int
+    DEFAULT_CUT: str
+
+    def rows(self, width: int, channels: int, classes: int) -> dict[str, nn.Module]: ...
+    def topology(self, width: int) -> Topology: ...
 
 
-ARCHITECTURES = {
-    "resnet18": Architecture(resnet18.STANDARD_WIDTH, resnet18.DEFAULT_CUT, resnet18.rows, resnet18.topology),
-    "vgg11": Architecture(vgg11.STANDARD_WIDTH, vgg11.DEFAULT_CUT, vgg11.rows, vgg11.topology),
-    "mobilenetv2": Architecture(
-        mobilenetv2.STANDARD_WIDTH, mobilenetv2.DEFAULT_CUT, mobilenetv2.rows, mobilenetv2.topology
-    ),
-    "densenet121": Architecture(
-        densenet121.STANDARD_WIDTH, densenet121.DEFAULT_CUT, densenet121.rows, densenet121.topology
-    ),
+ARCHITECTURES: dict[str, Architecture] = {
+    "resnet18": resnet18,
+    "vgg11": vgg11,
+    "mobilenetv2": mobilenetv2,
+    "densenet121": densenet121,
 }
 
 
@@ -97,7 +93,7 @@ def cut_points(name: str) -> list[str]:
 
 def default_cut(name: str) -> str:
     """The row after which the paper cuts this architecture."""
-    return architecture(name).default_cut
+    return architecture(name).DEFAULT_CUT
 
 
 def architecture(name: str) -> Architecture:

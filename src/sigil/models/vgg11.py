@@ -30,18 +30,14 @@ def _stage(inputs: int, outputs: int, *, convolutions: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _pool() -> nn.MaxPool2d:
-    # Rounding up changes nothing for the table's sizes and keeps small maps from vanishing.
-    return nn.MaxPool2d(2, ceil_mode=True)
-
-
 def rows(width: int, channels: int, classes: int) -> dict[str, nn.Module]:
     """The rows of the table in order, for images with ``channels`` planes."""
     table: dict[str, nn.Module] = {}
     inputs = channels
     for number, (factor, convolutions) in enumerate(STAGES, start=1):
         table[f"stage{number}"] = _stage(inputs, factor * width, convolutions=convolutions)
-        table[f"pool{number}"] = _pool()
+        # Rounding up changes nothing for the table's sizes and keeps small maps from vanishing.
+        table[f"pool{number}"] = nn.MaxPool2d(2, ceil_mode=True)
         inputs = factor * width
     # The identity on the table's 1×1 maps; larger images are averaged down to that.
     table["avgpool"] = nn.AdaptiveAvgPool2d(1)

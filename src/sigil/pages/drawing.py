@@ -36,7 +36,7 @@ def _markdown(block: str | Table | Picture, pictures: str) -> str:
         for name, places in block.entries()
     ]
     lines = [_line(block.columns), "|" + " --- |" * len(block.columns), *map(_line, rows)]
-    return "\n\n".join(part for part in (block.caption, "\n".join(lines), block.notes) if part)
+    return "\n\n".join(part for part in (block.caption, "\n".join(lines), block.words_below()) if part)
 
 
 def _line(parts: Sequence[str]) -> str:
@@ -53,9 +53,8 @@ def _html(block: str | Table | Picture, show: Show) -> Markup:
         return show(block)
     if isinstance(block, str):
         return markup.html(block)
-    words = [markup.html(text) if text else None for text in (block.caption, block.notes)]
-    parts = (words[0], _table(block), words[1])
-    return Markup("\n").join(part for part in parts if part is not None)
+    parts = (markup.html(block.caption), _table(block), markup.html(block.words_below()))
+    return Markup("\n").join(part for part in parts if part)
 
 
 def _table(table: Table) -> Markup:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
+
 MISSING = "not run"
 
 
@@ -63,38 +65,38 @@ class Number:
 class Answer:
     """Yes, no or partly, with the paper's answer beside it."""
 
-    measured: str = MISSING
+    ours: str = MISSING
     published: str = ""
     quantity: str = ""
     spread: str = ""
 
     @property
-    def ours(self) -> str:
+    def measured(self) -> str:
         """Our answer."""
-        return self.measured
+        return self.ours
 
     @property
     def text(self) -> str:
         """Both as Markdown."""
-        return _joined(self.quantity, self.measured, self.published)
+        return _joined(self.quantity, self.ours, self.published)
+
+
+class Words(Answer):
+    """What is no number, with the little Markdown that pages use."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """A probability as a power of ten.
+    """A probability before correction, as a power of ten; a table that has one says where proof begins.
 
     >>> Power(-12.14).text
-    'p = 10^-12.1'
+    'p = 10^-12.1 before correction'
     """
 
     exponent: float
+    quantity: str = "log10 p before correction"
     spread: str = ""
     published: str = ""
-
-    @property
-    def quantity(self) -> str:
-        """What the number is, where it stands without the ten."""
-        return "log10 p"
 
     @property
     def ours(self) -> str:
@@ -104,22 +106,7 @@ class Power:
     @property
     def text(self) -> str:
         """As Markdown."""
-        return f"p = 10^{self.ours}"
-
-
-@dataclass(frozen=True)
-class Words:
-    """What is no number, with the little Markdown that pages use."""
-
-    text: str
-    quantity: str = ""
-    spread: str = ""
-    published: str = ""
-
-    @property
-    def ours(self) -> str:
-        """The words themselves."""
-        return self.text
+        return f"p = 10^{self.ours} before correction"
 
 
 def _joined(quantity: str, measured: str, published: str) -> str:
@@ -135,6 +122,11 @@ Row = Sequence[Place]
 NOT_RUN = Number(None)
 GAP = "–"
 """What stands in a place that was not measured, in a row and a column that were."""
+LEVEL = (
+    f"Before correction proof begins at 10^{Price(PLAIN_ALLOWANCE_LOG2).log10_level():.1f} with a plain key "
+    f"and at 10^{Price(STAMPED_ALLOWANCE_LOG2).log10_level():.1f} with a stamped one, if the key states its "
+    "cut and the shape of its inputs."
+)
 
 
 @dataclass(frozen=True)
@@ -154,6 +146,12 @@ class Table:
     def entries(self) -> list[tuple[str, list[Sequence[Entry]]]]:
         """The name of each row, and the entries of its places."""
         return [(str(name), [_entries(place) for place in places]) for name, *places in self.rows]
+
+    def words_below(self) -> str:
+        """The notes, and the level of proof if there is a probability in the table."""
+        entries = (entry for _, places in self.entries() for place in places for entry in place)
+        level = LEVEL if any(isinstance(entry, Power) for entry in entries) else ""
+        return "\n\n".join(part for part in (self.notes, level) if part)
 
     def measured(self) -> Table | None:
         """Without the rows, columns and entries of which nothing was measured; None if nothing is left."""

@@ -236,6 +236,7 @@ class _Parts(_Cutter):
         self.batch, _, *self.image = (*shape, 1, 1)[:4]
         self.bases: dict[str, tuple[str, ...]] = {entry.name: (entry.name,)}
         self.seen: set[tuple[str, str]] = set()
+        self.moved_back: set[str] = set()
         variable = self._variable()
         names = [name for node in part.graph.node for name in node.output if name]
         self.waiting = [name for name in names if name in variable]
@@ -244,6 +245,7 @@ class _Parts(_Cutter):
     def filters(self) -> Iterable[Floats]:
         """Go through the graph and yield the filters of each part that ends."""
         last = self.part.graph.output[0].name
+        moved: list[tuple[str, str, list[str]]] = []
         while self.waiting and time.monotonic() < self.deadline:
             left = []
             for name, ends in self._sweep(self.waiting[:WINDOW]):
@@ -251,12 +253,20 @@ class _Parts(_Cutter):
                     left.append(name)
                     continue
                 for end in dict.fromkeys(ends):
-                    yield from self._responses(end)
+                    origins = self._moved(end)
+                    if origins == [end]:
+                        yield from self._responses(end)
+                    else:
+                        moved.append((name, end, origins))
                 if name == last and not ends:
                     yield from self._responses(name)
             if len(left) == len(self.waiting[:WINDOW]):
-                return
+                break
             self.waiting = left + self.waiting[WINDOW:]
+        # What was moved is shown as it was before, if it was moved back behind the rectifier.
+        shown = [origins if base in self.moved_back else [end] for base, end, origins in moved]
+        for end in [*(one[0] for one in shown), *(part for one in shown for part in one[1:])]:
+            yield from self._responses(end)
 
     def _variable(self) -> set[str]:
         """The tensors that depend on the input of the graph."""
@@ -298,18 +308,24 @@ class _Parts(_Cutter):
             if not floats and all(np.array_equal(four[0], one) for one in four):
                 depends = ()  # as the shape of a tensor
             sorted_now.append((name, () if linear else tuple(sources)))
-            if linear and not (floats and self._shows_maps(four[0], depends)):
+            if linear and not (floats and self._is_rearranged(four[0], depends)):
                 self.bases[name] = depends
                 continue
+            if linear:
+                self.moved_back.update(depends)
             self.values[name] = np.asarray(four[0], np.float64)
             self.bases[name] = (name,)
             self.dtypes[name] = onnx.helper.np_dtype_to_tensor_dtype(four[0].dtype)
         return sorted_now
 
-    def _shows_maps(self, answer: Any, depends: Sequence[str]) -> bool:
-        """Whether this is a base that has no maps, in a shape that has some."""
-        base = self.values[depends[0]] if len(depends) == 1 else answer
-        return base.size == answer.size and self._maps(base) is None and self._maps(answer) is not None
+    def _is_rearranged(self, answer: Any, depends: Sequence[str]) -> bool:
+        """Whether this has the numbers of its bases in other places, or in a shape that has maps."""
+        if not depends or self._maps(answer) is None:
+            return False
+        bases = np.concatenate([self.values[base].ravel() for base in depends])
+        return answer.size <= bases.size and np.array_equal(
+            np.unique(bases), np.unique(answer.astype(np.float64))
+        )
 
     def _maps(self, values: Any) -> Any:
         """A tensor as (n, channels, height, width), wherever its channels are; None if it has no maps.
@@ -352,6 +368,27 @@ class _Parts(_Cutter):
                 raise
             raise SuspectError("A part of the graph does not run.") from error
 
+    def _moved(self, end: str, chain: int = 0) -> list[str]:
+        """Where the numbers of a tensor were computed, if it only puts them in other places; else itself.
+
+        First the whole and then the tensor, if it has only some of them.
+        """
+        node = None if end in self.values or chain > LONGEST_CHAIN else self.producers.get(end)
+        read = [name for name in node.input if self.bases.get(name)] if node is not None else []
+        sources = [name for name in read if name not in self.values]
+        if not sources:
+            return [end]
+        session, bases = self.session([end, *sources], self.dtypes)
+        here, *before = self._run(session, {base: self.values[base] for base in bases})
+        all_of = [bool(np.isin(values, here).all()) for values in before]
+        if not all(
+            whole or np.isin(here, values).all() for whole, values in zip(all_of, before, strict=True)
+        ):
+            return [end]
+        # What is put together from several is one tensor only if they were parts of it before.
+        origins = {self._moved(source, chain + 1)[0] for source in sources}
+        return [*origins, *([] if all(all_of) else [end])] if len(origins) == 1 else [end]
+
     def _responses(self, end: str, chain: int = 0) -> Iterable[Floats]:
         """The filters by which a tensor depends on each of its bases; or if it has no maps, what it reads."""
         bases = self.bases.get(end, ())
@@ -378,8 +415,10 @@ class _Parts(_Cutter):
             beside = np.any(others, axis=0) & ~depending[base] if others else np.zeros(len(one), bool)
             kept = [~beside, depending[base]] if beside.any() else [~beside]
             for rows in kept[: 1 if np.array_equal(kept[0], kept[-1]) else 2]:
-                if (filters := _tidied(one[rows])) is not None:
-                    yield filters
+                read = np.abs(one[rows]).max((0, 2, 3), initial=0.0) > 0
+                for columns in (slice(None), read)[: 1 if read.all() else 2]:
+                    if (filters := _tidied(one[rows][:, columns])) is not None:
+                        yield filters
 
     def _products(
         self, end: str, session: Session, zeros: dict[str, npt.NDArray[np.float64]], rest: Any
@@ -413,10 +452,14 @@ class _Parts(_Cutter):
         batch, channels, *lengths = values.shape
         outputs, ends = rest.shape[1], rest.shape[2:]
         strides = [max(1, round(length / end)) for length, end in zip(lengths, ends, strict=True)]
+        middles = [
+            min(stride * (end // 2), length - stride)
+            for length, end, stride in zip(lengths, ends, strides, strict=True)
+        ]
         # A map that is hardly larger than a kernel shows different taps at different places.
         places = [
-            range(length) if length <= 2 * REACH else range(stride * (end // 2), stride * (end // 2) + stride)
-            for length, end, stride in zip(lengths, ends, strides, strict=True)
+            range(length) if length <= 2 * REACH else range(middle, middle + stride)
+            for length, middle, stride in zip(lengths, middles, strides, strict=True)
         ]
         shown = [(channel, y, x) for channel in range(channels) for y in places[0] for x in places[1]]
         sizes = _sizes(values)

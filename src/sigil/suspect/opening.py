@@ -813,7 +813,7 @@ def _named(name: str, wanted: _Wanted, cut: str | None) -> models.ModelSpec:
     return models.ModelSpec(
         name=name,
         classes=wanted.classes or 10,
-        width=wanted.width or find_architecture(name).standard_width,
+        width=wanted.width or find_architecture(name).STANDARD_WIDTH,
         channels=wanted.input_shape[0] if wanted.input_shape else 3,
         part="client",
         cut=cut or models.default_cut(name),

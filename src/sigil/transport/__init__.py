@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,28 +31,14 @@ __all__ = [
     "train_round",
 ]
 
-_HOMES = {
-    "ClientCredentials": "sigil.transport.certificates",
-    "ClientOutcome": "sigil.transport.rounds",
-    "Limits": "sigil.transport.limits",
-    "Metrics": "sigil.transport.metrics",
-    "Reason": "sigil.transport.limits",
-    "Refused": "sigil.transport.limits",
-    "RemoteServer": "sigil.transport.client",
-    "RoundOutcome": "sigil.transport.rounds",
-    "RoundTask": "sigil.transport.client",
-    "RoundUpdate": "sigil.transport.client",
-    "ServerCredentials": "sigil.transport.certificates",
-    "SplitService": "sigil.transport.service",
-    "Status": "sigil.transport.session",
-    "train_round": "sigil.transport.client",
-}
+_MODULES = ("certificates", "limits", "client", "metrics", "session", "rounds", "service")
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: Flower looks into this package for the app, without torch."""
-    from importlib import import_module
-
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        for module in _MODULES:
+            found = vars(import_module(f"sigil.transport.{module}")).get(name)
+            if found is not None:
+                return found
     raise AttributeError(f"module 'sigil.transport' has no attribute {name!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -60,7 +61,6 @@ class Metrics(Progress):
         self.step_seconds = seconds(
             "sigil_step_seconds", "Seconds from a step's activation header to the last byte of its gradient"
         )
-        self._rejected = counter("sigil_rejected", "Streams refused", ["reason"])
         self._stages = seconds(
             "sigil_stage_seconds",
             "Seconds of a step by stage: waiting for the client, receiving, computing, sending",
@@ -76,17 +76,18 @@ class Metrics(Progress):
         self._log10_p_before = gauge(
             "sigil_log10_p_before", "log10 of p of a reading before correction", ["inputs"]
         )
-        self._front_refused = counter("sigil_front_refused", "Refused by the HTTPS front", ["reason"])
-        self._left_out = counter("sigil_left_out_updates", "Updates not averaged", ["reason"])
+        refused = partial(counter, labelnames=["reason"])
+        self._refusals: dict[str, tuple[Counter, type[Enum]]] = {
+            "streams": (refused("sigil_rejected", "Streams refused"), Reason),
+            "connections": (refused("sigil_front_refused", "Refused by the HTTPS front"), FrontRefusal),
+            "updates": (refused("sigil_left_out_updates", "Updates not averaged"), Fault),
+        }
         # Every label is shown from the start, at zero.
-        for labelled, values in (
-            (self._rejected, [reason.value for reason in Reason]),
-            (self._front_refused, [why.value for why in FrontRefusal]),
-            (self._left_out, [fault.value for fault in Fault]),
-            (self._stages, STAGES),
-        ):
-            for value in values:
-                labelled.labels(value)
+        for labelled, reasons in self._refusals.values():
+            for reason in reasons:
+                labelled.labels(reason.value)
+        for name in STAGES:
+            self._stages.labels(name)
 
     def stage(self, name: str, seconds: float) -> None:
         """Count the time of one stage of a step."""
@@ -118,27 +119,20 @@ class Metrics(Progress):
 
     def refusals(self) -> dict[str, dict[str, int]]:
         """What was refused so far, by kind and reason."""
-        kinds = {"streams": self._rejected, "connections": self._front_refused, "updates": self._left_out}
         return {
             kind: {
                 sample.labels["reason"]: int(sample.value)
                 for sample in next(iter(counter.collect())).samples
                 if sample.name.endswith("_total")
             }
-            for kind, counter in kinds.items()
+            for kind, (counter, _) in self._refusals.items()
         }
 
-    def rejected(self, reason: Reason) -> None:
-        """Count one refusal."""
-        self._rejected.labels(reason.value).inc()
-
-    def front_refused(self, why: FrontRefusal) -> None:
-        """Count one refusal of the HTTPS front."""
-        self._front_refused.labels(why.value).inc()
-
-    def left_out(self, fault: Fault) -> None:
-        """Count one update that was not averaged."""
-        self._left_out.labels(fault.value).inc()
+    def refused(self, why: Reason | FrontRefusal | Fault) -> None:
+        """Count one refusal: of a stream, by the HTTPS front, or of an update that is not averaged."""
+        for counter, reasons in self._refusals.values():
+            if isinstance(why, reasons):
+                counter.labels(why.value).inc()
 
     def rejections(self) -> dict[Reason, int]:
         """How often each reason was given so far."""

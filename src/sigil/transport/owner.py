@@ -8,7 +8,7 @@ A round, for the clients that are there when it begins::
 
     open the round, send every client its task          the global half, a ticket, where to connect
     until each client is done or given up:
-        a client whose process started anew            gets its task again
+        a client whose process started anew            gets its task again, unless it goes on by itself
         a client that could not do it                  gets its task again, a few times, after a pause
         a client that has gone for `wait` seconds      is given up, while more than `minimum` are left
         a client that is there and does not begin      is given up too, but not before `START_SECONDS`
@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
@@ -46,13 +46,16 @@ from sigil.transport.service import SplitService
 from sigil.transport.session import Status
 from sigil.transport.wire import Wire
 
+if TYPE_CHECKING:
+    from sigil.transport.flower.https_front import HttpsFront
+
 log = logging.getLogger("sigil.transport")
 
 # Losses are float32; with more, a client could make the round's mean infinite, which JSON cannot say.
 _LARGEST_LOSS: Final = torch.finfo(torch.float32).max
 
 POLL_SECONDS = 0.3
-# A client's SuperNode asks for messages every three seconds: after three times nobody is there any more.
+# A client's node sends a sign of life every three seconds: after three times nobody is there any more.
 HEARD_SECONDS = 9.0
 # While all clients of a round train, no half is ready, and each question costs the SuperLink milliseconds.
 ASK_SECONDS = 3.0
@@ -61,7 +64,7 @@ MAX_FAILURES = 5
 # A client that is there may have to read its data before it connects for the first time in a round, and may
 # have a slow line for its half after the last step.
 START_SECONDS = 120.0
-# A client may be asked again, but not without end: so many halves may it send in a round, and so much beside.
+# A client may be asked again, but not without end: this many halves may it send in a round, and bytes beside.
 _ANSWERS, _MARGIN = 8, 1 << 24
 # In this many rounds may a client's update be left out of the average; then the client is out as well.
 MAX_LEFT_OUT = 3
@@ -73,19 +76,6 @@ class Excess:
     """What comes in place of an answer that has more bytes than it may have."""
 
     limit: int
-
-
-class Front(Protocol):
-    """What clients pass on their way to the messenger: it counts the bytes of their answers."""
-
-    def begin_round(self, allowance: int) -> None:
-        """Let every client that is within its bounds send this many bytes more."""
-
-    def over_allowance(self) -> Collection[str]:
-        """The fingerprints of clients that have sent, or announced, more than they may."""
-
-    def silent(self, seconds: float) -> Collection[str]:
-        """The fingerprints of clients from which nothing has come for so long."""
 
 
 class Messenger(Protocol):
@@ -124,11 +114,12 @@ class NetworkSettings:
     wait: float | None = None
     wire: Wire = "float32"
     limits: Limits = field(default_factory=Limits)
-    front: Front | None = None
+    front: HttpsFront | None = None
     metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
         check_minimum(self.minimum, len(self.clients))
+        self.metrics.clients.set(len(self.clients))
 
 
 def check_minimum(minimum: int | None, clients: int) -> None:
@@ -165,7 +156,6 @@ class Presence:
         self._lost: dict[int, float] = {}
         self._known: set[int] = set()
         self._last = {client: ClientNow(client, "absent", 0, 0.0) for client in self._clients}
-        metrics.clients.set(len(self._clients))
 
     @property
     def waiting(self) -> bool:
@@ -187,12 +177,14 @@ class Presence:
         progress: Mapping[int, tuple[Status, int]],
         present: Collection[int],
         out: Collection[int],
+        delivered: Collection[int] = (),
     ) -> None:
-        """In a round: where each of its clients stands and how many images it has gone through."""
+        """In a round: where each of its clients stands, its images so far, and whose half has come."""
         now = time.monotonic()
         words = {}
         for client, (status, count) in progress.items():
-            if client in present or status not in (Status.EXPECTED, Status.ABSENT):
+            absent = status in (Status.EXPECTED, Status.ABSENT, Status.FINISHED) and client not in present
+            if not absent or client in delivered:
                 words[client] = _WORDS[status]
             # A short round may begin and end between two looks.
             done = status is Status.FINISHED and count != self._last[client].images
@@ -430,7 +422,7 @@ class RemoteTrainer:
             if tick is not None:
                 before, counted = counted, sum(images for _, images in progress.values())
                 tick(counted - before)
-            self._presence.trained(number, progress, present.keys(), self._banned)
+            self._presence.trained(number, progress, present.keys(), self._banned, updates.keys())
             dropped |= self._banned
             left = {c for c, s in statuses.items() if c not in dropped and not _over(s, c in updates)}
             if not left:
@@ -438,8 +430,7 @@ class RemoteTrainer:
             for client in sorted(left):
                 if client in present and present[client] != processes[client]:
                     processes[client] = present[client]
-                    again[client] = now
-                    log.info("client %d came back and is asked again", client)
+                    again[client] = now + PAUSE_SECONDS
                 if statuses[client] is Status.CONNECTED:
                     seen[client] = now
                 if statuses[client] is not Status.EXPECTED:
@@ -457,8 +448,12 @@ class RemoteTrainer:
                     self.service.give_up(client)
                 elif client in present and now >= again.get(client, math.inf):
                     del again[client]
-                    updates.pop(client, None)
-                    self.messenger.send(client, tasks[client])
+                    # One that is at work again was not started anew: only its messages were lost for a while.
+                    if statuses[client] is not Status.CONNECTED:
+                        if not failures[client]:
+                            log.info("client %d came back and is asked again", client)
+                        updates.pop(client, None)
+                        self.messenger.send(client, tasks[client])
 
     def _receive(self) -> list[tuple[int, RoundUpdate | None]]:
         """What has come back from clients that sent no more than they may; the others are out."""
@@ -541,7 +536,7 @@ class RemoteTrainer:
         findings = self._judge.findings(start, judged)
         for client, finding in sorted(findings.items()):
             self._left_out[client] += 1
-            self.network.metrics.left_out(finding.fault)
+            self.network.metrics.refused(finding.fault)
             log.warning(
                 "the update of client %d is left out of round %d: %s", client, start.number, finding.sentence
             )

@@ -15,46 +15,6 @@ from sigil.transport.session import ServedHalf, Session, Status
 from sigil.transport.wire import TICKET_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Bearer:
-    """What a ticket is bound to; `fingerprint` is the SHA-256 of the holder's certificate."""
-
-    round: int
-    client: int
-    fingerprint: str
-
-
-class TicketBook:
-    """The tickets of one round: 32 random bytes let one certificate's holder play one client.
-
-    The book keeps only hashes, so that nothing in the server's memory or log can be used as a ticket.
-    """
-
-    def __init__(self) -> None:
-        self._bearers: dict[bytes, Bearer] = {}
-
-    def issue(self, bearer: Bearer) -> str:
-        """A new ticket, as text for a configuration message."""
-        ticket = secrets.token_bytes(TICKET_BYTES)
-        self._bearers[_digest(ticket)] = bearer
-        return ticket.hex()
-
-    def check(self, ticket: bytes, *, claimed: Bearer) -> None:
-        """Reject a ticket that was not issued for exactly this round, client and certificate."""
-        bearer = self._bearers.get(_digest(ticket))
-        if bearer is None or (bearer.round, bearer.client) != (claimed.round, claimed.client):
-            raise Rejection(
-                Reason.TICKET,
-                f"There is no such ticket for client {claimed.client} in round {claimed.round}.",
-            )
-        if bearer.fingerprint != claimed.fingerprint:
-            raise Rejection(Reason.CERTIFICATE, "The ticket belongs to the holder of another certificate.")
-
-
-def _digest(ticket: bytes) -> bytes:
-    return hashlib.sha256(ticket).digest()
-
-
 @dataclass(frozen=True)
 class ClientOutcome:
     """What became of one client: all numbers are the server's own count.
@@ -102,19 +62,22 @@ class RoundOutcome:
 
 
 class OpenRound:
-    """A round that is under way; lives on the service's event loop."""
+    """A round that is under way; lives on the service's event loop.
+
+    Each client gets a ticket: 32 random bytes let the holder of one certificate play one client. Only their
+    hashes are kept, so that nothing in the server's memory or log can be used as a ticket.
+    """
 
     def __init__(
         self, number: int, server_state: State, *, lr: float, clients: Mapping[int, str], served: ServedHalf
     ) -> None:
         self.number = number
-        self.tickets = TicketBook()
-        self.sessions: dict[int, Session] = {}
-        self.issued: dict[int, str] = {}
         self._changed = asyncio.Event()
         self._epochs = served.training.settings.federation.local_epochs
-        for index in sorted(clients):
-            self.sessions[index] = Session(
+        self._clients = {index: clients[index] for index in sorted(clients)}
+        self._tickets: dict[bytes, int] = {}
+        self.sessions = {
+            index: Session(
                 index,
                 round_number=number,
                 state=server_state,
@@ -122,7 +85,24 @@ class OpenRound:
                 served=served,
                 changed=self._changed.set,
             )
-            self.issued[index] = self.tickets.issue(Bearer(number, index, clients[index]))
+            for index in self._clients
+        }
+
+    def issue(self) -> dict[int, str]:
+        """A new ticket for each client, as text for a configuration message."""
+        tickets = {client: secrets.token_bytes(TICKET_BYTES) for client in self._clients}
+        self._tickets = {_digest(ticket): client for client, ticket in tickets.items()}
+        return {client: ticket.hex() for client, ticket in tickets.items()}
+
+    def admit(self, ticket: bytes, client: int, fingerprint: str) -> Session:
+        """The session of a client, for the holder of the certificate that its ticket was issued for."""
+        if self._tickets.get(_digest(ticket)) != client:
+            raise Rejection(
+                Reason.TICKET, f"There is no such ticket for client {client} in round {self.number}."
+            )
+        if self._clients[client] != fingerprint:
+            raise Rejection(Reason.CERTIFICATE, "The ticket belongs to the holder of another certificate.")
+        return self.sessions[client]
 
     @property
     def settled(self) -> bool:
@@ -156,3 +136,7 @@ class OpenRound:
             state=session.server_state if finished else None,
             repeated=session.repeated,
         )
+
+
+def _digest(ticket: bytes) -> bytes:
+    return hashlib.sha256(ticket).digest()

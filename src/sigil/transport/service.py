@@ -72,7 +72,7 @@ _OPTIONS = [
 _MINUTE = 60.0
 # A client that is held up waits this long for each refusal …
 _PAUSE = 1.0
-# … unless so many streams wait already, of all clients, that they would be a burden themselves.
+# … unless this many streams of all clients wait already: more would be a burden themselves.
 _HELD = 256
 
 
@@ -212,15 +212,12 @@ class SplitService(ServerThread):
 
         Nothing if none is open.
         """
-        return self._call(self._progress())
+        current = self._round
+        return {} if current is None else {i: (s.status, s.images) for i, s in current.sessions.items()}
 
     def give_up(self, client: int) -> None:
         """Go on without a client of the open round that has not finished, whether it ever came or not."""
         self._call(self._give_up(client))
-
-    async def _progress(self) -> dict[int, tuple[Status, int]]:
-        current = self._round
-        return {} if current is None else {i: (s.status, s.images) for i, s in current.sessions.items()}
 
     async def _give_up(self, client: int) -> None:
         if self._round is not None:
@@ -231,7 +228,7 @@ class SplitService(ServerThread):
         state = {name: value.detach().clone() for name, value in state.items()}
         self._round = OpenRound(number, state, lr=lr, clients=clients, served=self._served)
         self.metrics.round.set(number)
-        return dict(self._round.issued)
+        return self._round.issue()
 
     async def _wait(self, timeout: float | None) -> RoundOutcome:
         current = self._round
@@ -336,7 +333,7 @@ class SplitService(ServerThread):
 
     async def _refuse(self, context: Any, rejection: Rejection, holder: str) -> None:
         log.debug("refused a stream: %s: %s", rejection.reason.value, rejection.sentence)
-        self.metrics.rejected(rejection.reason)
+        self.metrics.refused(rejection.reason)
         try:
             await self._delay.wait(holder)
         except asyncio.CancelledError:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from sigil.transport import wire
 from sigil.transport.limits import Reason, Rejection
-from sigil.transport.rounds import Bearer, OpenRound
+from sigil.transport.rounds import OpenRound
 from sigil.transport.session import ServedHalf, Session, Status
 from sigil.transport.wire import Header, Kind
 
@@ -108,8 +108,7 @@ class Stream:
         current = self._current()
         if current is None or current.number != header.round:
             raise Rejection(Reason.CLOSED, f"Round {header.round} is not open.")
-        current.tickets.check(ticket, claimed=Bearer(header.round, header.client, self._holder))
-        session = current.sessions[header.client]
+        session = current.admit(ticket, header.client, self._holder)
         async with session.lock:
             if self._current() is not current:
                 raise Rejection(Reason.CLOSED, f"Round {header.round} is not open.")

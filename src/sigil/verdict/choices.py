@@ -10,49 +10,20 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from cryptography.x509 import Certificate
 from torch import nn
 
 from sigil import models
-from sigil.arguments import whole
+from sigil.alignment import LAYERS
 from sigil.data.inputs import Inputs, Normalisation, parse_normalisation
-from sigil.errors import ConfigError, shown
+from sigil.errors import ConfigError
 from sigil.keys.key import Key
 from sigil.keys.seal import Root, read_roots
 from sigil.keys.statement import KeyFields
 from sigil.models import cut_points
 from sigil.probing import Suspect, module_of
-from sigil.rules import (
-    ALPHA,
-    MOST_CUTS,
-    MOST_STATEMENTS,
-    MOST_TRIES,
-    PLAIN_ALLOWANCE_LOG2,
-    STAMPED_ALLOWANCE_LOG2,
-    Price,
-)
-
-MOST_PROBES: Final = 10**9
-
-
-def check_settings(
-    *, probes: int | None, seed: int | None, alpha: float, tries: int, register: int | None, batch_size: int
-) -> None:
-    """Raise for a setting that no verification can have."""
-    for name, value, most in (
-        ("probes", probes, MOST_PROBES),
-        ("tries", tries, MOST_TRIES),
-        ("register", register, MOST_STATEMENTS),
-        ("batch_size", batch_size, None),
-    ):
-        if value is not None:
-            whole(name, value, least=1, most=most)
-    if seed is not None:
-        whole("seed", seed, most=2**63 - 1)
-    if not 0 < alpha < 1:
-        raise ConfigError(f"alpha is {shown(alpha)}, but it must lie between 0 and 1, such as {ALPHA:g}.")
+from sigil.rules import ALPHA, MOST_CUTS, PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
 
 
 def chosen(
@@ -104,13 +75,13 @@ def chosen_normalisation(
         return ("the key states its inputs and not their normalisation",)
     if fixed and not used.is_image and used.normalisation is not None:
         return ("the key states inputs that are taken as they are, and they were normalised",)
-    if given is not None and stated is not None and not _equal(given, stated):
+    if (
+        given is not None
+        and stated is not None
+        and [[*part] for part in given] != [[*part] for part in stated]
+    ):
         return ("the key states another normalisation than the one that was given",)
     return ()
-
-
-def _equal(one: Normalisation, other: Normalisation) -> bool:
-    return [list(part) for part in one] == [list(part) for part in other]
 
 
 def count_cuts(suspect: Suspect, key: Key) -> int:
@@ -142,7 +113,7 @@ def least_cuts(stated: KeyFields) -> int:
     """How many cuts and shapes of input a statement leaves open at least, whatever file was examined."""
     if stated.input_shape is None:
         return MOST_CUTS
-    if stated.cut is not None:
+    if stated.cut is not None or (stated.model or "").startswith(LAYERS):
         return 1
     if stated.model is None:
         return min(len(cut_points(name)) for name in models.names())

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from sigil import models, origin
-from sigil.alignment import has_layers, search_known, search_own, search_unknown
+from sigil.alignment import LAYERS, has_layers, layers_of, search_known, search_own, search_unknown
 from sigil.errors import AlignmentError, ConfigError, ModelError, ShapeError, SuspectError
 from sigil.keys.key import Key
 from sigil.models import Model
+from sigil.models.building import tensor_names
 from sigil.origin import Origin
 from sigil.probing import Suspect, filters_of, module_of
 
@@ -31,18 +32,22 @@ def origin_of(
     """Whether a client half descends from the key's initial weights; None if that cannot be compared.
 
     The better one of two tests: of all signs in the order as it is, by the names of the layers, and of the
-    held-out signs after channels were put back in order, which takes a model whose layers Sigil knows
-    (:mod:`sigil.origin`). Of any other model the filters are compared, if the key states which model it drew
-    the weights for or ``layers`` are the module that it did, and else the layers of a module by their names;
-    that takes the shape of an input.
+    held-out signs after channels were put back in order (:mod:`sigil.origin`). Names are those of Sigil's
+    models, or of ``layers``, the module of one's own for which the key drew the weights
+    (:func:`stated_layers`). Of any other suspect only filters are compared, if the key states its model or
+    there are ``layers``; that takes the shape of an input.
     """
     if key.fields.initialiser is None:
         return None
     module = module_of(suspect)
-    named = None if module is None else _by_names(module, key)
+    half = None if module is None else _half_in(module)
+    named = None
+    if isinstance(half, Model):
+        named = _by_names(half, key, tensor_names(half.spec.name))
+    elif module is not None and layers is not None and has_layers(module, layers):
+        named = _by_names(module, key, [name for name, _ in module.named_parameters()])
     if named is not None and named.log10_p <= _ENOUGH:
         return named
-    half = None if module is None else _half_in(module)
     if isinstance(half, Model) and not _differs(half, key):
         restored = restored_origin(half, key)
     else:
@@ -70,6 +75,21 @@ def start_of(key: Key) -> Model | None:
     return half
 
 
+def stated_layers(suspect: Suspect, key: Key, shape: Sequence[int]) -> nn.Module | None:
+    """The suspect, if it is a module of one's own of which the key states the layers.
+
+    The key draws weights for names. Who chose them afterwards, layer by layer, would find some that suit any
+    model.
+    """
+    module, stated = module_of(suspect), key.fields.model
+    if module is None or stated is None or not stated.startswith(LAYERS):
+        return None
+    try:
+        return module if stated == layers_of(module, shape) else None
+    except (AlignmentError, SuspectError, ShapeError):
+        return None
+
+
 def own_start(module: nn.Module, key: Key) -> nn.Module | None:
     """The same layers with the weights that the key draws for their names; None if that cannot be made."""
     try:
@@ -91,14 +111,15 @@ def _differs(half: Model, key: Key) -> bool:
     return stated.model == half.spec.name and stated.width not in (None, half.spec.width)
 
 
-def _by_names(module: nn.Module, key: Key) -> Origin | None:
-    half = _half_in(module)
+def _by_names(module: nn.Module, key: Key, names: Sequence[str]) -> Origin | None:
+    known = set(names)
     drawn = {
-        f"{name}.weight" if name else "weight": tuple(layer.weight.shape)
-        for name, layer in half.named_modules()
+        weight: tuple(layer.weight.shape)
+        for name, layer in module.named_modules()
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
+        and (weight := f"{name}.weight" if name else "weight") in known
     }
-    return origin.compare(half.state_dict(), drawn, key.initial) if drawn else None
+    return origin.compare(module.state_dict(), drawn, key.initial) if drawn else None
 
 
 def filters_origin(
@@ -116,7 +137,7 @@ def filters_origin(
                 return None
             _hold_out(start, key)
             return _held_out_signs(search_unknown(filters, start, shape).restored(), start, key)
-        own = None if module is None else own_start(module, key)
+        own = None if layers is None else own_start(layers, key)
         if module is None or own is None:
             return None
         _hold_out(own, key)

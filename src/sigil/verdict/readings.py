@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,20 +33,9 @@ _BUDGET = 1 << 25
 _LARGE = 2.0**64
 
 
-def unreadable(
-    kind: Kind, count: int, source: Source = "key", digest: str | None = None, *, aligned: bool = False
-) -> Reading:
+def unreadable(kind: Kind, count: int, **known: Any) -> Reading:
     """The outcome that a suspect does not let itself be read on these inputs: it proves nothing."""
-    return Reading(
-        kind=kind,
-        count=count,
-        wsr=0.5,
-        log10_p_before=0.0,
-        readable=False,
-        source=source,
-        digest=digest,
-        aligned=aligned,
-    )
+    return Reading(kind=kind, count=count, wsr=0.5, log10_p_before=0.0, readable=False, **known)
 
 
 def read(
@@ -63,11 +53,11 @@ def read(
 
     With an ``alignment`` it is asked twice: first for the spread of each of its channels.
     """
-    aligned = alignment is not None
+    known: dict[str, Any] = {"source": source, "digest": digest, "aligned": alignment is not None}
     try:
         ones, sums, squares, incomplete = _project(suspect, key, batches, alignment)
     except NotReadable:
-        return unreadable(kind, count, source, digest, aligned=aligned)
+        return unreadable(kind, count, **known)
     # Algorithm 2:
     #   5  B'_ij ← 1[P_ij >= 0]                      ones: how many of each column
     #   6  WSR ← share of B'_ij that equal b_j
@@ -80,9 +70,7 @@ def read(
     return Reading(
         kind=kind,
         count=count,
-        source=source,
-        digest=digest,
-        aligned=aligned,
+        **known,
         wsr=int(matches.sum()) / (count * key.bits),
         log10_p_before=tail.log10_p,
         exact=tail.exact,

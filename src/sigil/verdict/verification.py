@@ -30,20 +30,20 @@ from sigil.alignment import (
     began_with_key,
     check_channels,
     fingerprint,
-    layers_of,
     open_reference,
 )
+from sigil.arguments import whole
 from sigil.data.inputs import LEAST_INPUTS, Array, Inputs, Normalisation, open_inputs, parse_normalisation
 from sigil.errors import AlignmentError, ConfigError, ShapeError, SigilError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models import Model
 from sigil.probing import Suspect, batch_size_for, module_of, noise
-from sigil.rules import ALPHA
+from sigil.rules import ALPHA, MOST_STATEMENTS, MOST_TRIES
 from sigil.suspect import Suspect as OpenedSuspect
 from sigil.suspect import open_suspect
 from sigil.verdict import choices
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
-from sigil.verdict.descent import origin_of, own_start, start_of
+from sigil.verdict.descent import origin_of, own_start, start_of, stated_layers
 from sigil.verdict.readings import read, unreadable
 from sigil.verdict.report import (
     MAX_COUNT,
@@ -77,13 +77,9 @@ def read_mark(
 
     `probes` may be fewer than the key's, the first of which are taken then.
     """
-    shape = asked_shape(suspect, key, inputs, input_shape)
-    count = key.fields.probes if probes is None else operator.index(probes)
-    examiner = _Examiner(suspect, key, shape, count, None, batch_size_for(shape, batch_size))
-    if inputs is not None:
-        used, given = examiner.take(open_inputs(inputs, shape=shape), inputs_from)
-        if choices.chosen_normalisation(used, given, key, fixed=examiner.source == "statement"):
-            examiner.source = "claimant"
+    examiner = _Examiner(suspect, key, inputs, inputs_from, input_shape, probes, None, batch_size)
+    if examiner.chosen:
+        examiner.source = "claimant"
     return examiner.readings()
 
 
@@ -140,158 +136,45 @@ def verify(
     input_shape = None if input_shape is None else tuple(map(operator.index, input_shape))
     if isinstance(suspect, str | os.PathLike):
         suspect = open_suspect(suspect, key=key, input_shape=input_shape)
-    level: float = float(key.fields.alpha) if alpha is None else alpha
-    choices.check_settings(
-        probes=probes, seed=seed, alpha=level, tries=tries, register=register, batch_size=batch_size
-    )
-    # Numbers of NumPy and PyTorch are numbers as well, but not in a report.
-    probes, seed, register = (
-        None if one is None else operator.index(one) for one in (probes, seed, register)
-    )
-    entries: tuple[str, ...] = getattr(suspect, "entries", ("",))
-    best: Report | None = None
-    failed: SigilError | None = None
-    for one in suspect.each() if isinstance(suspect, OpenedSuspect) else (suspect,):
-        try:
-            report = _verify_one(
-                one,
-                key,
-                inputs,
-                inputs_from=inputs_from,
-                normalisation=normalisation,
-                input_shape=input_shape,
-                probes=probes,
-                seed=seed,
-                level=float(level),
-                opened=_asked(suspect),
-                tries=operator.index(tries) * len(entries),
-                register=register,
-                roots=roots,
-                batch_size=batch_size,
-                reference=reference,
-            )
-        except SigilError as error:
-            failed = failed or error
-            continue
-        best = report if best is None else min(best, report, key=_rank)
-        if best.owned:
-            break  # all are paid for, read or not
-    if best is None:
-        assert failed is not None
-        raise failed
-    return best
-
-
-def _rank(report: Report) -> tuple[bool, bool, float, float]:
-    """What says more comes first."""
-    return not report.owned, not report.descends, report.best.log10_p_before, report.log10_p_origin
-
-
-def _verify_one(
-    suspect: Suspect,
-    key: Key,
-    inputs: Inputs | Array | Tensor | str | os.PathLike[str] | None,
-    *,
-    inputs_from: Literal["judge", "defendant"] | None,
-    normalisation: Normalisation | None,
-    input_shape: Sequence[int] | None,
-    probes: int | None,
-    seed: int | None,
-    level: float,
-    opened: Opened,
-    tries: int,
-    register: int | None,
-    roots: Sequence[Certificate] | str | os.PathLike[str] | None,
-    batch_size: int,
-    reference: Reference | nn.Module | str | os.PathLike[str] | None,
-) -> Report:
-    """The same of one model, whose arguments were checked."""
-    if isinstance(reference, str | os.PathLike) and Path(reference).is_dir() and began_with_key(reference):
-        # The key draws the weights that such a run began with; only correlations remain to be brought.
-        reference = None if isinstance(module_of(suspect), Model) else reference
-    shape = asked_shape(suspect, key, inputs, input_shape)
-    batch_size = batch_size_for(shape, batch_size)
-    reasons = choices.chosen(suspect, key, shape=shape, probes=probes, seed=seed, alpha=level)
-    examiner = _Examiner(suspect, key, shape, probes or key.fields.probes, seed, batch_size)
-    if isinstance(reference, nn.Module) and not isinstance(reference, Model):
-        # Only its names count: the key draws the weights.
-        examiner.layers, reference = reference, None
-        if key.fields.model != layers_of(examiner.layers, shape):
-            reasons += ("the key does not state the layers that the claimant brought",)
-    if inputs is not None:
-        used, given = examiner.take(open_inputs(inputs, shape=shape), inputs_from, normalisation)
-        reasons += choices.chosen_normalisation(used, given, key, fixed=examiner.source == "statement")
-    elif inputs_from is not None or normalisation is not None:
+    if inputs is None and not (inputs_from is None and normalisation is None):
         raise ConfigError(
             "inputs_from or a normalisation was given, but there are no inputs that it could be about."
         )
-    authority = choices.trusted_root(key, roots)
-
-    aligned: Reading | None = None
-    alignment: Alignment | None = None
-    if reference is not None:
-        alignment, brought = examiner.align(reference)
-        # Inputs are asked before noise, on which a suspect may be made to fail for good.
-        aligned = examiner.in_order(alignment) if examiner.source != "claimant" else None
-        # Correlations that were recorded in training are a further thing that could have been chosen.
-        tries *= 1 if brought else 2
-        if alignment.believed:
-            # Made from a public base model, either kind of reference puts all its descendants in an order
-            # that suits a key.
-            reasons += ("the reference for the order of channels was brought by the claimant",)
-    unread: ShapeError | None = None
-    try:
-        readings = [*examiner.readings()]
-    except ShapeError as error:
-        # Channels may have been split, or idle ones added: then the weights still tell which is which.
-        readings, unread = [*examiner.unreadable()], error
-    if reference is not None and examiner.source == "claimant":
-        aligned = examiner.in_order(alignment)
-    started = examiner.origin()
-    readings += [] if started is None else [started]
-
-    price = choices.price(
-        key,
-        cuts=choices.count_cuts(suspect, key),
-        tries=tries,
-        trusted=authority is not None,
-        register=register,
-    )
-    # The third test is counted in any case, so that leaving it out where nothing is left to prove is no
-    # choice.
-    if reference is None and not price.proves(best_of(readings).log10_p_before, level):
-        alignment = examiner.align_by_key()
-        aligned = examiner.in_order(alignment)
-    readings += [] if aligned is None else [aligned]
-    descent = 0.0 if started is None else price.corrected(started.log10_p_before)
-    descends = started is not None and price.proves(started.log10_p_before, level)
-    if unread is not None and aligned is None and not descends:
-        raise unread
-
-    best = best_of(readings)
-    needed = best.threshold(price.level(level))
-    sound = not reasons and level <= ALPHA
-    return Report(
-        owned=sound and best.counts and price.proves(best.log10_p_before, level),
-        descends=sound and descends,
-        readings=tuple(readings),
-        log10_p=price.corrected(best.log10_p_before) if best.counts or reasons else 0.0,
-        log10_p_origin=descent,
-        alpha=level,
-        tries=tries,
-        cuts=price.cuts,
-        allowance_log2=price.allowance_log2,
-        bits=key.bits,
-        threshold=needed if needed <= 1.0 else None,
-        register_count=register,
-        trusted_root=authority,
-        seed=seed,
-        alignment=None if alignment is None else AlignmentFacts.of(alignment),
-        reasons=tuple(harmless(reason) for reason in reasons),
-        key=KeyFacts.of(key),
-        suspect=_facts(suspect, shape, opened),
-        created=moment_text(datetime.now(UTC)),
-        software=Software.here(),
+    level: float = float(key.fields.alpha) if alpha is None else alpha
+    if not 0 < level < 1:
+        raise ConfigError(f"alpha is {shown(level)}, but it must lie between 0 and 1, such as {ALPHA:g}.")
+    probes = None if probes is None else whole("probes", probes, least=1, most=MAX_COUNT)
+    seed = None if seed is None else whole("seed", seed, most=2**63 - 1)
+    register = None if register is None else whole("register", register, least=1, most=MOST_STATEMENTS)
+    tries = whole("tries", tries, least=1, most=MOST_TRIES)
+    batch_size = whole("batch_size", batch_size, least=1)
+    entries: tuple[str, ...] = getattr(suspect, "entries", ("",))
+    reports: list[Report] = []
+    failures: list[SigilError] = []
+    for one in suspect.each() if isinstance(suspect, OpenedSuspect) else (suspect,):
+        try:
+            examiner = _Examiner(
+                one, key, inputs, inputs_from, input_shape, probes, seed, batch_size, normalisation
+            )
+            reports.append(
+                examiner.report(
+                    level=float(level),
+                    opened=_asked(suspect),
+                    tries=tries * len(entries),
+                    register=register,
+                    roots=roots,
+                    reference=reference,
+                )
+            )
+        except SigilError as error:
+            failures.append(error)
+        if reports and reports[-1].owned:
+            break  # all are paid for, read or not
+    if not reports:
+        raise failures[0]
+    # What says more comes first.
+    return min(
+        reports, key=lambda it: (not it.owned, not it.descends, it.best.log10_p_before, it.log10_p_origin)
     )
 
 
@@ -329,42 +212,141 @@ def _facts(suspect: Suspect, shape: tuple[int, ...], opened: Opened) -> SuspectF
 
 
 class _Examiner:
-    """One suspect, one key, and the inputs to ask with."""
+    """One suspect, one key, and the inputs to ask with.
+
+    ``source`` is who answers for the choice of the inputs; ``chosen`` says what of their normalisation was
+    chosen that nobody may choose.
+    """
 
     def __init__(
         self,
         suspect: Suspect,
         key: Key,
-        shape: tuple[int, ...],
-        probes: int,
+        inputs: Inputs | Array | Tensor | str | os.PathLike[str] | None,
+        inputs_from: Literal["judge", "defendant"] | None,
+        input_shape: Sequence[int] | None,
+        probes: int | None,
         seed: int | None,
         batch_size: int,
+        normalisation: Normalisation | None = None,
     ) -> None:
-        self.suspect, self.key, self.shape = suspect, key, shape
-        self.probes, self.seed, self.batch_size = probes, seed, batch_size
+        self.suspect, self.key, self.seed = suspect, key, seed
+        self.shape = asked_shape(suspect, key, inputs, input_shape)
+        self.probes = key.fields.probes if probes is None else operator.index(probes)
+        self.batch_size = batch_size_for(self.shape, batch_size)
+        self.layers: nn.Module | None = None
         self.inputs: Inputs | None = None
         self.source: Source = "claimant"
-        self.layers: nn.Module | None = None
-
-    def take(
-        self,
-        inputs: Inputs,
-        given_by: Literal["judge", "defendant"] | None,
-        normalisation: Normalisation | None = None,
-    ) -> tuple[Inputs, Normalisation | None]:
-        """Keep the inputs and who answers for their choice; return them normalised, and by what if given."""
-        if given_by not in (None, "judge", "defendant"):
+        self.chosen: tuple[str, ...] = ()
+        if inputs_from not in (None, "judge", "defendant"):
             raise ConfigError(
-                f"inputs_from is {shown(given_by)}, but only the judge or the defendant can be it."
+                f"inputs_from is {shown(inputs_from)}, but only the judge or the defendant can be it."
             )
-        stated = parse_normalisation(self.key.fields.normalisation)
-        given = normalisation or (None if inputs.is_data_set else inputs.normalisation)
-        self.inputs = inputs.normalised(given, otherwise=stated)
-        if given_by is not None:
-            self.source = given_by
-        elif self.key.fields.inputs_digest == inputs.digest:
+        if inputs is None:
+            return
+        opened = open_inputs(inputs, shape=self.shape)
+        given = normalisation or (None if opened.is_data_set else opened.normalisation)
+        self.inputs = opened.normalised(given, otherwise=parse_normalisation(key.fields.normalisation))
+        if inputs_from is not None:
+            self.source = inputs_from
+        elif key.fields.inputs_digest == opened.digest:
             self.source = "statement"
-        return self.inputs, given
+        self.chosen = choices.chosen_normalisation(self.inputs, given, key, fixed=self.source == "statement")
+
+    def report(
+        self,
+        *,
+        level: float,
+        opened: Opened,
+        tries: int,
+        register: int | None,
+        roots: Sequence[Certificate] | str | os.PathLike[str] | None,
+        reference: Reference | nn.Module | str | os.PathLike[str] | None,
+    ) -> Report:
+        """All tests and the verdict; `opened` is what the examiner said to have the suspect opened."""
+        suspect, key = self.suspect, self.key
+        if isinstance(module_of(suspect), Model) and isinstance(reference, str | os.PathLike):
+            # The key draws the weights that such a run began with; only correlations remain to be brought.
+            reference = None if Path(reference).is_dir() and began_with_key(reference) else reference
+        reasons = choices.chosen(
+            suspect, key, shape=self.shape, probes=self.probes, seed=self.seed, alpha=level
+        )
+        if isinstance(reference, nn.Module) and not isinstance(reference, Model):
+            # Only its names count: the key draws the weights.
+            self.layers, reference = reference, None
+            if stated_layers(self.layers, key, self.shape) is None:
+                reasons += ("the key does not state the layers that the claimant brought",)
+        else:
+            self.layers = stated_layers(suspect, key, self.shape)
+        reasons += self.chosen
+        authority = choices.trusted_root(key, roots)
+
+        aligned: Reading | None = None
+        alignment: Alignment | None = None
+        if reference is not None:
+            alignment, brought = self.align(reference)
+            # Inputs are asked before noise, on which a suspect may be made to fail for good.
+            aligned = self.in_order(alignment) if self.source != "claimant" else None
+            # Correlations that were recorded in training are a further thing that could have been chosen.
+            tries *= 1 if brought else 2
+            if alignment.believed:
+                # Made from a public base model, either kind of reference puts all its descendants in an order
+                # that suits a key.
+                reasons += ("the reference for the order of channels was brought by the claimant",)
+        unread: ShapeError | None = None
+        try:
+            readings = [*self.readings()]
+        except ShapeError as error:
+            # Channels may have been split, or idle ones added: then the weights still tell which is which.
+            readings, unread = [*self.unreadable()], error
+        if reference is not None and self.source == "claimant":
+            aligned = self.in_order(alignment)
+        started = self.origin()
+        readings += [] if started is None else [started]
+
+        price = choices.price(
+            key,
+            cuts=choices.count_cuts(suspect, key),
+            tries=tries,
+            trusted=authority is not None,
+            register=register,
+        )
+        # The third test is counted in any case, so that leaving it out where nothing is left to prove is no
+        # choice.
+        if reference is None and not price.proves(best_of(readings).log10_p_before, level):
+            alignment = self.align_by_key()
+            aligned = self.in_order(alignment)
+        readings += [] if aligned is None else [aligned]
+        descent = 0.0 if started is None else price.corrected(started.log10_p_before)
+        descends = started is not None and price.proves(started.log10_p_before, level)
+        if unread is not None and aligned is None and not descends:
+            raise unread
+
+        best = best_of(readings)
+        needed = best.threshold(price.level(level))
+        sound = not reasons and level <= ALPHA
+        return Report(
+            owned=sound and best.counts and price.proves(best.log10_p_before, level),
+            descends=sound and descends,
+            readings=tuple(readings),
+            log10_p=price.corrected(best.log10_p_before) if best.counts or reasons else 0.0,
+            log10_p_origin=descent,
+            alpha=level,
+            tries=tries,
+            cuts=price.cuts,
+            allowance_log2=price.allowance_log2,
+            bits=key.bits,
+            threshold=needed if needed <= 1.0 else None,
+            register_count=register,
+            trusted_root=authority,
+            seed=self.seed,
+            alignment=None if alignment is None else AlignmentFacts.of(alignment),
+            reasons=tuple(harmless(reason) for reason in reasons),
+            key=KeyFacts.of(key),
+            suspect=_facts(suspect, self.shape, opened),
+            created=moment_text(datetime.now(UTC)),
+            software=Software.here(),
+        )
 
     def readings(self) -> tuple[Reading, ...]:
         """The mark on noise, and on inputs if there are any.
@@ -373,26 +355,23 @@ class _Examiner:
         in: that is an outcome if it answers the others. If it answers nothing, what was wrong is raised.
         """
         made: dict[str, Reading] = {}
-        failed: dict[str, SuspectError | ShapeError] = {}
-        asked = (
-            {"noise": self.on_noise}
-            if self.inputs is None
-            else {"inputs": self.on_inputs, "noise": self.on_noise}
-        )
-        for kind, ask in asked.items():
+        failed: SuspectError | ShapeError | None = None
+        for ask in (self.on_noise,) if self.inputs is None else (self.on_inputs, self.on_noise):
             try:
-                made[kind] = ask()
+                reading = ask()
+                made[reading.kind] = reading
             except (SuspectError, ShapeError) as error:
-                failed[kind] = error
-        if not made:
-            raise failed["noise"]
+                failed = error
+        if failed is not None and not made:
+            raise failed
         return tuple(made.get(reading.kind, reading) for reading in self.unreadable())
 
     def unreadable(self) -> tuple[Reading, ...]:
         """The mark on noise, and on inputs if there are any, of a suspect that answers neither."""
         found = [unreadable("noise", self.probes)]
         if self.inputs is not None:
-            found.append(unreadable("inputs", INPUTS_READ, self.source, self.inputs.digest))
+            digest = self.inputs.digest
+            found.append(unreadable("inputs", INPUTS_READ, source=self.source, digest=digest))
         return tuple(found)
 
     def on_noise(self, alignment: Alignment | None = None) -> Reading:
@@ -447,7 +426,9 @@ class _Examiner:
         same = (
             isinstance(start, Model) and isinstance(module, Model) and module.spec.width == start.spec.width
         )
-        drawn_for = self.layers if self.layers is not None else module if start is None or same else None
+        drawn_for = self.layers
+        if drawn_for is None and isinstance(module, Model) and (start is None or same):
+            drawn_for = module  # the names of its layers are Sigil's
         if drawn_for is not None:
             start = own_start(drawn_for, self.key)
         if start is None:

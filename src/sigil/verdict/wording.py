@@ -7,7 +7,7 @@ sets in its own way are given with a placeholder, such as ``{owner}``.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sigil import statistics
 from sigil.errors import shown
@@ -50,15 +50,6 @@ ORIGIN = (
 
 _DEMONSTRATION_AUTHORITY = "CN=Demonstration time stamps"
 SUPERSCRIPT = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
-
-
-class HasProbability(Protocol):
-    """A corrected p-value, and whether it is exact or a bound."""
-
-    @property
-    def log10_p(self) -> float: ...
-    @property
-    def exact(self) -> bool: ...
 
 
 Outcome = Literal["owned", "descends", "experiment", "not proven"]
@@ -133,7 +124,7 @@ def sentence(verdict: Report) -> str:
         )
     if not verdict.best.readable:
         return f"The suspect is not shown to carry the mark: {NOT_READABLE}."
-    before = ("" if verdict.exact else "at most ") + statistics.in_words(verdict.log10_p_before)
+    before = bounded(verdict.log10_p_before, verdict.exact)
     reached = f"which chance alone would reach with a probability of {before} before correction"
     if verdict.best.counts:
         reached += f" and {chance(verdict)} after it"
@@ -307,8 +298,10 @@ def ending(verdict: Report) -> str:
     return "\n".join(below.get(outcome(verdict), []))
 
 
-def corrections_at_length(verdict: Report, *, kind: str, register: int | None) -> str:
+def corrections_at_length(verdict: Report) -> str:
     """What the p-value was multiplied by, as one sentence on a page."""
+    register = verdict.register_count
+    kind = "stamped" if verdict.allowance_log2 == STAMPED_ALLOWANCE_LOG2 else "plain"
     parts = [f"{TESTS} for the tests that the rules allow, made or not"]
     if verdict.tries > 1:
         parts.append(f"{verdict.tries:,} for the tries, declared or made in one file")
@@ -365,17 +358,17 @@ def reading_counts(reading: Reading) -> str:
 
 def paper_rule(verdict: Report) -> str:
     """Whether the paper's fixed rule is met."""
-    return f"{met(verdict)} (success rate above {percent(PAPER_THRESHOLD, 0)})"
+    return f"{'met' if verdict.paper_rule else 'not met'} (success rate above {percent(PAPER_THRESHOLD, 0)})"
 
 
-def met(verdict: Report) -> str:
-    """Whether the paper's fixed rule is met, by itself."""
-    return "met" if verdict.paper_rule else "not met"
+def chance(verdict: Report) -> str:
+    """The corrected p-value in words."""
+    return bounded(verdict.log10_p, verdict.exact)
 
 
-def chance(verdict: HasProbability) -> str:
-    """The p-value in words, and whether it is a bound: "at most one in 3.3 million"."""
-    return ("" if verdict.exact else "at most ") + statistics.in_words(verdict.log10_p)
+def bounded(log10_p: float, exact: bool) -> str:
+    """A p-value in words, and whether it is a bound: "at most one in 3.3 million"."""
+    return ("" if exact else "at most ") + statistics.in_words(log10_p)
 
 
 def channel_order(found: AlignmentFacts | None) -> list[tuple[str, str]]:

@@ -14,11 +14,13 @@ import ipaddress
 import json
 import logging
 import secrets
+import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +60,7 @@ class Board(Progress):
         self._name = ""
         self._first = self._rounds = self._images = self._current = 0
         self._began: float | None = None
+        self._ends: list[float] = []  # after how many seconds of training each round ended
         self._over = False
         self.handler = _LogLines(self._log)
 
@@ -69,6 +72,7 @@ class Board(Progress):
             self._images, self._current = images_per_round, 0
             self._rows = [dict(row) for row in rows]
             self._began = time.monotonic()
+            self._ends = [self._trained()]
 
     def on_step(self, images: int) -> None:
         self._current += images
@@ -77,6 +81,7 @@ class Board(Progress):
         with self._lock:
             self._rows.append(dict(row))
             self._current = 0
+            self._ends.append(self._trained())
 
     def on_end(self) -> None:
         self._over = True
@@ -103,17 +108,21 @@ class Board(Progress):
                 "log": list(self._log),
             }
 
+    def _trained(self) -> float:
+        """For how many seconds this process has trained: time in which clients were missing is left out."""
+        waited = 0.0 if self._metrics is None else self._metrics.waited_seconds
+        return 0.0 if self._began is None else max(0.0, time.monotonic() - self._began - waited)
+
     def _seconds_left(self) -> float | None:
-        """From the speed of this process while it trained: time in which clients were missing is left out."""
-        metrics = self._metrics
-        if self._began is None or self._over or (metrics is not None and metrics.banner):
+        """From the usual round of this process: one whose client was lost says nothing of those to come."""
+        if self._began is None or self._over or (self._metrics is not None and self._metrics.banner):
             return None
         here = len(self._rows) - self._first + (self._current / self._images if self._images else 0.0)
         if here <= 0:
             return None
-        waited = 0.0 if metrics is None else metrics.waited_seconds
-        spent = max(0.0, time.monotonic() - self._began - waited)
-        return round(spent / here * max(0.0, self._rounds - self._first - here), 1)
+        rounds = [end - begin for begin, end in pairwise(self._ends)]
+        usual = statistics.median(rounds) if len(rounds) > 2 else self._trained() / here
+        return round(usual * max(0.0, self._rounds - self._first - here), 1)
 
 
 class _LogLines(logging.Handler):

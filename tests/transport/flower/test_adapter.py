@@ -14,7 +14,7 @@ from typing import get_type_hints
 import pytest
 
 import sigil
-from sigil.transport.flower import adapter, messages, processes
+from sigil.transport.flower import adapter, messages, node, processes
 
 # Where each name comes from, and what Sigil calls it with or asks of it.
 CONTRACT: dict[str, dict[str, tuple[str, ...]]] = {
@@ -29,25 +29,48 @@ CONTRACT: dict[str, dict[str, tuple[str, ...]]] = {
             "from_server_address", "PullMessages", "PullObject", "ConfirmMessageReceived",
         )
     },
-    "flwr.supercore.task_identity": {"TaskIdentity": ("task_id", "run_id", "node_id")},
     "flwr.superlink.grid": {
         "HttpGrid": (
             "set_run", "run", "close", "get_nodes", "push_messages", "pull_messages", "_runtime_client",
         )
     },
-    "flwr.supernode.runtime.run_clientapp": {"pull_task_input": (), "push_message": ()},
+    "flwr.supernode.fleet_http_connection": {
+        "FleetHttpClient": (
+            "ActivateNode", "DeactivateNode", "SendNodeHeartbeat", "PullMessages", "PushMessages",
+            "PullObject", "PushObject", "ConfirmMessageReceived", "close", "interceptors", "verify",
+            "retry_invoker",
+        ),
+        "NodeAuthHttpInterceptor": ("private_key", "public_key"),
+    },
+    "flwr.supernode.runtime.run_clientapp": {
+        "TaskIdentity": ("task_id", "run_id", "node_id"),
+        "pull_task_input": ("client",),
+        "push_message": ("client", "message", "context"),
+    },
 }  # fmt: skip
 # The fields of what is asked with those methods, and of what they answer.
-FIELDS: dict[str, tuple[set[str], set[str]]] = {
-    "AcquireTask": ({"supported_task_types"}, {"token"}),
-    "PullTaskInput": (set(), {"task_id", "run", "context"}),
-    "PushTaskOutput": ({"sub_status", "details"}, set()),
-    "SendTaskHeartbeat": (set(), {"success"}),
-    "PullMessages": ({"message_ids"}, {"messages_list", "message_object_trees"}),
-    "PullObject": (
-        {"node", "run_id", "object_id"},
-        {"object_found", "object_available", "object_content"},
-    ),
+FIELDS: dict[str, dict[str, tuple[set[str], set[str]]]] = {
+    "RuntimeHttpClient": {
+        "AcquireTask": ({"supported_task_types"}, {"token"}),
+        "PullTaskInput": (set(), {"task_id", "run", "context"}),
+        "PushTaskOutput": ({"sub_status", "details"}, set()),
+        "SendTaskHeartbeat": (set(), {"success"}),
+        "PullMessages": ({"message_ids"}, {"messages_list", "message_object_trees"}),
+        "PullObject": (
+            {"node", "run_id", "object_id"},
+            {"object_found", "object_available", "object_content"},
+        ),
+    },
+    "FleetHttpClient": {
+        "ActivateNode": ({"public_key", "heartbeat_interval"}, {"node_id"}),
+        "DeactivateNode": ({"node_id"}, set()),
+        "SendNodeHeartbeat": ({"node", "heartbeat_interval"}, {"success"}),
+        "PullMessages": ({"node"}, {"messages_list", "message_object_trees"}),
+        "PushMessages": (
+            {"node", "messages_list", "message_object_trees", "clientapp_runtime_list"},
+            {"objects_to_push", "session_id"},
+        ),
+    },
 }
 # The commands, with the words and options that Sigil gives them.
 COMMANDS = {
@@ -55,10 +78,6 @@ COMMANDS = {
         "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--isolation", "--host", "--port",
         "--database", "--enable-supernode-auth", "--superexec-auth-secret-file",
         "--disable-runtime-dependency-installation",
-    ),
-    "flower-supernode": (
-        "--superlink", "--root-certificates", "--auth-supernode-private-key", "--node-config", "--isolation",
-        "--superexec-auth-secret-file", "--host", "--port",
     ),
     "flwr list": ("--format",),
     "flwr stop": ("--format",),
@@ -92,14 +111,16 @@ def test_at_most_five_modules_are_private() -> None:
     assert len(CONTRACT) <= 5
     source = Path(adapter.__file__).read_text("utf-8")
     assert set(re.findall(r"^\s*from (flwr[\w.]*) import", source, re.MULTILINE)) == set(CONTRACT)
-    ours = {"ask", "grid_of"}
+    ours = {"ask", "fleet_client", "grid_of"}
     assert set(adapter.__all__) - ours == {name for names in CONTRACT.values() for name in names}
 
 
-@pytest.mark.parametrize("method", FIELDS)
-def test_requests_and_answers_have_the_fields_that_are_used(method: str) -> None:
-    hints = get_type_hints(getattr(adapter.RuntimeHttpClient, method))
-    asked, answered = FIELDS[method]
+@pytest.mark.parametrize(
+    ("client", "method"), [(client, method) for client, methods in FIELDS.items() for method in methods]
+)
+def test_requests_and_answers_have_the_fields_that_are_used(client: str, method: str) -> None:
+    hints = get_type_hints(getattr(getattr(adapter, client), method))
+    asked, answered = FIELDS[client][method]
     assert asked <= known(hints["request"])
     assert answered <= known(hints["return"])
 
@@ -108,9 +129,11 @@ def test_kinds_of_tasks_and_their_ends_are_called_as_on_the_line() -> None:
     constant = importlib.import_module("flwr.common.constant")
     assert (adapter.COMPLETED, adapter.FAILED) == (constant.SubStatus.COMPLETED, constant.SubStatus.FAILED)
     kinds = importlib.import_module("flwr.supercore.constant").TaskType
-    assert (adapter.SERVER_APP, adapter.CLIENT_APP) == (kinds.SERVER_APP, kinds.CLIENT_APP)
+    assert adapter.SERVER_APP == kinds.SERVER_APP
     patience = constant.HEARTBEAT_DEFAULT_INTERVAL * constant.HEARTBEAT_PATIENCE
     assert patience >= 3 * adapter.HEARTBEAT_SECONDS
+    assert constant.HEARTBEAT_MIN_INTERVAL == node.HEARTBEAT_INTERVAL
+    assert constant.HEARTBEAT_PATIENCE == 2
     assert messages.FAILED == constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
 

@@ -31,7 +31,6 @@ from sigil.federation.settings import make
 from sigil.keys.key import Key
 from sigil.transport import Limits
 from sigil.transport.flower.deployment import Deployment
-from sigil.transport.flower.processes import free_port
 from sigil.transport.flower.superlink import APP
 
 SEED = bytes(range(50, 82))
@@ -187,7 +186,7 @@ def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:
         for line in commands(simulation=False)
     )
     supernode[-1] = f"bundle={str(tmp_path / 'runs/a.network/clients/0000')!r}".replace("'", '"')
-    supernode += ["--port", str(free_port())]
+    supernode += ["--port", str(free_pair())]
     environment |= prepare_run(prepare, tmp_path, environment)
     with Flower(tmp_path, environment) as flower:
         flower.start(superlink)

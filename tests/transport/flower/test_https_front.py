@@ -173,7 +173,7 @@ def test_connections_are_limited_in_all_by_certificate_and_before_the_handshake(
                 line.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
                 assert line.recv(12) == b"HTTP/1.1 403"
     until(lambda: refusals(metrics)["connections"] == 2.0)
-    until(lambda: front._open == 0)
+    until(lambda: front.open == 0)
     with (
         socket.create_connection(front._listener.getsockname()[:2]),
         socket.create_connection(front._listener.getsockname()[:2], timeout=SECONDS) as late,
@@ -200,7 +200,7 @@ def test_a_request_that_does_not_come_to_its_end_is_ended(folder: Path, guarded:
         answer = b"".join(iter(lambda: line.recv(1000), b""))
         assert answer[:12] == (b"HTTP/1.1 504" if said.startswith(HEAD) else b"")
     until(lambda: refusals(metrics) == {"time": 1.0})
-    until(lambda: not front._held.total() and front._open == 0)
+    until(lambda: not front._held.total() and front.open == 0)
 
 
 @pytest.fixture(scope="module")

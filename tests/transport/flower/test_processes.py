@@ -11,12 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from flwr.clientapp import ClientApp
 
 from harness.processes import TrainingProcesses
 from harness.waiting import until
 from sigil.errors import NetworkError
-from sigil.transport.flower import processes, superlink, supernode
+from sigil.transport.flower import processes, superlink
 
 PARENT = """
 import sys, time
@@ -118,7 +117,7 @@ def command():
 
 
 def test_a_child_that_ends_by_itself_is_noticed_with_its_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -127,13 +126,35 @@ def test_a_child_that_ends_by_itself_is_noticed_with_its_last_words(
     ca.write_bytes(b"")
     with pytest.raises(NetworkError, match=r"log says why, in the end: ERROR: something\\x07"):
         superlink.SuperLink(tmp_path)
-    monkeypatch.setattr(supernode, "PAUSE_SECONDS", 0.01)
-    ends = iter([False] * 200)
-    with supernode.SuperNode(tmp_path, address="127.0.0.1:1", ca=ca, config={}) as node:
-        node._process.wait()
-        node.work(ClientApp(), finished=lambda: bool(caplog.text) or next(ends))
-    assert "SuperNode ended and is started again" in caplog.text
-    assert "in the end: ERROR: something\\x07 happened" in caplog.text
+
+
+# What clients send ends up in the SuperLink's log.
+TALKS = """
+def command():
+    print("ssh-ed25519 AAAAC3Nza owner")
+    print("\\x1b[2J\\x1b]0;title\\x07\\x1b[91mred\\x1b[0m\\r\\u202e", flush=True)
+"""
+
+
+def test_a_childs_log_holds_no_control_characters_and_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talks.py").write_text(TALKS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(processes, "entry", lambda command: "talks:command")
+
+    def said(log: Path) -> str:
+        processes.start("talks", [], log=log, secret="s").wait()
+        return log.read_text()
+
+    text = said(tmp_path / "whole.log")
+    assert all(sign.isprintable() or sign == "\n" for sign in text)
+    assert "ssh-ed25519 AAAAC3Nza owner\n" in text
+    assert "\\x1b[2J\\x1b]0;title\\x07red\\r\\u202e" in text
+    monkeypatch.setattr(processes, "LOG_BYTES", 10)
+    text = said(tmp_path / "short.log")
+    assert "ssh-ed25519" not in text
+    assert "title" in text
 
 
 def test_a_training_whose_client_fails_is_not_waited_for(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from sigil.alignment import Alignment, Reference, align, initial_half
 from sigil.attacks.halves import Halves
 from sigil.data import Dataset, Split
 from sigil.errors import SigilError
-from sigil.federation.measuring import accuracy
+from sigil.federation.federation import accuracy
 from sigil.federation.precision import choose
 from sigil.federation.recording import Recording
 from sigil.federation.run import Run
@@ -71,7 +71,7 @@ Numbers = dict[str, Any]
 
 
 def show(measured: Measured, folder: Path) -> Page:
-    """Tables of what alignment recovers, and figures of the probes and of the null hypothesis."""
+    """Tables of what alignment recovers, and a figure of the null hypothesis."""
     return [
         "In each entry: channels recovered of those that are left, WSR, and p. An alignment that is not "
         "believed is not used; the entry then is that of the model as it is.",
@@ -80,8 +80,6 @@ def show(measured: Measured, folder: Path) -> Page:
         _table("attack", measured),
         "## Four architectures",
         _table("model", measured),
-        "## How little the probes need",
-        *_probes(measured, folder / "probes.png"),
         "## What an adversary does next",
         _table("disguise", measured),
         "## The null hypothesis",
@@ -128,36 +126,6 @@ def _entries(numbers: Numbers) -> list[Entry]:
         return found
     recovered = "none left" if numbers["recovered"] is None else f"{numbers['recovered']:.0f} % recovered"
     return [Words(recovered if numbers["aligned"] else f"not believed, {recovered}"), *found]
-
-
-def _probes(measured: Measured, path: Path) -> Page:
-    options = [cell.options for cell in _having(measured, "kind")]
-    kinds = list(dict.fromkeys(option["kind"] for option in options))
-    counts = list(dict.fromkeys(option["count"] for option in options))
-    figure, (left, right) = figures.panels(2)
-    lines = []
-    for kind, colour in zip(kinds, figures.SERIES, strict=False):
-        rows = {count: measured.first(f"probes {kind} {count}") for count in counts}
-        lines.append([kind, *(_of_probes(row, count) for count, row in rows.items())])
-        known = [row for row in rows.values() if row is not None]
-        asked = [row["probes"] for row in known]
-        style = {"color": colour, "label": kind}
-        figures.curve(left, asked, [row["recovered"] for row in known], **style)
-        figures.curve(right, asked, [row["agreement"] for row in known], **style)
-    left.set(title="channels recovered (%)", xlabel="probes", xscale="log", ylim=(-3, 103))
-    right.set(title="agreement with the reference", xlabel="probes", xscale="log")
-    figures.legend(left)
-    figures.save(figure, path)
-    return [
-        Picture("Channels recovered over the number of probes", path.name),
-        Table(["probes", *(f"{count:,}" for count in counts)], lines),
-    ]
-
-
-def _of_probes(row: Numbers | None, count: int) -> list[Entry]:
-    if row is None:
-        return [NOT_RUN]
-    return _entries(row) + ([Words(f"({row['probes']:,} probes)")] if row["probes"] < count else [])
 
 
 def _null(measured: Measured, path: Path) -> Page:
@@ -378,7 +346,7 @@ TESTED = 2_000
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is tried: probe images of the training's kind come first, then other kinds.
+    """How much is tried.
 
     ``clean`` models of other origin stand against random keys, ``pairs`` of clean and marked ones from short
     trainings against real keys.
@@ -386,8 +354,6 @@ class Extent:
 
     attacks: tuple[str, ...] = ("none", "finetune 100", "prune 60 %", "prune 80 %", "INT4", "adaptive")
     disguises: tuple[str, ...] = tuple(DISGUISES)
-    kinds: tuple[str, ...] = ("cifar10", "tiny-imagenet", "digits32", "noise")
-    counts: tuple[int, ...] = (50, 200, 2_000)
     models: tuple[str, ...] = tuple(TASKS)
     clean: int = 5
     pairs: int = 20
@@ -405,8 +371,6 @@ EXTENTS = PerScale(
     smoke=Extent(
         attacks=("none", "adaptive"),
         disguises=("25 % more channels",),
-        kinds=("digits", "noise"),
-        counts=(50,),
         models=("vgg11",),
         clean=1,
         pairs=2,
@@ -416,7 +380,7 @@ EXTENTS = PerScale(
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """Attacks, architectures, probes, what an adversary does next, and the null hypothesis."""
+    """Attacks, architectures, what an adversary does next, and the null hypothesis."""
     found = []
     extent = EXTENTS.at(scale)
     for seed in seeds:
@@ -427,11 +391,6 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         plan: list[tuple[str, dict[str, Any], tuple[Settings, ...]]] = []
         plan += [(f"attack {name}", {"attack": name}, (main,)) for name in extent.attacks]
         plan += [(f"disguise {name}", {"disguise": name}, (main,)) for name in extent.disguises]
-        plan += [
-            (f"probes {kind} {count}", {"kind": kind, "count": count}, (main,))
-            for kind in extent.kinds
-            for count in extent.counts
-        ]
         for model in extent.models:
             plan.append(
                 (f"model {model}", {"model": model}, (scale.settings(model, seed=seed, watermark=mark),))
@@ -482,8 +441,6 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         return null.random_keys(owner, runs[1], keys=options["keys"], images=images, store=store)
     if "forged" in options:
         return null.chosen_afterwards(runs[1], key)
-    if "kind" in options:
-        return _with_probes(owner, options["kind"], options["count"], store)
     if "disguise" in options:
         before = owner.halves()
         return _examined(owner, before, DISGUISES[options["disguise"]](before, cell.seed), store)
@@ -540,22 +497,6 @@ def _examined(owner: Run, before: Halves, disguised: Disguised, store: Store) ->
         else:
             numbers[way] = _verdict(disguised.client, key, dataset, alignment, same)
     return numbers
-
-
-def _with_probes(owner: Run, kind: str, count: int, store: Store) -> dict[str, Any]:
-    """The plain disguise, undone with `count` probes of some kind."""
-    dataset, key = store.dataset(owner.settings), store.key(owner)
-    assert key is not None
-    halves = owner.halves()
-    suspect = permuted(halves, seed=owner.settings.run.seed).client
-    if kind == "noise":
-        probes = noise(dataset.shape, count, generator=torch.Generator().manual_seed(2))
-    else:
-        probes = _fitted(test_images(data.load(kind, data_dir=store.data_dir), count), dataset.shape)
-    reference = Reference.load(owner.folder / "reference.safetensors")
-    alignment = align(suspect, reference, probes, input_shape=dataset.shape)
-    same = same_channels(halves[0], suspect, dataset.shape)
-    return {"probes": len(probes)} | _verdict(suspect, key, dataset, alignment, same)
 
 
 def _verdict(
@@ -619,15 +560,6 @@ def test_images(dataset: Dataset, count: int) -> Tensor:
 def _evenly(split: Split, count: int) -> Split:
     chosen = np.linspace(0, len(split) - 1, min(count, len(split))).astype(int)
     return Split(np.asarray(split.images)[chosen], split.labels[chosen])
-
-
-def _fitted(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Images of another set, resized and with as many colours as the model takes."""
-    if images.shape[1] != shape[0]:
-        images = images.mean(1, keepdim=True).expand(-1, shape[0], -1, -1)
-    if tuple(images.shape[2:]) != shape[1:]:
-        images = nn.functional.interpolate(images, size=shape[1:], mode="bilinear", antialias=True)
-    return images.contiguous()
 
 
 CAPTION = (

@@ -25,8 +25,8 @@ from sigil.attacks.halves import Halves, OpenedAtCut, open_at_cut, same_kind
 from sigil.attacks.read import over_channels
 from sigil.attacks.training import Effect, Tuning, finetune_at_cut, push_along
 from sigil.data import Dataset, Inputs, evaluate_batches
-from sigil.federation.from_settings import Training, cut_shape
-from sigil.federation.measuring import accuracy
+from sigil.federation.federation import accuracy
+from sigil.federation.from_settings import Training, what_a_key_states
 from sigil.federation.precision import choose
 from sigil.federation.run import Run, train
 from sigil.federation.server import Server
@@ -36,12 +36,12 @@ from sigil.keys.key import Key
 from sigil.models.spec import default_cut
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Picture, Place, Row, Table
-from sigil.rules import STAMPED_ALLOWANCE_LOG2, Price
 from sigil.seeds import derive, generator
 from sigil_reproduction.beyond.curves import GENTLE_RATE, SOFTLY
 from sigil_reproduction.beyond.thief import Attacker
 from sigil_reproduction.runner.attacked import attackers_share
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.reading import KEYS
 from sigil_reproduction.runner.scales import PerScale, Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -400,7 +400,7 @@ WIDE: PerScale[Mapping[str, Mapping[str, Any]]] = PerScale(
     smoke={"digits": {}},
 )
 # What a reading of a stamped key must reach before its allowances to be proof at 3e-7.
-PROOF = Price(STAMPED_ALLOWANCE_LOG2).log10_level()
+PROOF = KEYS["stamped"].log10_level()
 AFFORDABLE = 2.0
 
 WORDS = {
@@ -469,7 +469,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     settings, kind = cell.live, Kind(**cell.options["mark"])
     assert settings is not None
     dataset, precision = store.dataset(settings), choose(settings.run.device, settings.run.precision)
-    shape = cut_shape(settings, store.data_dir)
+    shape = what_a_key_states(settings, store.data_dir)["shape"]
     mark = Mark(kind, shape, clients=settings.federation.clients, seed=settings.run.seed)
     folder = store.runs / f"carriers {cell.options['task']} {cell.options['carriers']} seed {cell.seed}"
     carriers = folder / "carriers.safetensors"

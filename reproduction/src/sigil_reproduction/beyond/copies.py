@@ -38,7 +38,7 @@ from sigil_reproduction.runner.store import Cell, Store
 RECIPIENTS = 20
 EPOCHS = PerScale(4, smoke=1)
 ROUNDS = 5
-NOTHING, LAUNDERED = "nothing", "shaped noise 0.9, distilled"
+NOTHING, LAUNDERED, DISTURBED = "nothing", "shaped noise 0.9, distilled", "shaped noise 0.3, distilled"
 State = Mapping[str, Tensor]
 
 
@@ -89,10 +89,10 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {
     "midpoint": lambda values: (values.amin(0) + values.amax(0)) / 2,
     "random choice": chosen_at_random,
 }
-SIZES = (2, 3, 5, 10)
+SIZES, DISTURBED_SIZES = (2, 3, 5, 10), (2, 5, 10)
 AFTERWARDS: dict[str, Callable[[Thief], Halves]] = {
     NOTHING: lambda thief: thief.halves,
-    "shaped noise 0.3, distilled": lambda thief: laundered(
+    DISTURBED: lambda thief: laundered(
         replace(thief, tuning=thief.tuning.changed(epochs=math.ceil((thief.tuning.epochs or 0) / 2))),
         0.3,
         0.7,
@@ -118,9 +118,9 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
     single: list[tuple[str, dict[str, Any]]] = [(name, {"attack": name}) for name in ATTACKS]
     mixtures: list[tuple[str, dict[str, Any]]] = [
         (f"{way} of {size}, {after}", {"way": way, "copies": size, "attack": after})
-        for after in AFTERWARDS
+        for after, sizes in ((NOTHING, SIZES), (DISTURBED, DISTURBED_SIZES))
         for way in WAYS
-        for size in SIZES
+        for size in sizes
     ]
     # What trains nothing first.
     quick, plain = list(ATTACKS).index(LAUNDERED), len(SIZES) * len(WAYS)

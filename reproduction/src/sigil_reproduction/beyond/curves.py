@@ -22,9 +22,10 @@ from sigil.attacks.halves import Halves
 from sigil.federation.run import Run
 from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Number, Page, Picture, Row, Table, Words
-from sigil_reproduction.beyond.schemes import KEYS, READINGS, limit, proven
-from sigil_reproduction.beyond.thief import Thief
+from sigil.rules import Price
+from sigil_reproduction.beyond.thief import READINGS, Thief
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
+from sigil_reproduction.runner.reading import KEYS
 from sigil_reproduction.runner.scales import PerScale, Scale, shares
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -215,8 +216,8 @@ def show(measured: Measured, folder: Path) -> Page:
     return found
 
 
-# Name of the proof, the exponent of a point that speaks for it, and the allowance.
-PROOFS: dict[str, tuple[Callable[[Point], float], int]] = {
+# Name of the proof, the exponent of a point that speaks for it, and what it must reach.
+PROOFS: dict[str, tuple[Callable[[Point], float], Price]] = {
     "mark": (lambda point: point.mark, KEYS["stamped"]),
     "origin": (lambda point: point.numbers["log10_p_origin"], KEYS["plain"]),
 }
@@ -225,8 +226,8 @@ NOTES = (
     "along the initial weights, or of the signs, that is taken away; gently: at a fifth of the rate "
     f"({GENTLE_RATE:g}). Each reading: WSR in %, or for the "
     "origin the share of signs that agree, and log10 p before any allowance, the largest of the seeds. A "
-    f"mark is proof at {limit(KEYS['plain']):.1f} or below with a plain key, at "
-    f"{limit(KEYS['stamped']):.1f} or below with a stamped one."
+    f"mark is proof at {KEYS['plain'].log10_level():.1f} or below with a plain key, at "
+    f"{KEYS['stamped'].log10_level():.1f} or below with a stamped one."
 )
 
 
@@ -236,15 +237,15 @@ def _of(cell: Cell, scheme: str, measured: Measured) -> bool:
 
 def price(measured: Measured, scheme: str, attack: str, proof: str) -> float | None:
     """The fewest points of accuracy for which this attack removes a proof, None if it never does."""
-    exponent, allowance = PROOFS[proof]
-    lost = [one.lost for one in curve(measured, scheme, attack) if not proven(exponent(one), allowance)]
+    exponent, needed = PROOFS[proof]
+    lost = [one.lost for one in curve(measured, scheme, attack) if not needed.proves(exponent(one))]
     return min(lost) if lost else None
 
 
 def _was_proven(measured: Measured, scheme: str, proof: str) -> bool:
     """Whether the model as it was trained has this proof."""
-    exponent, allowance = PROOFS[proof]
-    return all(proven(exponent(one), allowance) for one in curve(measured, scheme, NOTHING))
+    exponent, needed = PROOFS[proof]
+    return all(needed.proves(exponent(one)) for one in curve(measured, scheme, NOTHING))
 
 
 def _prices(measured: Measured, attack: str) -> Iterator[Number | Words]:
@@ -295,7 +296,7 @@ def draw(measured: Measured, path: Path, schemes: Sequence[str] = tuple(SCHEMES)
             if title.startswith("log10"):
                 proof = "origin" if "origin" in title else "mark"
                 axis.axhline(
-                    limit(PROOFS[proof][1]),
+                    PROOFS[proof][1].log10_level(),
                     color="0.6",
                     linewidth=2.5,
                     zorder=0,

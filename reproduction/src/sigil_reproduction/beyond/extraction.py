@@ -15,11 +15,10 @@ from typing import Any
 from sigil import attacks, models
 from sigil.federation.precision import choose
 from sigil.federation.run import Run
-from sigil.pages import figures
 from sigil.pages.tables import Page, Table
 from sigil_reproduction.runner import attacked
 from sigil_reproduction.runner.attacked import attackers_share, marks
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.experiment import Claim, Experiment, Measured
 from sigil_reproduction.runner.scales import STRENGTHS, PerScale, Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -92,27 +91,27 @@ def show(measured: Measured, folder: Path) -> Page:
     ]
 
 
-def verdict(measured: Measured) -> list[Finding]:
-    """The paper's one sentence on extraction, and what it means where the thief is a client."""
-    rates = [
-        rate
-        for strength in STRENGTHS
-        for attack, (_, inside) in ATTACKS.items()
-        if not inside
-        for rate in measured.values(attacked.name_of(strength, attack), "wsr")
-    ]
-    return [
-        Finding("Distillation into a fresh model removes the mark.", max(rates) < 70 if rates else None),
-        *(
-            check_claim(
-                f"The mark is still there: {attack} (WSR of at least 95 %)",
-                {figures.label(THOROUGH): measured.mean(attacked.name_of(THOROUGH, attack), "wsr")},
-                lambda wsr: wsr >= 95,
-            )
-            for attack in (SUBSTITUTE, ALL_TRAINED)
-        ),
-    ]
-
-
+CLAIMS = [
+    *(
+        Claim(
+            f"Distillation into a fresh model removes λ = {strength:g}, {attack} (WSR < 70 %)",
+            attacked.name_of(strength, attack),
+            lambda wsr: wsr < 70,
+            paper="no number",
+            opens=(strength, attack) == (THOROUGH, "own share"),
+        )
+        for strength, planned in PLAN.items()
+        for attack in planned
+        if attack in ATTACKS and not ATTACKS[attack][1]
+    ),
+    *(
+        Claim(
+            f"The mark is still there: {attack} (WSR ≥ 95 %)",
+            attacked.name_of(THOROUGH, attack),
+            lambda wsr: wsr >= 95,
+        )
+        for attack in (SUBSTITUTE, ALL_TRAINED)
+    ),
+]
 CAPTION = "Accuracy, WSR and p of what a thief teaches by the answers of marked models."
-EXPERIMENT = Experiment("extraction", CAPTION, cells, show, measure, verdict)
+EXPERIMENT = Experiment("extraction", CAPTION, cells, show, measure, claims=CLAIMS)

@@ -14,19 +14,19 @@ from typing import Any
 from sigil import attacks
 from sigil.federation.run import Run
 from sigil.pages.tables import NOT_RUN, Number, Page, Row, Table
-from sigil.rules import PLAIN_ALLOWANCE_LOG2, Price
 from sigil_reproduction.paper import figure6_splitout as splitout
 from sigil_reproduction.paper import table5_adaptive as adaptive
 from sigil_reproduction.paper.ablations import PROOF_ATTACKS as ATTACKS
 from sigil_reproduction.paper.ablations import PRUNING, attacked_lengths
 from sigil_reproduction.runner.attacked import entries, marks
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.reading import KEYS
 from sigil_reproduction.runner.scales import PROOF, Scale
 from sigil_reproduction.runner.stealth import OUTLIERS
 from sigil_reproduction.runner.store import Cell, Store
 
 # The keys of experiments are plain.
-PLAIN = Price(PLAIN_ALLOWANCE_LOG2)
+PLAIN = KEYS["plain"]
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:

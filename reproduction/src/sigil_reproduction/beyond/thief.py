@@ -18,11 +18,11 @@ from sigil.federation.recording import Recording
 from sigil.federation.run import Run
 from sigil.keys.key import Key
 from sigil.models import Model
-from sigil_reproduction.paper import table5_adaptive as adaptive
 from sigil_reproduction.runner.attacked import attackers_share, marks
 from sigil_reproduction.runner.scales import PerScale
 from sigil_reproduction.runner.store import Store
 
+READINGS = {"noise": "", "images": "_inputs", "origin": "_origin"}
 # Epochs of Adam at 5e-4 in batches of 32 for all attacks that fine-tune but the adaptive one.
 EPOCHS = PerScale(4, smoke=1)
 
@@ -105,9 +105,6 @@ class Thief(Attacker):
         assert key is not None
         secret = hashlib.sha256(f"another owner, seed {self.run.settings.run.seed}".encode()).digest()
         return self.overwrite_with(Key.generate("Mallory", shape=key.shape, bits=key.bits, seed=secret))
-
-    def remove_subspace(self, *, centre: bool) -> Halves:
-        return adaptive.attack_run(self.run, "R_wm 2", self.store, centre=centre)[0]
 
     def origin_of(self, attacked: Halves) -> origin.Origin:
         """What the origin test finds in a model."""

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sigil import attacks
 from sigil.attacks.halves import Halves
 from sigil.federation.run import Run
 from sigil.pages.tables import NOT_RUN, Entry, Number, Page, Table, Words
-from sigil_reproduction.beyond import schemes
 from sigil_reproduction.beyond.curves import GENTLE_RATE
 from sigil_reproduction.beyond.thief import EPOCHS, Thief
 from sigil_reproduction.runner import stealth
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim, difference
+from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
 from sigil_reproduction.runner.scales import PerScale, Scale
 from sigil_reproduction.runner.stealth import OUTLIERS
 from sigil_reproduction.runner.store import Cell, Store
@@ -34,10 +34,13 @@ SHORTER: PerScale[Mapping[str, Mapping[str, Any]]] = PerScale(
 )
 NOTHING = "none"
 ATTACKS: dict[str, Callable[[Thief], Halves]] = {
-    **{name: schemes.ATTACKS[name] for name in (NOTHING, "fine-tuning", "averaging")},
+    NOTHING: lambda thief: thief.halves,
+    "fine-tuning": lambda thief: thief.reverse(0.0, gamma=0.0),
+    "averaging": lambda thief: thief.reverse(0.0),
     "reversal": lambda thief: thief.reverse(1.0),
     "reading": lambda thief: thief.read(reversal=0.5),
-    **{name: schemes.ATTACKS[name] for name in ("flattening", "pruning 60 %")},
+    "flattening": lambda thief: thief.read(way="flatten", gamma=1.0),
+    "pruning 60 %": lambda thief: attacks.prune(thief.halves, 0.6),
 }
 MARK = {"strength": 0.1}
 TOO_FEW = Words("too few images")
@@ -153,7 +156,7 @@ def _left(measured: Measured, width: int, attack: str) -> list[Entry]:
 
 def _lost(measured: Measured, width: int, attack: str) -> float | None:
     before, after = (measured.mean(name_of(width, each), "accuracy") for each in (NOTHING, attack))
-    return difference(before, after)
+    return None if before is None or after is None else before - after
 
 
 def verdict(measured: Measured) -> list[Finding]:

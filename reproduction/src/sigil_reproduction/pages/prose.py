@@ -5,18 +5,17 @@ part of another page, such as the project's README.md, between two marks. In a t
 
 - ``{{ n(experiment, cell, number) }}`` is the mean over the seeds that were measured ("wsr" unless another
   number is named; one inside another is written "detector.share"), ``pm`` the same with ± their deviation,
-- ``{{ paper(model, strength, number) }}`` the paper's number of the fidelity table,
 - ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
-- ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` cost,
+- ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` or a named experiment cost,
 - ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
-  any attack of `curves` or `frontier`, None if by none; ``{{ least() }}`` the fewest of all goals,
+  any attack of `curves` or `frontier`, None if by none; ``{{ cheap() }}`` what costs less than half a point,
+  ``{{ tried() }}`` how many recipes that search has tried, ``{{ begun() }}`` whether it has only begun,
 - ``{{ largest(experiment, cell, number) }}`` the largest over seeds, of log10 p what proves least,
 - ``{{ benchmark(name, claim) }}`` what ``benchmarks/results/NAME.json`` says of a claim,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
 - ``{{ proven(experiment, cell, number, "plain") }}`` whether the largest log10 p is that low,
-- ``{{ counted("agrees") }}`` how many of the paper's claims have this verdict,
-- ``{{ scale }}`` the scale's name, and ``{{ figure }}`` the figure that says most of those that there are.
+- ``{{ scale }}`` the scale's name.
 
 What was not measured is "not run".
 """
@@ -35,11 +34,11 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 from sigil import files
 from sigil.errors import ExperimentError
 from sigil_reproduction.beyond import curves, frontier
-from sigil_reproduction.pages import claims, overview
+from sigil_reproduction.pages import claims
 from sigil_reproduction.paper import table3_fidelity as fidelity
-from sigil_reproduction.runner import published
 from sigil_reproduction.runner.experiment import Measured
 from sigil_reproduction.runner.intervals import AGREES, MARGIN, NOT_RUN, UNTESTABLE, judge_equivalence
+from sigil_reproduction.runner.reading import KEYS
 from sigil_reproduction.runner.store import Store
 
 NOTES, SUMMARY = "README.md.jinja", "summary.md.jinja"
@@ -85,17 +84,13 @@ class Numbers:
         found = self.values(experiment, cell, number)
         if not found:
             return NOT_RUN
-        return "yes" if max(found) <= claims.KEYS[key].log10_level() else "**no**"
+        return "yes" if max(found) <= KEYS[key].log10_level() else "**no**"
 
     def pm(self, experiment: str, cell: str, number: str = "wsr", form: str = ".1f") -> str:
         """The mean, with ± the standard deviation where there are several seeds."""
         found = self.values(experiment, cell, number)
         spread = f" ± {statistics.stdev(found):{form}}" if len(found) > 1 else ""
         return self.n(experiment, cell, number, form) + spread
-
-    def paper(self, model: str, strength: float, number: str, form: str = ".1f") -> str:
-        """The paper's number of the fidelity table."""
-        return format((published.fidelity(model, strength) or {})[number], form)
 
     def gained(self, model: str, strength: float) -> str:
         """What marking gains in accuracy, with its interval."""
@@ -106,14 +101,15 @@ class Numbers:
         same = f" ({shown} to be the same within {MARGIN:g} point)" if shown else ""
         return found.text("+.1f", "points") + same
 
-    def lost(self, cell: str, form: str = ".1f") -> str:
-        """The points of accuracy that an attack of `curves` cost, the mean over the seeds that have both."""
-        self.values("curves", cell, "accuracy")  # says which cell there is not
-        measured = self._measured("curves")
-        before = measured.by_seed(f"{cell.partition(' ')[0]} none", "accuracy")
+    def lost(self, cell: str, experiment: str = "curves") -> str:
+        """The points of accuracy that an attack cost, the mean over the seeds that have both."""
+        self.values(experiment, cell, "accuracy")  # says which cell there is not
+        measured = self._measured(experiment)
+        nothing = f"{cell.partition(' ')[0]} none" if experiment == "curves" else frontier.NOTHING
+        before = measured.by_seed(nothing, "accuracy")
         after = measured.by_seed(cell, "accuracy")
         costs = [before[seed] - found for seed, found in after.items() if seed in before]
-        return format(statistics.fmean(costs), form) if costs else NOT_RUN
+        return f"{statistics.fmean(costs):.1f}" if costs else NOT_RUN
 
     def cheapest(self, goal: str) -> float | None:
         """The fewest points of accuracy for which nothing that a goal names is proven with a stamped key."""
@@ -126,11 +122,18 @@ class Numbers:
         searched = frontier.best(self._measured("frontier"), goal, "stamped")
         return min([*found, *([] if searched is None else [searched.lost])], default=None)
 
-    def least(self) -> float:
-        """The fewest points for which any goal was reached."""
-        return min(
-            (price for goal in frontier.GOALS if (price := self.cheapest(goal)) is not None), default=math.inf
-        )
+    def cheap(self) -> list[str]:
+        """What costs less than half a point, in words."""
+        prices = {words: self.cheapest(goal) for goal, words in frontier.WORDS.items()}
+        return [words for words, price in prices.items() if price is not None and price < 0.5]
+
+    def tried(self) -> int:
+        """How many recipes the search for the cheapest removals has tried."""
+        return len(frontier.tried(self._measured("frontier")))
+
+    def begun(self) -> bool:
+        """Whether that search has not tried all that it is to try."""
+        return not frontier.is_done(self._measured("frontier"))
 
     def benchmark(self, name: str, claim: str) -> float:
         """What a benchmark of the project measured for a claim; NaN where there are no benchmarks."""
@@ -144,39 +147,17 @@ class Numbers:
 
     def level(self, key: str) -> str:
         """The largest log10 p, before correction, that proves something with a "plain" or a "stamped" key."""
-        return f"{claims.KEYS[key].log10_level():.1f}"
-
-    def counted(self, verdict: str) -> int:
-        """How many of the paper's claims have this verdict."""
-        return sum(one.verdict == verdict for one in claims.held(self._store))
+        return f"{KEYS[key].log10_level():.1f}"
 
 
 def render(template: str, store: Store) -> str:
     """A template's text with the numbers of a scale."""
     numbers = Numbers(store)
-    names = (
-        "n",
-        "pm",
-        "paper",
-        "gained",
-        "counted",
-        "lost",
-        "cheapest",
-        "least",
-        "benchmark",
-        "seeds",
-        "level",
-        "largest",
-        "proven",
-    )
-    drawn = (
-        name for name in (overview.ATTACKS, overview.TRAINING) if (store.results / FIGURES / name).exists()
-    )
-    figure = f"{FIGURES}/{next(drawn, overview.TRAINING)}"
+    names = [name for name in dir(numbers) if not name.startswith("_")]
     environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
     try:
         text = environment.from_string(template).render(
-            {name: getattr(numbers, name) for name in names} | {"scale": store.scale, "figure": figure}
+            {name: getattr(numbers, name) for name in names} | {"scale": store.scale}
         )
     except (TemplateError, KeyError) as error:
         raise ExperimentError(f"A template of the results cannot be filled: {error}.") from error

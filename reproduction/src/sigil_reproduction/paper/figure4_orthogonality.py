@@ -8,7 +8,7 @@ from pathlib import Path
 from sigil.pages import figures
 from sigil.pages.tables import Page, Picture, Row, Table
 from sigil_reproduction.paper import table3_fidelity as fidelity
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.experiment import Experiment, Measured
 from sigil_reproduction.runner.scales import STRENGTHS, Scale
 from sigil_reproduction.runner.store import Cell
 
@@ -47,18 +47,5 @@ def show(measured: Measured, folder: Path) -> Page:
     ]
 
 
-def verdict(measured: Measured) -> list[Finding]:
-    """The cosine stays around zero."""
-    means = {
-        figures.label(strength): measured.mean(fidelity.name_of("resnet18", strength), "cosine")
-        for strength in STRENGTHS
-    }
-    return [
-        check_claim(
-            "The mean cosine over training is near zero (below 0.01)", means, lambda x: abs(x) < 0.01, ".0e"
-        )
-    ]
-
-
 CAPTION = "Cosine of the task gradient and the watermark gradient over the rounds (ResNet-18)."
-EXPERIMENT = Experiment("orthogonality", CAPTION, cells, show, verdict=verdict)
+EXPERIMENT = Experiment("orthogonality", CAPTION, cells, show)

@@ -17,7 +17,7 @@ from sigil.federation.run import Run
 from sigil.pages import figures
 from sigil.pages.tables import Page, Picture, Table
 from sigil_reproduction.runner import stealth, watched_live
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.experiment import Claim, Experiment, Measured
 from sigil_reproduction.runner.scales import Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -159,36 +159,31 @@ def _bands(axis: Axes, rows: dict[str, list[float]]) -> None:
         axis.fill_between(rows["step"], low, high, color=colour, alpha=0.18, linewidth=0)
 
 
-def verdict(measured: Measured) -> list[Finding]:
-    """The paper's sentences about this detector, and its positive control."""
-    read = "pooled, or over the whole training" if _sparse(measured) else "pooled"
+def _claim(text: str, cell: str, holds: Callable[[float], bool], theirs: str = "", **options: Any) -> Claim:
+    # Over batches taken together, and over a sample of the whole training where not all of it was recorded.
+    number = f"{NAME}.suspicious|{SPARSE}.suspicious"
+    return Claim(
+        f"Gradient Scrutinizer at {text}", cell, holds, number, theirs, unit="% of scores", **options
+    )
 
-    def finding(claim: str, names: dict[str, str], rule: Callable[[float], bool]) -> Finding:
-        return check_claim(
-            f"{claim} ({read}, % of scores)", stealth.suspicious(measured, names, NAME, SPARSE), rule, ".0f"
+
+CLAIMS = [
+    _claim(
+        "layer4 never calls λ = 0.1 an attack", "layer4 strength 0.1", lambda x: x <= 0, "0 %", opens=True
+    ),
+    _claim("layer4 never calls an honest server an attack", "layer4 honest", lambda x: x <= 0, "0 %"),
+    _claim("layer3 calls an honest server an attack", "layer3 honest", lambda x: x > 0, "yes", opens=True),
+    *(
+        _claim(
+            f"layer4 calls {stealth.label(name)} an attack",
+            watched_live.name_of("layer4", name),
+            lambda x: x > 0,
         )
-
-    return [
-        finding(
-            "Cut at layer4, honest and λ = 0.1 never fall below 0.5",
-            {"honest": "layer4 honest", "λ = 0.1": "layer4 strength 0.1"},
-            lambda share: share == 0,
-        ),
-        finding(
-            "Cut at layer3 an honest server falls below 0.5",
-            {"honest": "layer3 honest"},
-            lambda share: share > 0,
-        ),
-        finding(
-            "Cut at layer4 FSHA falls below 0.5",
-            {stealth.label(name): watched_live.name_of("layer4", name) for name in stealth.ATTACKERS},
-            lambda share: share > 0,
-        ),
-    ]
-
-
+        for name in stealth.ATTACKERS
+    ),
+]
 CAPTION = (
     "Gradient Scrutinizer at client 0: similarity of gradients with the same and with different labels, "
     "and the score, of honest, marked and hijacking servers (ResNet-18)."
 )
-EXPERIMENT = Experiment("scrutinizer", CAPTION, cells, show, measure, verdict)
+EXPERIMENT = Experiment("scrutinizer", CAPTION, cells, show, measure, claims=CLAIMS)

@@ -6,7 +6,7 @@ paper, whose alarm is at 128. FSHA is watched live (see `splitguard`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sigil.pages import figures
 from sigil.pages.tables import NOT_RUN, Answer, Entry, Number, Page, Picture, Table, Words
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner import stealth, watched_live
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim, difference
+from sigil_reproduction.runner.experiment import Claim, Experiment, Measured
 from sigil_reproduction.runner.scales import LENGTHS, PAPER_BITS, PROOF, Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -191,57 +191,52 @@ def _draw(measured: Measured, path: Path) -> None:
     figures.save(figure, path)
 
 
-def verdict(measured: Measured) -> list[Finding]:
-    """The paper's sentences about this detector, and its positive control."""
-
-    def outliers(*servers: str) -> dict[str, float | None]:
-        return {
-            f"layer3 {stealth.label(server)}": measured.mean(f"layer3 {server}", stealth.OUTLIERS)
-            for server in servers
-        }
-
-    def more(name: str, other: str) -> dict[str, float | None]:
-        one, two = (measured.mean(each, stealth.OUTLIERS) for each in (name, other))
-        return {"difference": difference(one, two)}
-
-    def suspicious(detector: str) -> dict[str, float | None]:
-        names = {name: watched_live.name_of("layer3", name) for name in stealth.ATTACKERS}
-        return stealth.suspicious(measured, names, detector)
-
-    def by_batch(*servers: str) -> dict[str, float | None]:
-        names = {f"layer3 {stealth.label(server)}": f"layer3 {server}" for server in servers}
-        return stealth.suspicious(measured, names, BY_BATCH)
-
-    return [
-        check_claim("An honest server has at most 15 outliers in 256", outliers("honest"), lambda n: n <= 15),
-        check_claim(
-            "So have the marks at λ = 0.01 and 0.1",
-            outliers("strength 0.01", "strength 0.1"),
-            lambda n: n <= 15,
-        ),
-        check_claim(
-            "λ = 1 has more than an honest server",
-            more("layer3 strength 1", "layer3 honest"),
-            lambda n: n > 0,
-        ),
-        check_claim("and is far from the alarm at 128", outliers("strength 1"), lambda n: n < 64),
-        check_claim(
-            "Layer4 has fewer than layer1",
-            more(_split("layer4"), _split("layer1")),
-            lambda n: n < 0,
-        ),
-        check_claim("FSHA alarms (% of batches)", suspicious(NAME), lambda share: share > 0),
-        check_claim("FSHA alarms, by batch (% of batches)", suspicious(BY_BATCH), lambda share: share > 0),
-        check_claim(
-            "Honest and λ = 0.1 do not, by batch (% of batches)",
-            by_batch("honest", "strength 0.1"),
-            lambda share: share == 0,
-        ),
-    ]
+def _outliers(text: str, cell: str, holds: Callable[[float], bool], theirs: str = "", **more: Any) -> Claim:
+    return Claim(f"SplitOut at layer3 {text}", cell, holds, stealth.OUTLIERS, theirs, unit="", **more)
 
 
+def _alarms(text: str, cell: str, holds: Callable[[float], bool], detector: str = BY_BATCH) -> Claim:
+    read = ", by batch" if detector == BY_BATCH else ""
+    return Claim(
+        f"SplitOut at layer3 {text}{read}", cell, holds, f"{detector}.suspicious", unit="% of batches"
+    )
+
+
+HIJACKERS = [(stealth.label(each), watched_live.name_of("layer3", each)) for each in stealth.ATTACKERS]
+CLAIMS = [
+    _outliers(
+        "counts as few outliers as for an honest server (≤ 15 in 256)",
+        "layer3 strength 0.1",
+        lambda n: n <= 15,
+        f"{paper.numbers()['ablation_length']['50']['splitout']:.0f}",
+        opens=True,
+    ),
+    _outliers("counts at most 15 for λ = 0.01", "layer3 strength 0.01", lambda n: n <= 15),
+    _outliers("counts at most 15 for an honest server", "layer3 honest", lambda n: n <= 15),
+    _outliers(
+        "counts more for λ = 1", "layer3 strength 1", lambda n: n > 0, instead_of="layer3 honest", form="+.1f"
+    ),
+    _outliers(
+        "counts far fewer than the alarm's 128 for λ = 1 (< 64)", "layer3 strength 1", lambda n: n < 64
+    ),
+    Claim(
+        "SplitOut counts fewer outliers at layer4 than at layer1",
+        _split("layer4"),
+        lambda n: n < 0,
+        stealth.OUTLIERS,
+        instead_of=_split("layer1"),
+        form="+.1f",
+        unit="",
+    ),
+    *(_alarms(f"warns of {name}", cell, lambda x: x > 0, NAME) for name, cell in HIJACKERS),
+    *(_alarms(f"warns of {name}", cell, lambda x: x > 0) for name, cell in HIJACKERS),
+    *(
+        _alarms(f"does not warn of {stealth.label(each)}", f"layer3 {each}", lambda x: x <= 0)
+        for each in ("honest", "strength 0.1")
+    ),
+]
 CAPTION = (
     "SplitOut at client 0: gradients outside those of a local, honest training, of honest, marked and "
     "hijacking servers, split points and lengths of the mark (ResNet-18)."
 )
-EXPERIMENT = Experiment("splitout", CAPTION, cells, show, measure, verdict)
+EXPERIMENT = Experiment("splitout", CAPTION, cells, show, measure, claims=CLAIMS)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from sigil.pages import figures
 from sigil.pages.tables import Page, Picture, Row, Table
-from sigil_reproduction.runner.experiment import (
-    Experiment,
-    Finding,
-    Measured,
-    check_claim,
-    difference,
-    final_numbers,
-)
+from sigil_reproduction.runner import published as paper
+from sigil_reproduction.runner.experiment import Claim, Experiment, Measured, final_numbers
 from sigil_reproduction.runner.scales import STRENGTHS, Scale
 from sigil_reproduction.runner.store import Cell
 
@@ -76,39 +71,33 @@ def show(measured: Measured, folder: Path) -> Page:
     ]
 
 
-def verdict(measured: Measured) -> list[Finding]:
-    """Noise costs the task, and not the stronger marks."""
-
-    def change(strength: float, number: str, ratio: str) -> float | None:
-        before = measured.mean(_name("noise-free", strength), number)
-        after = measured.mean(_name(ratio, strength), number)
-        return difference(after, before)
-
-    costs = {figures.label(strength): change(strength, "accuracy", "1/100") for strength in (0.0, *STRENGTHS)}
-    return [
-        check_claim(
-            "Noise of 1/100 costs every model at least 10 points of accuracy",
-            costs,
-            lambda x: x <= -10,
-            "+.1f",
-        ),
-        *(
-            check_claim(
-                f"Noise of 1/100 leaves the mark of λ = {strength:g} (WSR within 2 points)",
-                {"change": change(strength, "wsr", "1/100")},
-                lambda x: x >= -2,
-                "+.1f",
-            )
-            for strength in (1.0, 0.1)
-        ),
-        check_claim(
-            "Noise of 1/30 brings the mark of λ = 0.01 down by more than 20 points",
-            {"change": change(0.01, "wsr", "1/30")},
-            lambda x: x < -20,
-            "+.1f",
-        ),
-    ]
+def _change(text: str, strength: float, holds: Callable[[float], bool], **more: Any) -> Claim:
+    """What noise changes, paired by seed."""
+    ratio = more.pop("ratio", "1/100")
+    before = _name("noise-free", strength)
+    claim = f"Noise of {ratio} {text}"
+    return Claim(claim, _name(ratio, strength), holds, instead_of=before, form="+.1f", unit="points", **more)
 
 
+CLAIMS = [
+    Claim(
+        "Noise of 100 times the gradient's power leaves the mark (WSR ≥ 95 %)",
+        _name("1/100", 0.1),
+        lambda wsr: wsr >= 95,
+        paper=f"{paper.numbers()['noise']['points_given_in_text']['wsr']['0.1']['1/100']:.1f} %",
+        opens=True,
+    ),
+    *(
+        _change(
+            f"costs at least 10 points of accuracy, {figures.label(strength)}",
+            strength,
+            lambda points: points <= -10,
+            number="accuracy",
+        )
+        for strength in (0.0, *STRENGTHS)
+    ),
+    _change("leaves the mark of λ = 1 (WSR within 2 points)", 1.0, lambda points: points >= -2),
+    _change("takes more than 20 points of λ = 0.01", 0.01, lambda points: points < -20, ratio="1/30"),
+]
 CAPTION = "Accuracy and WSR where every client adds Gaussian noise to the gradients that it receives."
-EXPERIMENT = Experiment("noise", CAPTION, cells, show, final_numbers, verdict)
+EXPERIMENT = Experiment("noise", CAPTION, cells, show, final_numbers, claims=CLAIMS)

@@ -14,4 +14,5 @@ EXPERIMENT = table(
     rows=lambda scale: {str(count): {"clients": count} for count in COUNTS.at(scale)},
     published="clients",
     costs=True,
+    opening=("50", "50 clients carry it"),
 )

@@ -14,4 +14,5 @@ EXPERIMENT = table(
     },
     published="unbalanced_lognormal",
     costs=False,
+    opening=("2.0", "Unequal clients carry it (log-normal 2)"),
 )

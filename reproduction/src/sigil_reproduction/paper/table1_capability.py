@@ -20,9 +20,8 @@ from sigil import attacks, data, models, optimizers
 from sigil.baselines import Backdoor, ParameterMark
 from sigil.data import Dataset
 from sigil.federation.averaging import WeightedAverage
-from sigil.federation.federation import Federation
+from sigil.federation.federation import Federation, accuracy
 from sigil.federation.from_settings import client_parts
-from sigil.federation.measuring import accuracy
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import choose

@@ -18,7 +18,7 @@ from sigil.federation.settings import Settings
 from sigil.pages.tables import Page, Row, Table
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner.attacked import LARGEST, attackers_share, entries, marks
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim, difference
+from sigil_reproduction.runner.experiment import Claim, Experiment, Measured
 from sigil_reproduction.runner.scales import PerScale, Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -102,54 +102,6 @@ def show(measured: Measured, folder: Path) -> Page:
     return [Table(["attack", *TARGETS], rows, notes=LARGEST)]
 
 
-def verdict(measured: Measured) -> list[Finding]:
-    """What each attack does to Sigil's marks and to the two baselines."""
-
-    def number(target: str, attack: str, name: str = "wsr") -> float | None:
-        return measured.mean(f"{target} {attack}", name)
-
-    def changes(attack: str) -> dict[str, float | None]:
-        """What an attack does to the WSR of each mark that was embedded in the first place."""
-        found: dict[str, float | None] = {}
-        for target in sigil:
-            before, after = number(target, "none"), number(target, attack)
-            if before is None or before >= 90:
-                found[target] = difference(after, before)
-        return found
-
-    sigil = ("λ = 1", "λ = 0.1", "λ = 0.01")
-    pruned = "prune 80 %"
-    return [
-        check_claim(
-            "100 steps of fine-tuning leave embedded marks (2 points)",
-            changes("finetune 100"),
-            lambda x: x >= -2,
-            "+.1f",
-        ),
-        check_claim("INT4 leaves embedded marks (2 points)", changes("INT4"), lambda x: x >= -2, "+.1f"),
-        check_claim(
-            "Pruning 80 % destroys accuracy (below 20 %)",
-            {target: number(target, pruned, "accuracy") for target in TARGETS},
-            lambda x: x < 20,
-        ),
-        check_claim(
-            "Pruning 80 % leaves Sigil above 70 %",
-            {target: number(target, pruned) for target in sigil},
-            lambda x: x > 70,
-        ),
-        check_claim(
-            "Pruning 80 % removes the backdoor (below 20 %)",
-            {"BDWM": number("BDWM", pruned)},
-            lambda x: x < 20,
-        ),
-        check_claim(
-            "The parameter mark survives everything (98 %)",
-            {f"PWM {attack}": number("PWM", attack) for attack in ATTACKS},
-            lambda x: x >= 98,
-        ),
-    ]
-
-
 def _published(row: dict[str, Any], column: str) -> tuple[float | None, float | None]:
     for entry in paper.numbers()["removal"]:
         if all(entry.get(name) == value for name, value in row.items()):
@@ -161,4 +113,41 @@ def _published(row: dict[str, Any], column: str) -> tuple[float | None, float | 
 
 
 CAPTION = "Accuracy and WSR after fine-tuning, pruning and quantization; the paper's numbers in brackets."
-EXPERIMENT = Experiment("removal", CAPTION, cells, show, measure, verdict)
+PRUNED = "prune 80 %"
+
+
+def _left(words: str, attack: str, limit: float) -> list[Claim]:
+    """What an attack leaves of Sigil's marks."""
+    return [
+        Claim(
+            f"{words} leaves the mark of {target} (WSR ≥ {limit:g} %)",
+            f"{target} {attack}",
+            lambda wsr: wsr >= limit,
+            paper=f"{_published(ATTACKS[attack][1], column)[1]:.1f} %",
+            opens=target == "λ = 0.1",
+        )
+        for target, (_, column) in TARGETS.items()
+        if target.startswith("λ")
+    ]
+
+
+CLAIMS = [
+    *_left("Fine-tuning (100 steps)", "finetune 100", 95),
+    *_left("INT4", "INT4", 95),
+    *_left("Pruning 80 %", PRUNED, 70),
+    *(
+        Claim(
+            f"Pruning 80 % destroys accuracy, {each} (below 20 %)",
+            f"{each} {PRUNED}",
+            lambda x: x < 20,
+            "accuracy",
+        )
+        for each in TARGETS
+    ),
+    Claim("Pruning 80 % removes the backdoor (WSR below 20 %)", f"BDWM {PRUNED}", lambda x: x < 20),
+    *(
+        Claim(f"The parameter mark survives {each} (WSR ≥ 98 %)", f"PWM {each}", lambda x: x >= 98)
+        for each in ATTACKS
+    ),
+]
+EXPERIMENT = Experiment("removal", CAPTION, cells, show, measure, claims=CLAIMS)

@@ -33,7 +33,7 @@ from sigil.pages.tables import Entry, Page, Table
 from sigil_reproduction.runner import attacked
 from sigil_reproduction.runner import published as paper
 from sigil_reproduction.runner.attacked import LARGEST, attackers_share, marks
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
+from sigil_reproduction.runner.experiment import Claim, Experiment, Measured
 from sigil_reproduction.runner.scales import STRENGTHS, PerScale, Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -102,9 +102,7 @@ def after_attack(run: Run, attack: str, store: Store) -> dict[str, Any]:
     return numbers
 
 
-def attack_run(
-    run: Run, attack: str, store: Store, *, centre: bool = False
-) -> tuple[Halves, Subspace | None]:
+def attack_run(run: Run, attack: str, store: Store) -> tuple[Halves, Subspace | None]:
     """One variant of the attack on a run that has a recording: the attacked halves and what was found."""
     settings = run.settings
     halves = run.halves()
@@ -116,7 +114,7 @@ def attack_run(
     early = math.ceil(rounds * window / PAPER_ROUNDS)
     steps = math.ceil(_steps(recording, rounds, early) * window / PAPER_ROUNDS)
     late = rounds + 1 - math.ceil(rounds * LATE / PAPER_ROUNDS)  # where it was full before, the last it has
-    tuning = FINETUNING.at(store.scale)
+    tuning, centre = FINETUNING.at(store.scale), False
     if attack in VARIANTS:
         kind, name = VARIANTS[attack]
         centre, tuning = bool(COMPONENTS[kind]), FINETUNINGS[name].at(store.scale)
@@ -221,35 +219,6 @@ def _explained(measured: Measured) -> str:
     )
 
 
-def verdict(measured: Measured) -> list[Finding]:
-    """The paper's claims on this attack."""
-
-    def lowest(strength: float) -> float | None:
-        found = [measured.mean(attacked.name_of(strength, window), "wsr") for window in WINDOWS]
-        known = [number for number in found if number is not None]
-        return min(known) if len(known) == len(found) else None
-
-    def textbook(*tunings: str) -> dict[str, float | None]:
-        names = {tuning: attacked.name_of(VARIED, f"centred PCA, {tuning}") for tuning in tunings}
-        return {tuning: measured.mean(name, "wsr") for tuning, name in names.items()}
-
-    strong, default = lowest(1.0), lowest(0.1)
-    return [
-        check_claim(
-            "With textbook (centred) components the mark of strength 0.1 stays above 70 %",
-            textbook(*FINETUNINGS),
-            lambda wsr: wsr > 70,
-        ),
-        Finding(
-            "The attack brings the mark of strength 1.0 below 70 %.", None if strong is None else strong < 70
-        ),
-        Finding(
-            "The mark of strength 0.1 stays above 70 % for every window, components not centred.",
-            None if default is None else default > 70,
-        ),
-    ]
-
-
 def _chance(measured: Measured) -> str:
     names = {cell.name for cell in measured.cells if cell.options["attack"] != AVERAGING}
     shares = {f"{chance:.1f} %" for name in names for chance in measured.values(name, "chance")}
@@ -263,4 +232,30 @@ def _published(strength: float, attack: str) -> tuple[float, float] | None:
 
 
 CAPTION = "Accuracy, WSR and p after the adaptive attack; the paper's numbers in brackets."
-EXPERIMENT = Experiment("adaptive", CAPTION, cells, show, measure, verdict)
+
+
+def _claim(what: str, strength: float, attack: str, window: str, *, opens: bool = False) -> Claim:
+    """The paper says that this attack leaves λ = 0.1 and removes λ = 1."""
+    words, sign = ("leaves", "≥") if strength < 1 else ("removes", "<")
+    return Claim(
+        f"The adaptive attack, {what}, {words} λ = {strength:g} (WSR {sign} 70 %)",
+        attacked.name_of(strength, attack),
+        (lambda wsr: wsr >= 70) if strength < 1 else (lambda wsr: wsr < 70),
+        paper=f"{(_published(strength, window) or (0, 0))[1]:.1f} %",
+        opens=opens,
+    )
+
+
+LONGEST = "R_wm 10"
+CLAIMS = [
+    *(
+        _claim(f"textbook PCA, fine-tuning: {tuning}", VARIED, f"centred PCA, {tuning}", LONGEST, opens=opens)
+        for tuning, opens in (("paper, Adam", True), ("ours", True), ("paper, SGD", False))
+    ),
+    *(
+        _claim(f"uncentred, {window}", strength, window, window, opens=window == LONGEST)
+        for strength in (VARIED, 1.0)
+        for window in WINDOWS
+    ),
+]
+EXPERIMENT = Experiment("adaptive", CAPTION, cells, show, measure, claims=CLAIMS)

@@ -5,7 +5,7 @@ One row per cut, from the first residual stage to the last; the deeper the cut, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from sigil_reproduction.paper import figure6_splitout as splitout
 from sigil_reproduction.paper import table5_adaptive as adaptive
 from sigil_reproduction.paper.ablations import NOISE, REMOVAL, SPLITOUT, WINDOWS
 from sigil_reproduction.runner import published as paper
-from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim, difference
+from sigil_reproduction.runner.experiment import Claim, Experiment, Measured
 from sigil_reproduction.runner.scales import Scale
 from sigil_reproduction.runner.stealth import OUTLIERS
 from sigil_reproduction.runner.store import Cell
@@ -75,47 +75,33 @@ def show(measured: Measured, folder: Path) -> Page:
     return [Table(["cut", *COLUMNS], rows, notes=ablations.NOTE)]
 
 
-def verdict(measured: Measured) -> list[Finding]:
-    """The paper's claims on depth."""
-
-    def numbers(column: str, number: str, cuts: Sequence[str] = CUTS) -> dict[str, float | None]:
-        return {cut: measured.mean(name_of(cut, column), number) for cut in cuts}
-
-    def steps(column: str, number: str) -> dict[str, float | None]:
-        """The deepest cut's number less the shallowest's."""
-        first, last = numbers(column, number, (CUTS[0], CUTS[-1])).values()
-        return {f"{CUTS[-1]} less {CUTS[0]}": difference(last, first)}
-
-    lowest: dict[str, float | None] = {}
-    for cut in CUTS:
-        rates = [measured.mean(name_of(cut, window), "wsr") for window in WINDOWS]
-        known = [rate for rate in rates if rate is not None]
-        lowest[cut] = min(known) if known else None
-    return [
-        check_claim(
-            "The mark embeds at every cut (WSR of at least 95 %)", numbers("none", "wsr"), lambda x: x >= 95
-        ),
-        check_claim(
-            "SplitOut counts fewer outliers at the deepest cut",
-            steps(SPLITOUT, OUTLIERS),
-            lambda x: x < 0,
-            "+.2f",
-        ),
-        check_claim(
-            "Noise of 1/100 harms the mark less at the deepest cut",
-            steps(NOISE, "wsr"),
-            lambda x: x > 0,
-            "+.1f",
-        ),
-        check_claim(
-            "Noise of 1/100 harms the task more there", steps(NOISE, "accuracy"), lambda x: x < 0, "+.1f"
-        ),
-        check_claim(
-            "Pruning 80 % harms the mark less there", steps("prune 80 %", "wsr"), lambda x: x > 0, "+.1f"
-        ),
-        check_claim("The adaptive attack leaves every cut above 70 % (lowest WSR)", lowest, lambda x: x > 70),
-    ]
+def _embeds(cut: str) -> Claim:
+    theirs = f"{paper.numbers()['ablation_split'][cut]['none'][1]:.1f} %"
+    text = f"The mark embeds at every cut: {cut} (WSR ≥ 95 %)"
+    return Claim(text, name_of(cut, "none"), lambda x: x >= 95, paper=theirs, opens=cut == CUTS[0])
 
 
+def _deeper(text: str, column: str, holds: Callable[[float], bool], number: str = "wsr") -> Claim:
+    """The deepest cut's number less the shallowest's."""
+    deep, shallow = (name_of(cut, column) for cut in (CUTS[-1], CUTS[0]))
+    return Claim(f"At the deepest cut {text}", deep, holds, number, instead_of=shallow, form="+.1f", unit="")
+
+
+CLAIMS = [
+    *map(_embeds, CUTS),
+    _deeper("SplitOut counts fewer outliers", SPLITOUT, lambda x: x < 0, OUTLIERS),
+    _deeper("noise of 1/100 harms the mark less", NOISE, lambda x: x > 0),
+    _deeper("noise of 1/100 harms the task more", NOISE, lambda x: x < 0, "accuracy"),
+    _deeper("pruning 80 % harms the mark less", "prune 80 %", lambda x: x > 0),
+    *(
+        Claim(
+            f"The adaptive attack, {window}, leaves the mark at {cut} (WSR > 70 %)",
+            name_of(cut, window),
+            lambda wsr: wsr > 70,
+        )
+        for cut in CUTS
+        for window in WINDOWS
+    ),
+]
 CAPTION = "Fidelity, stealth and robustness of the mark at four cuts; the paper's numbers in brackets."
-EXPERIMENT = Experiment("split-point", CAPTION, cells, show, ablations.measure, verdict)
+EXPERIMENT = Experiment("split-point", CAPTION, cells, show, ablations.measure, claims=CLAIMS)

@@ -7,19 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sigil import attacks
 from sigil.errors import ExperimentError
 from sigil.federation.run import Run
 from sigil.pages import tables
 from sigil.pages.tables import Number, Page
-from sigil_reproduction.runner.intervals import AGREES, DIFFERS, UNTESTABLE, Interval, judge_equivalence
+from sigil_reproduction.runner.intervals import (
+    AGREES,
+    DIFFERS,
+    NOT_RUN,
+    UNTESTABLE,
+    Interval,
+    equivalence,
+    interval,
+    judge,
+    judge_equivalence,
+    paired,
+)
 from sigil_reproduction.runner.reading import counts
 from sigil_reproduction.runner.scales import Scale, get
 from sigil_reproduction.runner.store import Cell, Result, Store
 
-T = TypeVar("T")
 Measure = Callable[[Cell, list[Run], Store], dict[str, Any]]
 
 
@@ -83,11 +93,6 @@ class Measured:
         return replace(found, paper=paper, paper_form=paper_form)
 
 
-def difference(after: float | None, before: float | None) -> float | None:
-    """How much more it became, if both were measured."""
-    return None if after is None or before is None else after - before
-
-
 @dataclass(frozen=True)
 class Finding:
     """One claim held against the cells: does it hold here?
@@ -114,33 +119,13 @@ def check_claim(
     """A claim that must hold for each of these numbers, as far as they were measured.
 
     >>> check_claim("WSR of at least 95 %", {"λ = 0.1": 99.5, "λ = 1": None}, lambda wsr: wsr >= 95)
-    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1); 1 not measured.', agrees=True, untestable=False)
+    Finding(text='WSR of at least 95 %: 99.5 (λ = 0.1).', agrees=True, untestable=False)
     """
-    return _check(
-        claim, measured, lambda number: f"{number:{form}}", lambda n: AGREES if rule(n) else DIFFERS
-    )
-
-
-def check_equivalence(claim: str, measured: Mapping[str, Interval | None]) -> Finding:
-    """A claim that there is no difference, which two one-sided tests must show for each of these."""
-    return _check(claim, measured, lambda found: found.text("+.1f"), judge_equivalence)
-
-
-def _check(
-    claim: str,
-    measured: Mapping[str, T | None],
-    text: Callable[[T], str],
-    verdict: Callable[[T], str],
-) -> Finding:
-    known = {name: found for name, found in measured.items() if found is not None}
+    known = {name: number for name, number in measured.items() if number is not None}
     if not known:
         return Finding(f"{claim}: not measured.", None)
-    missing = len(measured) - len(known)
-    gap = f"; {missing} not measured" if missing else ""
-    words = {verdict(found) for found in known.values()}
-    agrees = False if DIFFERS in words else None if UNTESTABLE in words else True
-    named = ", ".join(f"{text(found)} ({name})" for name, found in known.items())
-    return Finding(f"{claim}: {named}{gap}.", agrees, untestable=agrees is None)
+    named = ", ".join(f"{number:{form}} ({name})" for name, number in known.items())
+    return Finding(f"{claim}: {named}.", all(map(rule, known.values())))
 
 
 def listed(findings: Sequence[Finding]) -> str:
@@ -154,13 +139,101 @@ def _others_measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Claim:
+    """One claim of the paper: what it says and its number, and the cell whose number it is held against.
+
+    `number` is a name among the cell's numbers; with a stop in it, one inside another ("detector.share"); of
+    several between bars the largest. It *agrees* where the whole interval over seeds keeps the limit
+    `holds`, *differs* where none of it does, and *cannot be tested here* where it reaches past the limit.
+    With `instead_of`, another cell of the experiment, the claim is about the difference, paired by seed; that
+    there is none (no `holds`) takes two one-sided tests.
+    """
+
+    text: str
+    cell: str
+    holds: Callable[[float], bool] | None = None
+    number: str = "wsr"
+    paper: str = ""
+    instead_of: str = ""
+    form: str = ".1f"
+    unit: str = "%"
+    opens: bool = False  # whether it is one of those that open the report
+    counted: bool = False  # the same for every seed
+
+    def held(self, measured: Measured) -> Held:
+        """Against the cells of a scale."""
+        found = self._interval(measured)
+        if self.cell not in {cell.name for cell in measured.cells}:
+            verdict = UNTESTABLE
+        else:
+            verdict = judge_equivalence(found) if self.holds is None else judge(found, self.holds)
+        exponents = measured.values(self.cell, "log10_p") if self.number == "wsr" else []
+        return Held(self, found, verdict, max(exponents, default=None))
+
+    def _interval(self, measured: Measured) -> Interval | None:
+        if self.instead_of:
+            after, before = (measured.by_seed(cell, self.number) for cell in (self.cell, self.instead_of))
+            return paired(after, before)
+        found = (_largest(row, self.number.split("|")) for row in measured.every(self.cell))
+        return interval([value for value in found if value is not None])
+
+
+def _largest(row: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    """The largest of the numbers with these names that there are; a detector without a score has none."""
+    values: list[float] = []
+    for name in names:
+        *inside, number = name.split(".")
+        place: Any = row
+        for each in inside:
+            place = place.get(each, {})
+        if place.get(number) is not None and place.get("scores") != 0:
+            values.append(float(place[number]))
+    return max(values, default=None)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A claim held against the cells of a scale."""
+
+    claim: Claim
+    found: Interval | None
+    verdict: str
+    log10_p: float | None = None  # of a rate, before correction: the largest of the seeds
+
+    @property
+    def ours(self) -> str:
+        """Our number in words."""
+        if self.found is None:
+            return NOT_RUN
+        text = self.found.text(self.claim.form, self.claim.unit)
+        if self.claim.counted:
+            return text.removesuffix(", one seed")
+        p = equivalence(self.found) if self.claim.holds is None else None
+        return text if p is None else f"{text}; same: p = {p:.2g}"
+
+    @property
+    def word(self) -> str:
+        """The verdict in words; one seed is said to be one."""
+        alone = self.found is not None and self.found.half is None and not self.claim.counted
+        word = f"{self.verdict}, one seed" if alone else self.verdict
+        return f"**{word}**" if self.verdict in (DIFFERS, UNTESTABLE) else word
+
+    @property
+    def finding(self) -> Finding:
+        """The same for the experiment's own page."""
+        agrees = {AGREES: True, DIFFERS: False}.get(self.verdict)
+        text = f"{self.claim.text}: {self.ours if self.found else 'not measured'}."
+        return Finding(text, agrees, untestable=self.found is not None and agrees is None)
+
+
+@dataclass(frozen=True)
 class Experiment:
     """One table or figure of the paper.
 
     `cells` lists what must be measured at a scale; some of them may be another experiment's own. `measure`
     turns the trainings of a cell of this experiment into numbers. `show` returns the page, and saves its
-    figures in the given folder. `verdict` holds the paper's claims against the cells: agreement in shape,
-    since reduced scales cannot agree in size.
+    figures in the given folder. `claims` are the paper's about single cells, and `verdict` holds what is said
+    about several against them: agreement in shape, since reduced scales cannot agree in size.
     """
 
     name: str
@@ -169,6 +242,7 @@ class Experiment:
     show: Callable[[Measured, Path], Page]
     measure: Measure = _others_measure
     verdict: Callable[[Measured], list[Finding]] = lambda measured: []
+    claims: Sequence[Claim] = ()
 
     def page(self, measured: Measured, folder: Path) -> Page:
         """What the experiment shows, without the rows and columns of which nothing was measured."""
@@ -176,8 +250,12 @@ class Experiment:
 
     def findings(self, measured: Measured, scale: Scale) -> list[Finding]:
         """The paper's claims against the cells that there are, at a scale that says anything about them."""
-        known = self.verdict(measured) if scale.judged else []
-        return [finding for finding in known if finding.agrees is not None or finding.untestable]
+        known = [claim.held(measured).finding for claim in self.claims] + self.verdict(measured)
+        return (
+            []
+            if not scale.judged
+            else [finding for finding in known if finding.agrees is not None or finding.untestable]
+        )
 
     def seeds(self, store: Store, asked: Sequence[int] = ()) -> list[int]:
         """The seeds of a page: those asked for, and those of which anything was measured; 0 at least.

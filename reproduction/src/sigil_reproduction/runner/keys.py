@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sigil.errors import ExperimentError
-from sigil.federation.from_settings import cut_shape, resolve, what_a_key_states
+from sigil.federation.from_settings import resolve, what_a_key_states
 from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 from sigil.keys.draws import KeyStream
@@ -108,7 +108,7 @@ def _stated(settings: Settings, data_dir: Path | None) -> Key:
 
 
 def _early(settings: Settings, data_dir: Path | None) -> Key:
-    shape, mark = cut_shape(settings, data_dir), resolve(settings, None).watermark
+    shape, mark = what_a_key_states(settings, data_dir)["shape"], resolve(settings, None).watermark
     if mark.scheme == "shares":
         return Key.generate(
             OWNER,

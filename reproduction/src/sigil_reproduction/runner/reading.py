@@ -1,4 +1,4 @@
-"""Readings as experiments make them: on noise from a seed, which many keys and models can share."""
+"""Readings as experiments make them, on noise from a seed, which keys and models share; what is proof."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from torch import Tensor
 
 from sigil.keys.key import Key
 from sigil.probing import Suspect, noise
+from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
 from sigil.verdict.readings import read
 from sigil.verdict.report import Reading
 
+# What a log10 p must reach to be proof, by the kind of key.
+KEYS = {"plain": Price(PLAIN_ALLOWANCE_LOG2), "stamped": Price(STAMPED_ALLOWANCE_LOG2)}
 _BATCH = 64
 
 

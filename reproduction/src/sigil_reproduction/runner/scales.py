@@ -109,8 +109,8 @@ CPU = Scale(
         "5. All test images of the classes used. The noise figure and the tables on clients, non-IID and "
         "unbalanced data use 4,000 training images. Alignment uses ResNet-18 at width 16 cut at layer4, "
         "which has 128 channels there. The adaptive attack fine-tunes for 10 epochs at 1e-3 instead of 100 "
-        "at 1e-4; extraction takes 10 epochs. `longer` gives the same images to 2 clients instead of 10, so "
-        "that each takes 3,130 steps, as many as the paper's; `scaling` says what it changes."
+        "at 1e-4; extraction takes 10 epochs. A training that is called longer gives the same images to 2 "
+        "clients instead of 10, so that each takes 3,130 steps, as many as the paper's."
     ),
     base={
         "federation": {"rounds": 10, "local_epochs": 1, "batch_size": 16},

@@ -315,17 +315,10 @@ def summary(detector: Detector, places: Sequence[int] | None = None) -> dict[str
     return found
 
 
-def suspicious(measured: Measured, names: Mapping[str, str], *readings: str) -> dict[str, float | None]:
-    """The share (%) of suspicious scores in the first seed's cells of these names, by what each is.
-
-    Of several readings the one with the largest share counts: who looks in two ways is warned by either.
-    """
-    found: dict[str, float | None] = {}
-    for text, name in names.items():
-        numbers = measured.first(name) or {}
-        shares = [numbers[each]["suspicious"] for each in readings if numbers.get(each, {}).get("scores")]
-        found[text] = float(max(shares)) if shares else None
-    return found
+def suspicious(measured: Measured, names: Mapping[str, str], detector: str) -> dict[str, float | None]:
+    """The share (%) of suspicious scores in the first seed's cells of these names, by what each is."""
+    found = {text: (measured.first(name) or {}).get(detector, {}) for text, name in names.items()}
+    return {text: float(one["suspicious"]) if one.get("scores") else None for text, one in found.items()}
 
 
 def said(numbers: Mapping[str, Any] | None, detector: str, form: str = USUAL) -> Entry:

@@ -139,7 +139,7 @@ def watched(cell: Cell, store: Store) -> tuple[dict[str, Any], tuple[npt.NDArray
     }
     if attacker is None:
         return numbers, None
-    own = federation.parts[stealth.CLIENT][:SEEN]
+    own = federation.training.parts[stealth.CLIENT][:SEEN]
     images = stealth.normalised(dataset, dataset.train.images[own])
     seen = reconstruct(attacker, federation.halves()[0], images)
     return numbers | quality(attacker, seen, images), (own, seen)

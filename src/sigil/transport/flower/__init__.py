@@ -10,7 +10,7 @@ module             content
 ``client_app``     the ClientApp: one round on the split service's stream
 ``superlink``      the owner's SuperLink, on the loopback address
 ``https_front``    the only way to it from outside: lets Flower's Fleet API through and nothing else
-``supernode``      a client's SuperNode, and the process that runs its ClientApp
+``node``           a client's way to the front, in the place of a SuperNode, and its ClientApp's messages
 ``processes``      Flower's commands as child processes that never outlive their parent
 ``adapter``        how a process of ours takes a task of Flower's, and what else is not its public interface
 =================  ====================================================================================

@@ -92,7 +92,6 @@ def unpacked(bundle: Path) -> Iterator[Path]:
         write(folder / "ca.pem", credentials.authority, secret=True)
         write(folder / "client.pem", credentials.certificate, secret=True)
         write(folder / "client.key", credentials.key, secret=True)
-        write_node_key(folder)
         yield folder
 
 

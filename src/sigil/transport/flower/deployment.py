@@ -40,7 +40,7 @@ from sigil.federation.settings import Settings, make
 from sigil.keys.key import Key
 from sigil.transport import certificates
 from sigil.transport.certificates import ServerCredentials, bundle_folder
-from sigil.transport.flower.bundle import JOIN_FILE, Invitation, public_key, write_node_key
+from sigil.transport.flower.bundle import Invitation, public_key, write_node_key
 from sigil.transport.flower.client_app import CLIENTS_VARIABLE
 from sigil.transport.flower.client_app import app as client_app
 from sigil.transport.flower.https_front import HttpsFront
@@ -94,13 +94,12 @@ class Deployment:
         return listening_address(self.host, self.listen)
 
     def prepare(self) -> None:
-        """Make the certificates and the clients' bundles that are not there yet, and write the file."""
+        """Make the certificates that are not there yet, and write what clients and a ServerApp read."""
         certificates.make(self.network, clients=self.clients, hosts=[self.host])
         _check_name(self.network / "server.pem", self.host)
         for client, bundle in enumerate(self._bundles):
             write_node_key(bundle)
-            if not (bundle / JOIN_FILE).exists():
-                self._invite(client)
+            Invitation(client, self.clients, self.address).write(bundle)
         content = asdict(self) | {"settings": self.settings.model_dump(mode="json")}
         text = json.dumps(content, indent=1, default=_absolute)
         files.write(self.network / OWNER_FILE, text, replace=True, mode=0o644, raises=NetworkError)
@@ -195,8 +194,6 @@ class Deployment:
         ):
             network = replace(network, held=ports.split, front=front)
             link.register(bundle / "node.pub" for bundle in self._bundles)
-            for client in range(self.clients):
-                self._invite(client)
             ready()
             link.run(_app(lambda grid: self.train(grid, network, key=key, progress=progress)))
 
@@ -243,10 +240,6 @@ class Deployment:
     @property
     def _bundles(self) -> list[Path]:
         return [bundle_folder(self.network, client) for client in range(self.clients)]
-
-    def _invite(self, client: int) -> None:
-        """Write what a client must know to join, beside its certificate."""
-        Invitation(client, self.clients, self.address).write(bundle_folder(self.network, client))
 
 
 def _app(work: Callable[[Grid], object]) -> ServerApp:

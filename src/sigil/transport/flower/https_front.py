@@ -29,6 +29,7 @@ import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,12 @@ LIMIT = 16 * 2**20
 SHORT = 2**20
 # What is still read of a request that is refused.
 DROPPED_BYTES, DROPPED_SECONDS = 2**23, 2.0
-PUSH = "/v1/fleet/push-"
+PUSH, ACTIVATE = "/v1/fleet/push-", "/v1/fleet/activate-node"
 # What a client may send before the first round, where nobody has asked it for anything.
 FIRST_ALLOWANCE = 2**24
 # One client may take this part of the whole budget: the uploads of a SuperNode, two at once, fit many times.
 SHARE = 2
-# So many addresses per client are remembered: clients move, but not without end.
+# This many addresses are remembered per client: clients move, but not without end.
 FAMILIAR = 16
 # Headers that belong to one connection, not to the message.
 HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"host"})
@@ -93,8 +94,8 @@ class HttpsFront(ServerThread):
         self.limits = limits or Limits()
         self.known = frozenset(known)
         self.connections: Counter[str] = Counter()
-        self._metrics = metrics or Metrics()
-        self._open = 0
+        self.refused = (metrics or Metrics()).refused
+        self.open = 0
         self._handshakes = 0
         self._held: Counter[str] = Counter()
         self._allowance = FIRST_ALLOWANCE
@@ -150,10 +151,6 @@ class HttpsFront(ServerThread):
         """Something has come from this holder of a certificate."""
         self._heard[holder] = self._loop.time()
 
-    def refused(self, why: FrontRefusal) -> None:
-        """Count one refusal."""
-        self._metrics.front_refused(why)
-
     async def _serve(self) -> None:
         self._listener.setblocking(False)
         pool = httpx.Limits(max_connections=self.limits.front_connections, max_keepalive_connections=16)
@@ -177,40 +174,34 @@ class HttpsFront(ServerThread):
                 self.refused(FrontRefusal.CONNECTIONS)
                 await asyncio.sleep(0.1)
                 continue
-            limits = self.limits
-            if self._too_many(address):
-                self.refused(FrontRefusal.STRANGERS)
+            if why := self._full(address):
+                self.refused(why)
                 line.close()
                 continue
-            if self._open >= limits.front_connections or self._handshakes >= limits.front_handshakes:
-                self.refused(FrontRefusal.CONNECTIONS)
-                line.close()
-                continue
-            self._open += 1
+            self.open += 1
             self._handshakes += 1
             task = self._loop.create_task(self._shake_hands(line, address))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    def _too_many(self, address: str) -> bool:
-        """Whether strangers have had their handshakes of this second: each costs milliseconds."""
-        if address in self._familiar:
-            return False
-        if (second := int(self._loop.time())) != self._second:
-            self._second = second
-            self._strangers.clear()
+    def _full(self, address: str) -> FrontRefusal | None:
+        """Why there is no room for a connection from there, if so: each handshake costs milliseconds."""
         limits = self.limits
-        if (
-            self._strangers[address] >= limits.front_strangers_per_address
-            or self._strangers.total() >= limits.front_strangers
-        ):
-            return True
-        self._strangers[address] += 1
-        return False
+        if address not in self._familiar:
+            if (second := int(self._loop.time())) != self._second:
+                self._second = second
+                self._strangers.clear()
+            if (
+                self._strangers[address] >= limits.front_strangers_per_address
+                or self._strangers.total() >= limits.front_strangers
+            ):
+                return FrontRefusal.STRANGERS
+            self._strangers[address] += 1
+        full = self.open >= limits.front_connections or self._handshakes >= limits.front_handshakes
+        return FrontRefusal.CONNECTIONS if full else None
 
-    def welcome(self, holder: str, address: str) -> None:
+    def welcome(self, address: str) -> None:
         """A client has shown its certificate: from its address it may come as often as it needs."""
-        self.heard(holder)
         if len(self._familiar) < FAMILIAR * len(self.known):
             self._familiar.add(address)
 
@@ -228,70 +219,61 @@ class HttpsFront(ServerThread):
             # until the collector looks at everything: rarely, in a process with as many objects as this one.
             traceback.clear_frames(error.__traceback__)
             self.refused(FrontRefusal.HANDSHAKE)
-            self._open -= 1
+            self.open -= 1
             line.close()
         finally:
             self._handshakes -= 1
 
-    def gone(self) -> None:
-        """A connection that had shaken hands has ended."""
-        self._open -= 1
-
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        began = False
+        status = 0
 
         async def begin(message: MutableMapping[str, Any]) -> None:
-            nonlocal began
-            began = True
+            nonlocal status
+            status = message.get("status", status)
             await send(message)
-            self.heard(scope["state"]["holder"])  # one that reads an answer is there, however slowly
+            if status < 400:
+                self.heard(scope["state"]["holder"])  # one that reads an answer is there, however slowly
 
         try:
             async with asyncio.timeout(self.limits.front_seconds):
-                await self._forward(scope, receive, begin)
+                try:
+                    await self._forward(scope, receive, begin)
+                except _Refusal as refusal:
+                    self.refused(refusal.why)
+                    await _refuse(begin, refusal.status, refusal.body, unread=receive)
+                except httpx.TransportError:
+                    await _refuse(begin, 503, b"The SuperLink is not there.")
         except TimeoutError:
             self.refused(FrontRefusal.TIME)
-            if not began:
+            if not status:
                 await _refuse(send, 504, b"The request took too long.")
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, holder = scope["path"], scope["state"]["holder"]
         if scope["method"] != "POST" or not FLEET.fullmatch(path) or scope["query_string"]:
-            self.refused(FrontRefusal.REQUEST)
-            await _refuse(send, 403, b"Only Flower's Fleet API is served here.", unread=receive)
-            return
+            raise _Refusal(FrontRefusal.REQUEST, 403, b"Only Flower's Fleet API is served here.")
         largest = self.limit if path == PUSH + "object" else min(self.limit, SHORT)
         size = _size(scope, largest)
         if size > largest:
-            self.refused(FrontRefusal.BYTES)
-            await _refuse(send, 413, b"The request is too large.", unread=receive)
-            return
-        # What is pushed is kept by the SuperLink: it counts as soon as it is announced.
+            raise _Refusal(FrontRefusal.BYTES, 413, b"The request is too large.")
         if path.startswith(PUSH):
+            # What is pushed is kept by the SuperLink: it counts as soon as it is announced.
             self._sent[holder] += size
             if self._sent[holder] > self._allowance:
                 self._over.add(holder)
-        if holder in self._over and path.startswith(PUSH):
-            self.refused(FrontRefusal.ALLOWANCE)
-            await _refuse(send, 413, b"This client has sent more than it may.", unread=receive)
-            return
+            if holder in self._over:
+                raise _Refusal(FrontRefusal.ALLOWANCE, 413, b"This client has sent more than it may.")
         if self._held[holder] + size > max(self.limit, self.limits.front_bytes // SHARE):
-            self.refused(FrontRefusal.BYTES)
-            # 503, like the 504 below, is what a SuperNode tries again after.
-            await _refuse(send, 503, b"This client has too many requests open.", unread=receive)
-            return
+            # 503, like the 504 above, is what a client tries again after.
+            raise _Refusal(FrontRefusal.BYTES, 503, b"This client has too many requests open.")
         async with self._reserved(holder, size):
-            try:
+            with suppress(ConnectionError):
                 body = await _read(receive, size)
-            except ConnectionError:
-                return
-            if body is None:
-                self.refused(FrontRefusal.BYTES)
-                await _refuse(send, 413, b"The request is too large.", unread=receive)
-                return
-            await self._pass_on(path, body, scope["headers"], send)
+                if body is None:
+                    raise _Refusal(FrontRefusal.BYTES, 413, b"The request is too large.")
+                await self._pass_on(path, body, scope["headers"], send)
 
     @asynccontextmanager
     async def _reserved(self, holder: str, size: int) -> AsyncIterator[None]:
@@ -310,18 +292,21 @@ class HttpsFront(ServerThread):
     async def _pass_on(self, path: str, body: bytes, headers: list[tuple[bytes, bytes]], send: Send) -> None:
         passed = [(name, value) for name, value in headers if name not in HOP and name != OWNER]
         passed.append((OWNER, self._secret))
-        try:
-            async with self._client.stream(
-                "POST", self.target + path, content=body, headers=passed
-            ) as answer:
-                kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in HOP]
-                start = {"type": "http.response.start", "status": answer.status_code, "headers": kept}
-                await send(start)
-                async for part in answer.aiter_raw():
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
-        except httpx.TransportError:
-            await _refuse(send, 503, b"The SuperLink is not there.")
+        async with self._client.stream("POST", self.target + path, content=body, headers=passed) as answer:
+            kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in HOP]
+            await send({"type": "http.response.start", "status": answer.status_code, "headers": kept})
+            async for part in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+
+@dataclass(eq=False)
+class _Refusal(Exception):
+    """Ends a request, with the reason and our own answer."""
+
+    why: FrontRefusal
+    status: int
+    body: bytes
 
 
 class _Connection(H11Protocol):
@@ -348,7 +333,7 @@ class _Connection(H11Protocol):
             front.connections[holder] += 1
             self._holder = holder
             self.app_state = {"holder": holder}
-            front.welcome(holder, self._address)
+            front.welcome(self._address)
             self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -356,12 +341,13 @@ class _Connection(H11Protocol):
             self._waiting.cancel()
         if self._holder is not None:
             self._front.connections[self._holder] -= 1
-        self._front.gone()
+        self._front.open -= 1
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._holder is not None:
+        # One that is not let in has not come, though Flower may still take it for the process before it.
+        if self._holder is not None and self.scope is not None and self.scope["path"] != ACTIVATE:
             self._front.heard(self._holder)
         if self.cycle is not None and not self.cycle.response_complete:
             if self._waiting is not None:
@@ -406,7 +392,7 @@ async def _read(receive: Receive, size: int, *, keep: bool = True) -> bytes | No
 
 
 async def _refuse(send: Send, status: int, body: bytes, unread: Receive | None = None) -> None:
-    """Our own no; it ends the connection.
+    """Answer a request here, and end its connection.
 
     A connection that is closed while a request is still coming in loses the answer, so what is on its way is
     read and dropped first, within limits.

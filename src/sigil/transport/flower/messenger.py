@@ -148,7 +148,7 @@ class FlowerMessenger:
     """Carries tasks and updates as Flower messages, one per client and round.
 
     `nodes` maps the public key of each client's node (PEM) to the client's index; none in a simulation, where
-    the nodes are numbered as they come. Setting `stop` ends whoever waits for clients with an error.
+    the nodes are numbered as they come. Setting `stop` ends all waiting for clients with an error.
     """
 
     def __init__(

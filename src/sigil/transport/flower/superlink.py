@@ -20,7 +20,7 @@ from flwr.serverapp import ServerApp
 from sigil import files
 from sigil.errors import NetworkError
 from sigil.serving import Closing
-from sigil.transport.flower.adapter import SERVER_APP, Runtime, TaskIdentity, ask, grid_of
+from sigil.transport.flower.adapter import Runtime, TaskIdentity, ask, grid_of
 from sigil.transport.flower.processes import flwr, free_port, says_why, start, stop
 
 APP = Path(__file__).parent / "app"
@@ -82,7 +82,7 @@ class SuperLink(Closing):
         left = [] if self._new else self._unfinished()
         self._new = False
         *_, started = self._flwr(*(("stop", run) for run in left), ("run", str(APP)))
-        token = self._runtime.acquire(SERVER_APP) if started["success"] else None
+        token = self._runtime.acquire() if started["success"] else None
         if token is None:
             raise NetworkError(f"The SuperLink gave no task for a new run; {says_why(self._log)}.")
         with self._runtime.task(token, ended=self._stop) as client:
@@ -120,7 +120,7 @@ class SuperLink(Closing):
         return "Flower's run was stopped, as by `flwr stop`" if self._stopped or refused or flowers else None
 
     def _stop(self) -> None:
-        """Wake the main thread: Flower says that this run is over, whoever ended it."""
+        """Wake the main thread: Flower says that this run is over."""
         self._stopped = True
         signal.raise_signal(signal.SIGINT)
 
