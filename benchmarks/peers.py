@@ -546,45 +546,20 @@ def ratio(above: list[dict[str, float]], below: list[dict[str, float]], what: st
     return [a[what] / b[what] for a, b in zip(above, below, strict=True)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7, help="turns of the loops in one process")
-    parser.add_argument("--process-repeats", type=int, default=5, help="trainings of several processes, each")
-    parser.add_argument("--rounds", type=int, default=1, help="of each of those, after one to warm up")
-    parser.add_argument("--batches", type=int, default=20, help="of each of the two clients in a turn")
-    parser.add_argument("--process-batches", type=int, default=40, help="the same in a round of those")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    os.environ |= {"OMP_NUM_THREADS": "1", "SIGIL_PRECISION": ""}
-    before = os.getloadavg()
-    settings: dict[str, dict[str, Any]] = {
-        "model": {"name": "resnet18", "width": options.width, "cut": "layer3"},
-        "data": {
-            "name": options.data,
-            "train_limit": CLIENTS * options.batches * options.batch,
-            "test_limit": 256,
-            "augment": False,
-        },
-        "federation": {"clients": CLIENTS, "local_epochs": 1, "batch_size": options.batch},
-        "optimizer": {"lr": 0.01, "warmup_rounds": 0},
-        "run": {"device": "cpu", "precision": options.precision, "threads": 1},
-    }
-    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        job = Job(settings, options.data_dir and options.data_dir.resolve(), Path(folder), options.rounds)
-        larger = {"train_limit": CLIENTS * options.process_batches * options.batch}
-        processes = replace(job, settings=settings | {"data": settings["data"] | larger})
-        loops = in_turns(job, options.repeats)
-        several: dict[str, list[dict[str, float]]] = {FLARE: [], FLARE + PUBLISHED: [], SERVED: []}
-        for _ in range(options.process_repeats):
-            for name, rows in several.items():
-                rows.append(of_processes(name, processes))
-                print(name, rows[-1], file=sys.stderr, flush=True)
-    table = {name: figures_of(rounds, job.images, 0.0) for name, rounds in loops.items()} | {
+Rounds = dict[str, list[dict[str, float]]]
+
+
+def report(
+    loops: Rounds,
+    several: Rounds,
+    settings: dict[str, dict[str, Any]],
+    *,
+    before: tuple[float, float, float],
+    file: Path | None,
+) -> None:
+    """Print what the rounds of the loops and the trainings of several processes come to, and write it."""
+    images = settings["data"]["train_limit"]
+    table = {name: figures_of(rounds, images, 0.0) for name, rounds in loops.items()} | {
         name: medians(rows) for name, rows in several.items()
     }
     claims: list[tuple[str, list[float], str]] = []
@@ -627,8 +602,8 @@ def main() -> None:
         )
     )
 
-    number_format = choose("cpu", options.precision).number_format
-    print(f"ResNet-18, width {options.width}, batch {options.batch}, {number_format}\n")
+    number_format = choose("cpu", settings["run"]["precision"]).number_format
+    print(f"{settings['model']}, {settings['federation']}, {number_format}\n")
     measured = print_claims(claims)
     columns = (
         "images/s",
@@ -645,7 +620,7 @@ def main() -> None:
             f"{row['cpu_seconds_per_1000']:.2f} | {row['first_step_seconds']:.1f} |"
         )
     write_result(
-        options.json,
+        file,
         {
             "claims": measured,
             "table": table,
@@ -656,6 +631,47 @@ def main() -> None:
             "load_average_before": before,
         },
     )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5, help="turns of the loops in one process")
+    parser.add_argument("--process-repeats", type=int, default=5, help="trainings of several processes, each")
+    parser.add_argument("--rounds", type=int, default=1, help="of each of those, after one to warm up")
+    parser.add_argument("--batches", type=int, default=32, help="of each of the two clients in a turn")
+    parser.add_argument("--process-batches", type=int, default=40, help="the same in a round of those")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "SIGIL_PRECISION": ""}
+    before = os.getloadavg()
+    settings: dict[str, dict[str, Any]] = {
+        "model": {"name": "resnet18", "width": options.width, "cut": "layer3"},
+        "data": {
+            "name": options.data,
+            "train_limit": CLIENTS * options.batches * options.batch,
+            "test_limit": 256,
+            "augment": False,
+        },
+        "federation": {"clients": CLIENTS, "local_epochs": 1, "batch_size": options.batch},
+        "optimizer": {"lr": 0.01, "warmup_rounds": 0},
+        "run": {"device": "cpu", "precision": options.precision, "threads": 1},
+    }
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        job = Job(settings, options.data_dir and options.data_dir.resolve(), Path(folder), options.rounds)
+        larger = {"train_limit": CLIENTS * options.process_batches * options.batch}
+        processes = replace(job, settings=settings | {"data": settings["data"] | larger})
+        loops = in_turns(job, options.repeats)
+        several: Rounds = {FLARE: [], FLARE + PUBLISHED: [], SERVED: []}
+        for _ in range(options.process_repeats):
+            for name, rows in several.items():
+                rows.append(of_processes(name, processes))
+                print(name, rows[-1], file=sys.stderr, flush=True)
+    report(loops, several, settings, before=before, file=options.json)
 
 
 if __name__ == "__main__":
