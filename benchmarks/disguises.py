@@ -280,7 +280,7 @@ def write(path: Path, found: dict[str, Any]) -> None:
     """One row per line."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     lines = [f'  "versions": {json.dumps(versions)}']
-    for name in ("compositions", "held_out"):
+    for name in [name for name in found if name != "versions"]:
         inside = ",\n    ".join(map(json.dumps, found[name]))
         lines.append(f'  "{name}": [\n    {inside}\n  ]')
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
