@@ -12,7 +12,7 @@ thousands of keys are tried, and for the power one of width 8 cut at layer3.
 - *Restored*: the same for the held-out signs after the channels were put back in the order that fits the rest
   best. The order is found anew for every key.
 - *Filters*: the same for the held-out signs where nothing but the filters is known, no name and no shape.
-- *Own*: the same for networks of one's own, of which the key states nothing.
+- *Own*: the same for networks of one's own, by the names of their layers.
 - *Power*: a model that was trained from a key's initial weights, after attacks and disguises: log10 p in the
   order as it is and restored, the accuracy, and z, the sum in standard deviations.
 
@@ -232,8 +232,8 @@ def main() -> None:
             return test(clean(number % arguments.clean), key_of(number))
 
         def tried_own(number: int) -> Origin | None:
-            key = key_of(number, input_shape=dataset.shape)
-            return filters_origin(own(number % arguments.clean), key, dataset.shape)
+            key, network = key_of(number, input_shape=dataset.shape), own(number % arguments.clean)
+            return filters_origin(network, key, dataset.shape, network)
 
         tests: dict[str, tuple[int, Callable[[int], Origin | None]]] = {
             "strangers": (arguments.strangers, functools.partial(tried, direct)),
