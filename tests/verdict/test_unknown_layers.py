@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from harness.luck import Margin
 from sigil import attacks, models, verify
+from sigil.alignment.initial_weights import Search, filters_in, topology_of
 from sigil.alignment.unknown_layers import search_unknown
 from sigil.errors import ShapeError
 from sigil.keys.key import Key
@@ -251,3 +252,14 @@ def test_a_wider_file_is_opened_and_compared(tmp_path: Path) -> None:
     assert report.descends
     with pytest.raises(ShapeError, match="the key was made for"):
         verify(path, key_of(2), input_shape=INPUT)
+
+
+def test_layers_that_read_what_no_known_layer_writes_take_no_part() -> None:
+    """It was a KeyError, which ended the examination."""
+    half = half_of(descendant(key_of(1, "mobilenetv2"), "mobilenetv2"))
+    topology = topology_of(half)
+    ours = filters_in(half, topology, half.spec.channels, signed=False)
+    known = {link.layer: ours[link.layer] for link in topology.links if link.writes != "group3.0"}
+    found = Search(topology, ours, known, channels=half.spec.channels, lean=True).run()
+    assert len(known) < len(ours)
+    assert "group3.0" not in found.widths

@@ -163,7 +163,8 @@ class Search:
         And whether their signs count. What leans is compared with its sign where it is read: behind a
         rectifier a channel is never negative, so that a copy that is read with the other sign is another.
         """
-        if link.layer not in self.theirs:
+        widths = self.widths
+        if link.layer not in self.theirs or not all(name in widths for name in link.reads):
             return []
         ours, theirs = self.ours[link.layer], self.theirs[link.layer]
         linear = space in self.topology.linear
