@@ -199,6 +199,25 @@ def test_statistics_are_what_they_say_and_absent_when_not_asked_for() -> None:
     assert got.wsr == pytest.approx(float((bits == key.target).float().mean()))
 
 
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_the_cosine_of_a_mark_that_has_long_been_learned_is_a_cosine(per_sample: bool) -> None:
+    torch.manual_seed(0)
+    key = make_key((16, 2, 2), 10)
+    right = torch.linalg.lstsq(key.matrix.T, 2 * key.target - 1).solution.view(1, 16, 2, 2)
+    activation, gradient = 60 * right.expand(8, -1, -1, -1), torch.randn(8, 16, 2, 2)
+    injector = Injector(key, 0.25, per_sample=per_sample, statistics=True)
+    injector(activation, gradient)
+
+    error = torch.sigmoid(activation.flatten(1).double() @ key.matrix.double() * (1 - 2 * key.target))
+    mark = (error * (1 - 2 * key.target)) @ key.matrix.double().T / error.numel()
+    assert mark.norm() < 1e-24  # its square is no number of single precision
+    got = injector.last
+    assert got is not None
+    assert got.watermark_norm == pytest.approx(float(mark.norm()), rel=1e-4)
+    wanted = (gradient.double().flatten() @ mark.flatten()) / (gradient.double().norm() * mark.norm())
+    assert got.cosine == pytest.approx(float(wanted), abs=1e-4)
+
+
 def test_attach_marks_the_clients_gradient_and_leaves_the_servers_alone() -> None:
     torch.manual_seed(0)
     key = make_key((4, 4, 4), 8)

@@ -190,8 +190,8 @@ class Injector:
 
         if loss_scale is None:
             undecided = 0.5 * gram.trace().div(len(error)).sqrt() / len(gram)
-            size = (main / power).square().sum().sqrt()
-            loss_scale = self._loss_scale(float(size / undecided), float(mark.square().sum().sqrt() / size))
+            size = _whole(main / power)
+            loss_scale = self._loss_scale(float(size / undecided), float(_whole(mark) / size))
         # s times power: the cap s <= 1 is s · power <= power, times the scale of the loss.
         factor = torch.ones_like(mark) * power * loss_scale
         if self.clip:
@@ -204,13 +204,13 @@ class Injector:
         if self.statistics:
             factor, main = torch.where(sound, factor, 0.0) / power, main / power
             inner = ((_flat(gradient).to(work) @ write).to(error.dtype) * error).sum() * scale
-            whole, raw = main.square().sum().sqrt(), mark.square().sum().sqrt()
+            whole, raw, least = _whole(main), _whole(mark), torch.finfo(mark.dtype).tiny
             self._last = {
                 "main_norm": whole,
                 "watermark_norm": raw,
-                "injected_norm": (factor * mark).square().sum().sqrt(),
+                "injected_norm": _whole(factor * mark),
                 "factor": factor.mean(),
-                "cosine": inner / (whole * raw).clamp(min=torch.finfo(raw.dtype).tiny),
+                "cosine": inner / raw.clamp(min=least) / whole.clamp(min=least),
                 "wsr": ((projection >= 0) == (target > 0.5)).float().mean(),
             }
         return final
@@ -429,6 +429,13 @@ def _vector_norm(flat: Tensor, per_sample: bool) -> Tensor:
     if per_sample:
         return torch.linalg.vector_norm(flat, dim=1, keepdim=True)
     return torch.linalg.vector_norm(flat)[None, None]
+
+
+def _whole(norms: Tensor) -> Tensor:
+    """The norm over the batch, of the norms of its parts; that of one part is itself, however small."""
+    largest = norms.amax()
+    relative = norms / largest.clamp(min=torch.finfo(norms.dtype).tiny)
+    return largest * relative.square().sum().sqrt()
 
 
 def _mark_norms(error: Tensor, gram: Tensor, per_sample: bool) -> Tensor:

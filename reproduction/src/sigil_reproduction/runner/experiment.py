@@ -31,6 +31,7 @@ from sigil_reproduction.runner.scales import Scale, get
 from sigil_reproduction.runner.store import Cell, Result, Store
 
 Measure = Callable[[Cell, list[Run], Store], dict[str, Any]]
+COSINES = "injection_cosine", "injection_cosine_abs"
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,13 @@ class Experiment:
 
 def curves(run: Run, *names: str) -> dict[str, list[Any]]:
     """The given metrics of a run, round by round (None where a round was not evaluated)."""
-    return {name: [row.get(name) for row in run.metrics] for name in ("round", *names)}
+    rows = [row if _is_cosine(row) else row | dict.fromkeys(COSINES) for row in run.metrics]
+    return {name: [row.get(name) for row in rows] for name in ("round", *names)}
+
+
+def _is_cosine(row: Mapping[str, Any]) -> bool:
+    """Whether a round's cosines are some: early trainings divided by a norm that had vanished."""
+    return float(row.get(COSINES[1], 0.0)) <= 1.0
 
 
 def final_numbers(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
@@ -290,7 +297,7 @@ def final_numbers(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     final = run.final
     numbers: dict[str, Any] = {"accuracy": 100 * final["accuracy"]}
     if "wsr" in final:
-        cosines = [row["injection_cosine"] for row in run.metrics if "injection_cosine" in row]
+        cosines = [value for value in curves(run, *COSINES)[COSINES[0]] if value is not None]
         numbers["wsr"] = 100 * final["wsr"]
         numbers["log10_p"] = final.get("log10_p_before", final["log10_p"])
         numbers["cosine"] = sum(cosines) / len(cosines) if cosines else None
@@ -303,8 +310,7 @@ def final_numbers(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         "loss",
         "accuracy",
         "wsr",
-        "injection_cosine",
-        "injection_cosine_abs",
+        *COSINES,
         "injection_main_norm",
         "injection_watermark_norm",
         "injection_injected_norm",
