@@ -21,11 +21,14 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
 def show(measured: Measured, folder: Path) -> Page:
     """The figure, and the mean over training."""
     figure, (signed, absolute) = figures.panels(2)
+    lost = []
     for strength in STRENGTHS:
         numbers = measured.first(fidelity.name_of("resnet18", strength))
         if numbers is None:
             continue
         rows = numbers["curves"]
+        rounds = zip(rows["round"], rows["injection_cosine"], strict=True)
+        lost += [f"{figures.label(strength)}, round {number}" for number, cosine in rounds if cosine is None]
         style = {"color": figures.COLOURS[strength], "label": figures.label(strength)}
         figures.curve(signed, rows["round"], rows["injection_cosine"], **style)
         figures.curve(absolute, rows["round"], rows["injection_cosine_abs"], **style)
@@ -44,6 +47,7 @@ def show(measured: Measured, folder: Path) -> Page:
     return [
         Picture("Cosine over the rounds", "orthogonality.png"),
         Table(["resnet18", "mean cosine over training"], cosines),
+        *([f"Left out, as their cosines were lost: {'; '.join(lost)}."] if lost else []),
     ]
 
 
