@@ -8,6 +8,7 @@ from sigil.errors import ExperimentError
 from sigil_reproduction.beyond import (
     alignment,
     ambiguity,
+    answers,
     carriers,
     copies,
     curves,
@@ -63,6 +64,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         proof,
         ambiguity,
         extraction,
+        answers,
         alignment,
         width,
         imprints,
