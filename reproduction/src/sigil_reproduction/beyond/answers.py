@@ -58,7 +58,7 @@ STUDENT_EPOCHS = PerScale(FRESH_EPOCHS, smoke=1)
 REFIT = BEST.changed(lr=1e-2, steps=600, logits=0.0, labels=1.0)
 MOST_LOST = 0.3  # points of accuracy that serving a mark may cost
 _LEAST = 1e-9  # of the largest variance: directions in which few inputs differ are not blown up
-_UNIT = 1e-5  # of the largest |d|, to which the others are rounded
+_UNIT = 1e-3  # of the largest |d|, to which the others are rounded
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
@@ -70,8 +70,8 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
                 (SUBSTITUTE, LABELS.at(scale)[-1]),
                 *((STUDENT, count) for count in LABELS.at(scale)),
             ):
-                options = {"design": design, "key": number, "kind": kind, "images": images}
-                wanted.append((name_of(**options), options))
+                name = f"{design}, key {number}, {kind} of {images} images"
+                wanted.append((name, {"design": design, "key": number, "kind": kind, "images": images}))
     record = {} if scale.keeps_models else scale.recording
     return [
         Cell(
@@ -84,11 +84,6 @@ def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
         for seed in seeds
         for name, options in wanted
     ]
-
-
-def name_of(design: str, key: int, kind: str, images: int) -> str:
-    """Name of a cell."""
-    return f"{design}, key {key}, {kind} of {images} images"
 
 
 @dataclass(frozen=True)
@@ -111,7 +106,8 @@ class AnswerMark:
         mean = values.mean(0)
         variances, vectors = np.linalg.eigh(np.cov(values, rowvar=False, bias=True))
         chosen = [-1 - place for start, stop in self.blocks for place in range(start, stop)]
-        return mean, vectors[:, chosen] / np.sqrt(np.maximum(variances[chosen], _LEAST * variances[-1]))
+        spreads = np.sqrt(np.maximum(variances[chosen], _LEAST * variances[-1]))
+        return mean, np.asarray(vectors[:, chosen] / spreads)
 
     @property
     def coins(self) -> Floats:
@@ -124,17 +120,17 @@ class AnswerMark:
         ]
         seed = hashlib.sha256(b"".join(rests_on)).digest()
         drawn = np.random.default_rng(list(seed)).integers(0, 2, (self.own.shape[1], basis.shape[1]))
-        return 2.0 * drawn - 1.0
+        return np.asarray(2.0 * drawn - 1.0, np.float64)
 
     @torch.no_grad()
     def served(self, strength: float = STRENGTH) -> Model:
         """The owner's model with the mark in its answers."""
         (mean, basis), coins = self.basis, self.coins
         marked = models.from_state(self.whole.spec, self.whole.state_dict())
-        step = strength / math.sqrt(basis.shape[1]) * (coins - coins.mean(0)) @ basis.T
+        step = np.asarray((coins - coins.mean(0)) @ basis.T * strength / math.sqrt(basis.shape[1]))
         layer = last_layer(marked)
-        layer.weight += torch.from_numpy(step).to(layer.weight)
-        layer.bias -= torch.from_numpy(step @ mean).to(layer.bias)
+        layer.weight.add_(torch.from_numpy(step).to(layer.weight))
+        layer.bias.sub_(torch.from_numpy(step @ mean).to(layer.bias))
         return marked
 
     def read(self, logits: Tensor) -> dict[str, float]:
@@ -146,7 +142,8 @@ class AnswerMark:
         if not math.isfinite(slope) or slope <= 0:
             return {"log10_p": 0.0, "z": 0.0}
         found = (given / slope - own).T @ white / len(white)
-        best, start = (0.0, 0.0), 0
+        best: tuple[float, float] = (0.0, 0.0)
+        start = 0
         for first, after in self.blocks:
             part = slice(start, start := start + after - first)
             best = min(best, _tail(coins[:, part], found[:, part]))
