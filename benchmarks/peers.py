@@ -671,7 +671,8 @@ def main() -> None:
             for name, rows in several.items():
                 rows.append(of_processes(name, processes))
                 print(name, rows[-1], file=sys.stderr, flush=True)
-    report(loops, several, settings, before=before, file=options.json)
+            # After each, so that a run which is ended early keeps what it measured.
+            report(loops, several, settings, before=before, file=options.json)
 
 
 if __name__ == "__main__":
