@@ -595,7 +595,10 @@ def sorted_out(model: ModelProto) -> ModelProto:
                 helper.make_node("Unsqueeze", [f"{here} bound", axis], [f"{here} 2"]),
                 helper.make_node("Concat", [f"{here} 1", f"{here} 2"], [f"{here} pair"], axis=-1),
                 helper.make_node(
-                    "TopK", [f"{here} pair", count], [f"{here} first", ""], largest=int(word == "low")
+                    "TopK",
+                    [f"{here} pair", count],
+                    [f"{here} first", f"{here} place"],
+                    largest=int(word == "low"),
                 ),
                 helper.make_node("Squeeze", [f"{here} first", axis], [f"{here} made"]),
             ]

@@ -30,8 +30,8 @@ from sigil.alignment.own_layers import watched
 from sigil.models import Model
 from sigil.models.topology import HalfTopology, Link
 
-MOST_FILTERS: Final = 512
-"""Layers of a suspect that are looked at: the four architectures have at most 120."""
+MOST_FILTERS: Final = 2048
+"""Layers of a suspect that are looked at, as many as a graph shows; the four architectures have at most 120."""
 MOST_TIMES_WIDER: Final = 8
 """How many times as many channels as ours a layer may have."""
 KEPT: Final = 0.2
