@@ -459,8 +459,47 @@ def enlarged(model: ModelProto) -> ModelProto:
     return _around_rectifiers(model, change)
 
 
+def rerouted(model: ModelProto) -> ModelProto:
+    """The channels of each residual block but the last in an order of its own, and shortcuts between them."""
+    model = copy.deepcopy(model)
+    graph, chance = _Graph(model), np.random.default_rng(5)
+    convolutions = {node.output[0]: node for node in model.graph.node if node.op_type == "Conv"}
+    rectified = {node.output[0] for node in model.graph.node if node.op_type == "Relu"}
+    last = [node.output[0] for node in model.graph.node if node.op_type == "Add"][-1:]
+    orders: dict[str, npt.NDArray[np.int64]] = {}
+    nodes: list[NodeProto] = []
+
+    def change(node: NodeProto, place: int, values: Array) -> None:
+        name = f"{node.output[0]} {place} rerouted"
+        graph.weights[name] = np.ascontiguousarray(values)
+        node.input[place] = graph.add(graph.weights[name], name)
+
+    for node in model.graph.node:
+        made, read = node.output[0], node.input[0]
+        if node.op_type == "Relu" and read in orders:
+            orders[made] = orders[read]
+        elif node.op_type == "Conv" and read in orders:
+            change(node, 1, graph.weights[node.input[1]][:, orders[read]])
+        elif node.op_type == "Add" and (skipped := rectified & set(node.input)):
+            shortcut, added = skipped.pop(), next(one for one in node.input if one in convolutions)
+            rows = [graph.weights[one] for one in convolutions[added].input[1:]]
+            plain = np.arange(len(rows[0]))
+            orders[made] = plain if made in last else chance.permutation(plain)
+            for place, values in enumerate(rows, 1):
+                change(convolutions[added], place, values[orders[made]])
+            places = np.argsort(orders.get(shortcut, plain))[orders[made]]
+            there = graph.add(places, f"{made} there")
+            nodes.append(helper.make_node("Gather", [shortcut, there], [f"{made} shortcut"], axis=1))
+            node.input[:] = [added, f"{made} shortcut"]
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
 REWRITES: dict[str, Rewrite] = {
     "exported": copy.deepcopy,
+    "rerouted": rerouted,  # in front of others, as it knows plain convolutions alone
     "padded": padded,
     "computed": computed,
     "halved": halved,

@@ -1,8 +1,8 @@
 """A family of disguises that the reader was never tried on: run once, when that was frozen.
 
 Graphs of ONNX that compute the same with other operators, and files of PyTorch that hold the same weights in
-another form. ``benchmarks/disguises.py --held-out`` runs them. The author of the first part had read an earlier
-reader; the second was written by somebody who had read none, from the lists of what exists.
+another form. ``benchmarks/disguises.py --held-out`` runs them. The author of the first part had read an
+earlier reader; the second was written by somebody who had read none, from the lists of what exists.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def open_graph(
         answers, left = responses(part, opened, (count, *shapes[-1]), until)
         # A layer that does nothing is often there several times, and each is compared with each of ours.
         different: dict[tuple[tuple[int, ...], bytes], Any] = {}
-        for one in found + answers:
+        for one in answers + found:
             different.setdefault((one.shape, hashlib.sha256(one.data).digest()), one)
         return list(different.values()), cut_off + left
 

@@ -15,10 +15,10 @@ It is bounded: in the number of filters, of their numbers, and in time. What is 
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -42,6 +42,8 @@ LINEAR: Final = 1e-2
 """The share of an answer by which the answer to a sum may differ from the sum of answers."""
 ROUNDING: Final = 1e-6
 """The share of an answer to nothing that an answer to an impulse may differ by chance."""
+ALONE: Final = 1e-4
+"""The share of the largest input of an output below which it has no other."""
 LONGEST_CHAIN: Final = 12
 """Tensors behind a convolution that are looked at for its sign."""
 SAMPLE: Final = 64
@@ -243,20 +245,39 @@ def responses(
     ``shape`` is that of a batch of inputs, ``deadline`` a time of ``time.monotonic``. With them comes the
     number of tensors that were not looked at.
     """
-    found: list[Floats] = []
+    found: list[_Response] = []
     numbers = 0
     parts = _Parts(part, open_session, shape, deadline)
     try:
-        for filters in parts.filters():
-            numbers += filters.size
+        for response in parts.responses():
+            numbers += response.filters.size
             if len(found) == MOST_FILTERS or numbers > MOST_NUMBERS:
                 break
-            found.append(filters)
+            found.append(response)
     except MemoryError:
         raise
     except Exception:
         pass  # a graph may be odd in any way, or time is over: what was found until then counts
-    return found, len(parts.waiting)
+    ranks = parts.ranks()
+    return [response.ordered(ranks) for response in found], len(parts.waiting)
+
+
+@dataclass(frozen=True)
+class _Response:
+    """Filters, and which channels of which tensors are their rows and columns, if that is known."""
+
+    filters: Floats
+    rows: tuple[str, Places] | None = None
+    columns: tuple[str, Places] | None = None
+
+    def ordered(self, ranks: Mapping[str, Places]) -> Floats:
+        """The filters with the channels of these tensors in the order of their ranks."""
+        filters = self.filters
+        if self.rows is not None and self.rows[0] in ranks:
+            filters = filters[np.argsort(ranks[self.rows[0]][self.rows[1]])]
+        if self.columns is not None and self.columns[0] in ranks:
+            filters = filters[:, np.argsort(ranks[self.columns[0]][self.columns[1]])]
+        return np.ascontiguousarray(filters)
 
 
 class _Parts(_Cutter):
@@ -277,13 +298,15 @@ class _Parts(_Cutter):
         # of some tensors in a row, of which it has the places.
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.origins: dict[str, tuple[tuple[str, ...], Places]] = {}
+        # Which channel of one tensor each of another one's goes on with, as behind a shortcut.
+        self.going_on: list[tuple[str, str, Places]] = []
         self.seen: set[tuple[str, str]] = set()
         variable = self._variable()
         names = [name for node in part.graph.node for name in node.output if name]
         self.waiting = [name for name in names if name in variable]
         self.bases |= {name: () for name in names if name not in variable}
 
-    def filters(self) -> Iterable[Floats]:
+    def responses(self) -> Iterable[_Response]:
         """Go through the graph and yield the filters of each part that ends."""
         last = self.part.graph.output[0].name
         while self.waiting and time.monotonic() < self.deadline:
@@ -293,14 +316,38 @@ class _Parts(_Cutter):
                     left.append(name)
                     continue
                 for end in dict.fromkeys(ends):
-                    yield from self._responses(end)
+                    alike = self.shapes.get(end) == self.shapes.get(name)
+                    yield from self._responses(end, name if alike else end)
                 if name in self.values and not ends:
                     yield from self._moved(name)
                 elif name == last and not ends:
-                    yield from self._responses(name)
+                    yield from self._responses(name, name)
             if len(left) == len(self.waiting[:WINDOW]):
                 break
             self.waiting = left + self.waiting[WINDOW:]
+
+    def ranks(self) -> dict[str, Places]:
+        """One order for channels that go on from tensor to tensor, that of the last.
+
+        A shortcut can have the channels of each block in another order.
+        """
+        found: dict[str, Places] = {}
+        for last in (self.part.graph.output[0].name, *reversed([row for row, _, _ in self.going_on])):
+            waiting = [] if last in found else [last]
+            for row, _, order in self.going_on:
+                if row == last and last not in found:
+                    found[last] = np.arange(len(order))
+            while waiting:
+                name = waiting.pop()
+                for row, column, order in self.going_on:
+                    if row == name and column not in found:
+                        found[column] = np.empty_like(order)
+                        found[column][order] = found[name]
+                        waiting.append(column)
+                    elif column == name and row not in found:
+                        found[row] = found[name][order]
+                        waiting.append(row)
+        return found
 
     def _variable(self) -> set[str]:
         """The tensors that depend on the input of the graph."""
@@ -366,9 +413,16 @@ class _Parts(_Cutter):
                 self.origins[base] = self.origins[source]
             if base in self.origins:
                 break
+        self.going_on += [
+            (base, one, np.arange(shape[1])) for one in alike if one in self.values and len(shape) > 1
+        ]
 
     def _join(self, base: str, bases: Sequence[str], places: Places) -> None:
         """The same for one that has numbers of other bases in these places."""
+        if self.shapes[base] == self.shapes[bases[0]] and len(bases) == 1:
+            channels = places.reshape(len(places), -1) // math.prod(places.shape[1:])
+            if (channels == channels[:, :1]).all():
+                self.going_on.append((base, bases[0], channels[:, 0]))
         if not all(other in self.origins for other in bases):
             return
         ends: list[str] = []
@@ -454,8 +508,11 @@ class _Parts(_Cutter):
                 raise
             raise SuspectError("A part of the graph does not run.") from error
 
-    def _responses(self, end: str, chain: int = 0) -> Iterable[Floats]:
-        """The filters by which a tensor depends on each of its bases; or if it has no maps, what it reads."""
+    def _responses(self, end: str, rows: str, chain: int = 0) -> Iterable[_Response]:
+        """The filters by which a tensor depends on each of its bases; or if it has no maps, what it reads.
+
+        Their ``rows`` are the channels of this tensor.
+        """
         bases = self.bases.get(end, ())
         if end in self.values or not bases or chain > LONGEST_CHAIN:
             return
@@ -464,12 +521,12 @@ class _Parts(_Cutter):
         answer = self._run(session, zeros)[0]
         if not isinstance(answer, np.ndarray) or answer.dtype.kind != "f" or self._maps(answer) is None:
             read = next(source for source in self.read[end] if self.bases.get(source))
-            found = list(self._responses(read, chain + 1))
-            yield from found or self._products(end, session, zeros, answer)
+            found = list(self._responses(read, read, chain + 1))
+            yield from found or map(_Response, self._products(end, session, zeros, answer))
             return
-        yield from self._filters(end, functools.partial(self._answer, session), zeros)
+        yield from self._filters(end, rows, lambda point: self._run(session, point)[0], zeros)
 
-    def _moved(self, base: str) -> Iterable[Floats]:
+    def _moved(self, base: str) -> Iterable[_Response]:
         """The filters by which the numbers of a base were computed, in the places where it has them."""
         if base not in self.origins:
             return
@@ -480,18 +537,20 @@ class _Parts(_Cutter):
             found = [one.reshape(len(one), -1) for one in self._run(session, point)]
             return np.concatenate(found, 1)[:, places]
 
-        yield from self._filters(base, answer, {other: np.zeros_like(self.values[other]) for other in bases})
+        zeros = {other: np.zeros_like(self.values[other]) for other in bases}
+        yield from self._filters(base, base, answer, zeros)
 
-    def _answer(self, session: Session, point: Point) -> Any:
-        return self._run(session, point)[0]
-
-    def _filters(self, end: str, answer: Callable[[Point], Any], zeros: Point) -> Iterable[Floats]:
+    def _filters(
+        self, end: str, name: str, answer: Callable[[Point], Any], zeros: Point
+    ) -> Iterable[_Response]:
         """The filters by which a tensor with maps depends on each of its bases."""
         kernels = {}
         for base in zeros:
             if self._maps(self.values[base]) is not None and (end, base) not in self.seen:
                 self.seen.add((end, base))
                 kernels[base] = self._kernels(answer, zeros, base)
+                if (order := _passed_on(kernels[base])) is not None:
+                    self.going_on.append((name, base, order))
         depending = {base: np.abs(one).max((1, 2, 3)) > 0 for base, one in kernels.items()}
         for base, one in kernels.items():
             # An output that depends on another base alone is that of a layer beside this one.
@@ -500,9 +559,15 @@ class _Parts(_Cutter):
             kept = [~beside, depending[base]] if beside.any() else [~beside]
             for rows in kept[: 1 if np.array_equal(kept[0], kept[-1]) else 2]:
                 read = np.abs(one[rows]).max((0, 2, 3), initial=0.0) > 0
-                for columns in (slice(None), read)[: 1 if read.all() else 2]:
-                    if (filters := _tidied(one[rows][:, columns])) is not None:
-                        yield filters
+                for columns in (np.ones_like(read), read)[: 1 if read.all() else 2]:
+                    if (filters := _tidied(one[rows][:, columns])) is None:
+                        continue
+                    single = filters.shape[1] != columns.sum()
+                    yield _Response(
+                        filters,
+                        (name, np.flatnonzero(rows)),
+                        None if single else (base, np.flatnonzero(columns)),
+                    )
 
     def _products(self, end: str, session: Session, zeros: Point, rest: Any) -> Iterable[Floats]:
         """What a vector depends on each number of its bases by, (outputs, inputs, 1, 1), if these are few."""
@@ -602,6 +667,20 @@ def _is_linear(*answers: Any) -> bool:
     return bool((largest(rest) <= LINEAR * largest(change) + 1e-5 * largest(np.abs(first))).all())
 
 
+def _passed_on(kernels: npt.NDArray[np.float64]) -> Places | None:
+    """Which input each output has, if each has one of its own; those that have none share what is left."""
+    sizes = _balanced(np.abs(kernels).max((2, 3)))
+    known = sizes.any(1)
+    order = sizes.argmax(1)
+    single = (sizes > ALONE * sizes.max(1, keepdims=True)).sum(1) <= 1
+    if sizes.shape[0] != sizes.shape[1] or not single.all() or 2 * known.sum() <= len(known):
+        return None
+    if len(set(order[known])) < known.sum():
+        return None
+    order[~known] = np.setdiff1d(np.arange(len(order)), order[known])
+    return order
+
+
 def _tidied(kernels: npt.NDArray[np.float64]) -> Floats | None:
     """Filters as a convolution would hold them; None if they only pass channels on."""
     sizes = _balanced(np.abs(kernels).max((2, 3)))
@@ -614,7 +693,7 @@ def _tidied(kernels: npt.NDArray[np.float64]) -> Floats | None:
     known = np.argwhere(largest > 1e-5 * largest.max())
     reach = int(np.abs(known - REACH).max())
     kernels = kernels[:, :, REACH - reach : REACH + reach + 1, REACH - reach : REACH + reach + 1]
-    single = (sizes > 1e-4 * sizes.max(1, keepdims=True)).sum(1) <= 1
+    single = (sizes > ALONE * sizes.max(1, keepdims=True)).sum(1) <= 1
     if single.all() and sizes.shape[1] > 1:
         if reach == 0:
             return None
