@@ -23,7 +23,6 @@ import copy
 import functools
 import itertools
 import json
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
@@ -36,7 +35,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from common import write_result
+from common import reader, write_result
 from harness.disguises import (
     DISGUISES,
     INPUT,
@@ -46,8 +45,9 @@ from harness.disguises import (
     marked,
     pictures,
     push,
+    unaliased,
 )
-from harness.held_out import FILES, GRAPHS, SECOND_FILES, SECOND_GRAPHS, unaliased
+from harness.held_out import FILES, GRAPHS, SECOND_FILES, SECOND_GRAPHS
 from sigil import models, verify
 from sigil.alignment import layers_of
 from sigil.errors import SigilError
@@ -61,8 +61,6 @@ OTHERS = ("turned", "silenced", "overflowing")
 # Which channel is worth least shows before it is scaled, and how much room there is above it afterwards.
 TURNS = {"silenced": 0, "overflowing": 2} | dict.fromkeys((*SCALES, "turned"), 1)
 WAYS = ("module", "renamed", "graph")
-# What reads a suspect, of the product.
-READER = [f"src/sigil/{name}" for name in ("suspect", "alignment", "verdict", "origin.py", "probing.py")]
 cached = functools.cache(marked)
 
 
@@ -261,9 +259,7 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="the held-out disguises instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    asked = ["git", "log", "-1", "--format=%h", "--", *READER]
-    reader = subprocess.run(asked, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = {"reader": reader.stdout.strip(), "compositions": [], "held_out": []}
+    found: dict[str, Any] = {"reader": reader(), "compositions": [], "held_out": []}
     if arguments.json and arguments.json.exists():
         known = json.loads(arguments.json.read_text())
         if known["reader"] != found["reader"]:

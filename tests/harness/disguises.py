@@ -226,11 +226,11 @@ DISGUISES: dict[str, Disguise] = {
 Rewrite = Callable[[ModelProto], ModelProto]
 
 
-def exported(half: nn.Module, path: Path) -> ModelProto:
-    """A client half as a graph of ONNX."""
+def exported(half: nn.Module, path: Path, shape: tuple[int, ...] = INPUT) -> ModelProto:
+    """A client half that takes inputs of this shape as a graph of ONNX."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(half, (torch.zeros(2, *INPUT),), str(path), dynamo=False)
+        torch.onnx.export(half, (torch.zeros(2, *shape),), str(path), dynamo=False)
     return onnx.load(str(path))
 
 
@@ -245,6 +245,23 @@ def _rewritten(
         known = node.op_type == "Conv" and node.input[1] in graph.weights
         made = change(node, graph.weights[node.input[1]], graph) if known else None
         nodes += [node] if made is None else made
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def unaliased(model: ModelProto) -> ModelProto:
+    """A graph in which no weight has a second name, as the exporter gives equal ones."""
+    model = copy.deepcopy(model)
+    weights = {one.name for one in model.graph.initializer}
+    aliases = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Identity" and node.input[0] in weights
+    }
+    nodes = [node for node in model.graph.node if node.output[0] not in aliases]
+    for node in nodes:
+        node.input[:] = [aliases.get(name, name) for name in node.input]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model
@@ -461,7 +478,7 @@ def enlarged(model: ModelProto) -> ModelProto:
 
 def rerouted(model: ModelProto) -> ModelProto:
     """The channels of each residual block but the last in an order of its own, and shortcuts between them."""
-    model = copy.deepcopy(model)
+    model = unaliased(model)
     graph, chance = _Graph(model), np.random.default_rng(5)
     convolutions = {node.output[0]: node for node in model.graph.node if node.op_type == "Conv"}
     rectified = {node.output[0] for node in model.graph.node if node.op_type == "Relu"}

@@ -30,23 +30,6 @@ from harness.disguises import (
 from sigil.models import Model
 
 
-def unaliased(model: ModelProto) -> ModelProto:
-    """A graph in which no weight has a second name, as the exporter gives equal ones."""
-    model = copy.deepcopy(model)
-    weights = {one.name for one in model.graph.initializer}
-    aliases = {
-        node.output[0]: node.input[0]
-        for node in model.graph.node
-        if node.op_type == "Identity" and node.input[0] in weights
-    }
-    nodes = [node for node in model.graph.node if node.output[0] not in aliases]
-    for node in nodes:
-        node.input[:] = [aliases.get(name, name) for name in node.input]
-    del model.graph.node[:]
-    model.graph.node.extend(nodes)
-    return model
-
-
 def _convolution(node: NodeProto, weight: Array) -> tuple[int, list[int], list[int]]:
     """Groups, strides and paddings."""
     attributes = _attributes(node)

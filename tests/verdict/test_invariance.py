@@ -26,8 +26,9 @@ from harness.disguises import (
     push,
     reordered,
     scaled,
+    unaliased,
 )
-from harness.held_out import FILES, GRAPHS, unaliased
+from harness.held_out import FILES, GRAPHS
 from harness.layouts import LAYOUTS, taking_channels_last
 from harness.luck import Margin
 from sigil import models, verify
