@@ -138,7 +138,7 @@ def main() -> None:
         every = [one for some in known["draws"].values() for one in some]
         outcome = {"reader": known["reader"], "clean_models": arguments.clean} | judged(every)
         print(
-            f"{len(every)} draws; validity: {[outcome[one]['valid_pvalue'] for one in ('origin', 'reading')]}",
+            f"{len(every)} draws; validity: {[outcome[one]['valid_pvalue'] for one in every[0]]}",
             flush=True,
         )
         write_result(arguments.json, outcome)

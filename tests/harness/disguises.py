@@ -493,7 +493,7 @@ def rerouted(model: ModelProto) -> ModelProto:
 
     for node in model.graph.node:
         made, read = node.output[0], node.input[0]
-        if node.op_type == "Relu" and read in orders:
+        if node.op_type in ("Relu", "AveragePool") and read in orders:
             orders[made] = orders[read]
         elif node.op_type == "Conv" and read in orders:
             change(node, 1, graph.weights[node.input[1]][:, orders[read]])
