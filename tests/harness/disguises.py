@@ -226,11 +226,11 @@ DISGUISES: dict[str, Disguise] = {
 Rewrite = Callable[[ModelProto], ModelProto]
 
 
-def exported(half: nn.Module, path: Path) -> ModelProto:
-    """A client half as a graph of ONNX."""
+def exported(half: nn.Module, path: Path, shape: tuple[int, ...] = INPUT) -> ModelProto:
+    """A client half that takes inputs of this shape as a graph of ONNX."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(half, (torch.zeros(2, *INPUT),), str(path), dynamo=False)
+        torch.onnx.export(half, (torch.zeros(2, *shape),), str(path), dynamo=False)
     return onnx.load(str(path))
 
 
@@ -245,6 +245,23 @@ def _rewritten(
         known = node.op_type == "Conv" and node.input[1] in graph.weights
         made = change(node, graph.weights[node.input[1]], graph) if known else None
         nodes += [node] if made is None else made
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def unaliased(model: ModelProto) -> ModelProto:
+    """A graph in which no weight has a second name, as the exporter gives equal ones."""
+    model = copy.deepcopy(model)
+    weights = {one.name for one in model.graph.initializer}
+    aliases = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Identity" and node.input[0] in weights
+    }
+    nodes = [node for node in model.graph.node if node.output[0] not in aliases]
+    for node in nodes:
+        node.input[:] = [aliases.get(name, name) for name in node.input]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model
@@ -459,8 +476,47 @@ def enlarged(model: ModelProto) -> ModelProto:
     return _around_rectifiers(model, change)
 
 
+def rerouted(model: ModelProto) -> ModelProto:
+    """The channels of each residual block but the last in an order of its own, and shortcuts between them."""
+    model = unaliased(model)
+    graph, chance = _Graph(model), np.random.default_rng(5)
+    convolutions = {node.output[0]: node for node in model.graph.node if node.op_type == "Conv"}
+    rectified = {node.output[0] for node in model.graph.node if node.op_type == "Relu"}
+    last = [node.output[0] for node in model.graph.node if node.op_type == "Add"][-1:]
+    orders: dict[str, npt.NDArray[np.int64]] = {}
+    nodes: list[NodeProto] = []
+
+    def change(node: NodeProto, place: int, values: Array) -> None:
+        name = f"{node.output[0]} {place} rerouted"
+        graph.weights[name] = np.ascontiguousarray(values)
+        node.input[place] = graph.add(graph.weights[name], name)
+
+    for node in model.graph.node:
+        made, read = node.output[0], node.input[0]
+        if node.op_type in ("Relu", "AveragePool") and read in orders:
+            orders[made] = orders[read]
+        elif node.op_type == "Conv" and read in orders:
+            change(node, 1, graph.weights[node.input[1]][:, orders[read]])
+        elif node.op_type == "Add" and (skipped := rectified & set(node.input)):
+            shortcut, added = skipped.pop(), next(one for one in node.input if one in convolutions)
+            rows = [graph.weights[one] for one in convolutions[added].input[1:]]
+            plain = np.arange(len(rows[0]))
+            orders[made] = plain if made in last else chance.permutation(plain)
+            for place, values in enumerate(rows, 1):
+                change(convolutions[added], place, values[orders[made]])
+            places = np.argsort(orders.get(shortcut, plain))[orders[made]]
+            there = graph.add(places, f"{made} there")
+            nodes.append(helper.make_node("Gather", [shortcut, there], [f"{made} shortcut"], axis=1))
+            node.input[:] = [added, f"{made} shortcut"]
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
 REWRITES: dict[str, Rewrite] = {
     "exported": copy.deepcopy,
+    "rerouted": rerouted,  # in front of others, as it knows plain convolutions alone
     "padded": padded,
     "computed": computed,
     "halved": halved,

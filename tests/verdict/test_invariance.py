@@ -26,8 +26,9 @@ from harness.disguises import (
     push,
     reordered,
     scaled,
+    unaliased,
 )
-from harness.held_out import FILES, GRAPHS, unaliased
+from harness.held_out import FILES, GRAPHS
 from harness.layouts import LAYOUTS, taking_channels_last
 from harness.luck import Margin
 from sigil import models, verify
@@ -95,6 +96,10 @@ def test_all_disguises_at_once_leave_the_verdict(name: str) -> None:
         ("densenet121", ("idle", "halved")),
         # Without the weights of convolutions in the file it was NOT PROVEN, or DESCENDS at most.
         *(("resnet18", (rewrite, "computed")) for rewrite in ("mixed", "enlarged")),
+        # The mark was lost: where one rectifier is two, or where each block has an order of its own.
+        *(("resnet18", (rewrite, "computed")) for rewrite in ("parted", "rerouted")),
+        # NOT PROVEN: a bound of 256 filters was reached, and nothing was said of it.
+        ("densenet121", ("idle", "parted")),
         ("mobilenetv2", ("mixed", "transposed")),
     ],
 )
@@ -106,13 +111,6 @@ def test_a_graph_written_otherwise_has_the_verdict_of_the_plain_copy(
     assert report.owned
     assert report.descends
     assert origin(report) < -100
-
-
-def test_one_rectifier_for_every_channel_and_no_kernel_in_the_file_leave_the_origin(tmp_path: Path) -> None:
-    """The reader does not put such channels together: the mark is lost, as the threat model says."""
-    report = rewritten("resnet18", ("parted", "computed"), tmp_path)
-    assert report.descends
-    assert origin(report) < -50
 
 
 def rewritten(name: str, rewrites: tuple[str, ...], folder: Path) -> Report:
