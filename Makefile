@@ -62,10 +62,12 @@ formats: setup  ## what depends on the number format: in the one that `auto` lea
 		$(PYTEST) -m formats
 
 # Under `make test` everything that is drawn is the same each time. Here it is another key, stamp and seed each time.
+# All of them take an hour: with KEEP=folder it goes on where an earlier one, of the same tests, was ended.
 DRAWS ?= 20
 LUCK ?= luck
 luck: setup  ## the tests that rest on what is drawn, with other keys and seeds: how near they come to their limits
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python tests/harness/luck.py --draws $(DRAWS) -m '$(LUCK)'
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python tests/harness/luck.py --draws $(DRAWS) -m '$(LUCK)' \
+		$(if $(KEEP),--keep '$(KEEP)')
 
 fuzz: setup  ## what Hypothesis checks, with other and twenty times as many examples each time
 	$(PYTEST) -m hypothesis --hypothesis-profile=fuzz

@@ -101,7 +101,7 @@ SLOW = (
     "test_hardware.py::test_a_worker*",
     "test_inspection.py",
     "test_local_ray.py",
-    "test_optimizers.py::test_the_compiler*",
+    "test_eager.py::test_the_compiler*",
     "test_portability.py::test_demo",
     "test_portability.py::test_the_stand_in*",
     "test_portability.py::test_train*",

@@ -10,15 +10,13 @@ longest that an alignment can take. "forward" is the part of the time in which t
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from common import write_result
+from common import command_line, write_result
 from sigil import attacks, models
 from sigil.alignment import Alignment, Reference, align
 from sigil.federation.observers import Step
@@ -64,8 +62,7 @@ def timed(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser = command_line(__doc__)
     parser.add_argument("--width", type=int, default=64, help="width of the model: 64 gives 512 channels")
     arguments = parser.parse_args()
     owner, other = (

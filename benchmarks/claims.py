@@ -22,7 +22,6 @@ fresh key does: that is what the allowance, 2^24 or 2^80, prices.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -34,7 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from common import write_result
+from common import command_line, write_result
 from sigil import data, models, statistics, verify
 from sigil.keys.key import Key
 from sigil.keys.stamping import make_query
@@ -277,7 +276,7 @@ def draw(path: Path, fresh: list[dict[str, Any]], ground: list[dict[str, Any]], 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--models", type=int, default=8, help="clean models to train")
     parser.add_argument("--pairs", type=int, default=2_000, help="(key, model) pairs for each kind of key")
     parser.add_argument("--seeds", type=int, default=1_000_000, help="seeds that are drawn for a ground key")
@@ -285,7 +284,6 @@ def main() -> None:
     parser.add_argument("--proxies", type=int, default=3, help="models that grinding sees")
     parser.add_argument("--kind", choices=tuple(BITS), help="measure this kind of key only, for --work")
     parser.add_argument("--work", type=Path, default=Path("build/claims"), help="where to keep what is done")
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
     parser.add_argument("--figure", type=Path, help="also draw the p-values into this file")
     arguments = parser.parse_args()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,6 +19,15 @@ import torch
 from sigil import hardware
 
 _PACKAGES = ("torch", "numpy", "scipy", "grpcio", "flwr", "nvflare")
+
+
+def command_line(
+    about: str | None, *, written: str = "also write the outcome to this file"
+) -> argparse.ArgumentParser:
+    """The command line of a benchmark, which adds its own options to ``--json``."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help=written)
+    return parser
 
 
 def print_claims(claims: Sequence[tuple[str, float | list[float], str]]) -> list[dict[str, Any]]:

@@ -9,8 +9,6 @@ images by `sigil.check`, with a plain key.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sigil
-from common import write_result
+from common import command_line, write_result
 
 LAYERS = ((1, 16, 1), (16, 32, 2), (32, 64, 2))
 SHAPES = ((16, 8, 8), (32, 4, 4), (64, 2, 2))
@@ -86,8 +84,7 @@ def spread(rows: list[dict[str, Any]], name: str, factor: float = 1.0) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     rows = []

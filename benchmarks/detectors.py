@@ -7,14 +7,11 @@ All are run in turns in one process and medians taken, so that a busy machine di
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 import sigil
-from common import write_result
+from common import command_line, write_result
 from sigil.detectors import GradientScrutinizer, SplitGuard, SplitOut
 from sigil.federation.precision import Precision, choose
 from sigil_reproduction.runner.timing import interleaved
@@ -44,7 +41,7 @@ def full_scrutinizer(steps: int) -> GradientScrutinizer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=64)
@@ -52,7 +49,6 @@ def main() -> None:
     parser.add_argument("--local", type=int, default=50, help="local gradients of SplitOut: 1 %% of 5,000")
     parser.add_argument("--past", type=int, default=3200, help="steps before: 80 rounds of 40")
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     precision = choose("cpu", options.precision)

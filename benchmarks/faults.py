@@ -9,7 +9,6 @@ a training in one process with the same participants in each round, bit for bit,
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from common import write_result
+from common import command_line, write_result
 from harness.processes import TrainingProcesses
 from harness.replay import replay
 from sigil import models, verify
@@ -97,10 +96,9 @@ def judge(folder: Path, data_dir: Path, key: Key) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, required=True, help="where CIFAR-10 is")
     parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for the lost client")
-    parser.add_argument("--json", type=Path, help="also write the outcome to this file")
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)

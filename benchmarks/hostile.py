@@ -21,7 +21,6 @@ that client, and what a stranger on its machine is told who stops the run.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import logging
@@ -46,7 +45,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from common import write_result
+from common import command_line, write_result
 from harness.processes import TrainingProcesses
 from sigil.federation import Settings
 from sigil.federation.from_settings import (
@@ -484,10 +483,9 @@ PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {"answers": answers, 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__, written="write to this file; what it holds of other parts stays")
     parser.add_argument("--part", action="append", choices=["ports", *PARTS], help="all, if none is given")
     parser.add_argument("--connections", type=int, default=2000)
-    parser.add_argument("--json", type=Path, help="write to this file; what it holds of other parts stays")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {}

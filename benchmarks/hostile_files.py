@@ -10,7 +10,6 @@ take no more than 2 GB beyond that and the file's own size.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from common import write_result
+from common import command_line, write_result
 from sigil.errors import SigilError
 from sigil.suspect import open_suspect
 
@@ -338,10 +337,9 @@ def measured(path: Path, options: dict[str, Any], *, time_limit: float) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--only", help="only files whose description holds this text")
-    parser.add_argument("--json", type=Path, help="also write the outcome to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows: dict[str, dict[str, Any]] = {}

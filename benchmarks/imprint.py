@@ -11,11 +11,9 @@ be many.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sigil
-from common import write_result
+from common import command_line, write_result
 from sigil.data import load
 from sigil.imprint import Imprint
 from sigil.imprint_reading import deviations, log10_p_before, read
@@ -170,11 +168,10 @@ def named(registers: int, models: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Read the command line and print both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--draws", type=int, default=2_000, help="patterns per suspect, of 40 suspects")
     parser.add_argument("--registers", type=int, default=40)
     parser.add_argument("--models", type=int, default=120, help="strangers, and descendants of the base")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {"exact": exact(8, 5, options.draws)}

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common import write_result
+from common import command_line, write_result
 from harness.slow_link import SlowLink
 from network import CLIENTS, Service, batch_of, settings_of, small_training, stepping
 from sigil.federation import Activation, CutGradient, Federation, LogitGradient, Logits, Server
@@ -156,14 +156,13 @@ def sparse(share: float, rounds: int, seed: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--warm", type=int, default=3, help="turns before, in which gRPC's windows grow")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--width", type=int, default=16, help="64 × 64 × 8 × 8 floats are 1.05 MB each way")
     parser.add_argument("--mbits", type=float, nargs="+", default=[10.0, 100.0])
     parser.add_argument("--round-trips", type=float, nargs="+", default=[0.0, 0.02, 0.1], help="seconds")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--sparse", action="store_true", help="train behind a sparse wire, and end")
     parser.add_argument("--shares", type=float, nargs="+", default=[1.0, 0.25, 0.1])

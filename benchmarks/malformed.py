@@ -10,7 +10,6 @@ memory must not grow, and the honest client must end with the weights of a train
 
 from __future__ import annotations
 
-import argparse
 import logging
 import multiprocessing
 import os
@@ -29,7 +28,7 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
-from common import write_result
+from common import command_line, write_result
 from harness.hostile_streams import Attacker, HostileStream, send, turned_away
 from harness.replay import replay
 from sigil.federation import Settings
@@ -201,9 +200,8 @@ def same(ours: State, theirs: State) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = command_line(__doc__)
     parser.add_argument("--count", type=int, default=10_000)
-    parser.add_argument("--json", type=Path, help="also write the outcome to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:

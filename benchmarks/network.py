@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common import print_claims, write_result
+from common import command_line, print_claims, write_result
 from sigil.data import Dataset, Split
 from sigil.federation import (
     Activation,
@@ -513,7 +513,7 @@ def print_wires(wires: dict[str, list[dict[str, float]]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3, help="turns of each way in one run")
     parser.add_argument("--batch", type=int, default=256)
@@ -525,7 +525,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="of the trainings over each wire")
     parser.add_argument("--seeds", type=int, default=3, help="trainings over each wire")
     parser.add_argument("--only-wires", action="store_true", help="print the table of the trainings and end")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as name:

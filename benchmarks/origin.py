@@ -21,7 +21,6 @@ What the file holds already is not measured again.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import json
@@ -35,7 +34,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from common import write_result
+from common import command_line, write_result
 from readings import OWN, clean_model, shares
 from sigil import attacks, data, origin
 from sigil.alignment import initial_half
@@ -203,8 +202,7 @@ def row(name: str, half: Model, key: Key, whole: tuple[Halves, Dataset] | None =
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser = command_line(__doc__)
     parser.add_argument("--strangers", type=int, default=10_000, help="keys against clean models")
     parser.add_argument("--restored", type=int, default=5_000, help="keys whose order is found first")
     parser.add_argument("--filters", type=int, default=2_000, help="keys that know nothing but filters")

@@ -7,7 +7,6 @@ Variants are interleaved and medians taken, so that a busy machine disturbs all 
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
-from common import print_claims, write_result
+from common import command_line, print_claims, write_result
 from sigil.federation.precision import choose
 from sigil.federation.repetition import MEMORY, Repetitions, projection
 from sigil.logit_gradients import check_logit_gradient
@@ -40,13 +39,12 @@ def channels_last(module: nn.Module) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     if options.threads:

@@ -9,14 +9,12 @@ third of the bits are wrong, so that no shortcut applies.
 
 from __future__ import annotations
 
-import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common import write_result
+from common import command_line, write_result
 from sigil.statistics import p_value
 
 CLAIMS = ((50, 512, 0.010, 200), (3000, 2048, 1.0, 9))
@@ -49,8 +47,7 @@ def measure(bits: int, probes: int, *, suspect: str, repeats: int) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser = command_line(__doc__)
     arguments = parser.parse_args()
     rows = []
     print(f"{'bits':>6} {'probes':>6} {'suspect':>9} {'claim':>9} {'median':>10} {'slowest':>10}")

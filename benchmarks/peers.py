@@ -29,7 +29,6 @@ tell of that.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import ctypes
 import fcntl
@@ -56,7 +55,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from common import print_claims, write_result
+from common import command_line, print_claims, write_result
 from sigil import data
 from sigil.federation import ServerObserver, Settings, Step
 from sigil.federation.from_settings import build_halves, fresh_optimizer, load_data, what_a_key_states
@@ -634,7 +633,7 @@ def report(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="turns of the loops in one process")
     parser.add_argument("--process-repeats", type=int, default=5, help="trainings of several processes, each")
     parser.add_argument("--rounds", type=int, default=1, help="of each of those, after one to warm up")
@@ -645,7 +644,6 @@ def main() -> None:
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--data", default="cifar10")
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "SIGIL_PRECISION": ""}
     before = os.getloadavg()

@@ -14,16 +14,14 @@ With `--honest` nobody lies, and the largest change is printed as a multiple of 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from common import write_result
+from common import command_line, write_result
 from sigil.federation import Federation, judging
 from sigil.federation.averaging import State
 from sigil.federation.from_settings import Training, build_halves, load_data
@@ -172,10 +170,9 @@ def honest(rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--honest", action="store_true")
-    parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = (honest if arguments.honest else poisoned)(arguments.rounds)

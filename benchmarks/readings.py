@@ -19,7 +19,6 @@ What the file holds already is not measured again.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import functools
 import json
@@ -34,7 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from common import write_result
+from common import command_line, write_result
 from sigil import data, models, statistics
 from sigil.alignment import align
 from sigil.data import Dataset, Inputs
@@ -254,8 +253,7 @@ def cost(*, width: int, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser = command_line(__doc__)
     parser.add_argument("--data-dir", type=Path, help="where CIFAR-10 is; without it digits only")
     parser.add_argument("--models", type=int, default=5, help="clean models per data set")
     parser.add_argument("--own", type=int, default=6, help="clean networks of one's own, on digits")

@@ -14,9 +14,8 @@ number of clients that carry a bit. Each row says the accuracy, and WSR and log1
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import write_result
+from common import command_line, write_result
 from sigil import attacks, data
 from sigil.attacks.halves import Halves, open_at_cut
 from sigil.attacks.training import finetune_at_cut, push_along
@@ -62,29 +61,17 @@ def settings(scheme: str, rounds: int) -> Settings:
 class Leaving(LocalTrainer):
     """The last two clients are gone in the second half."""
 
-    def train(
-        self,
-        start: RoundStart,
-        *,
-        tick: Callable[[int], None] | None = None,
-        clients: Sequence[int] | None = None,
-    ) -> RoundSums:
+    def train(self, start: RoundStart, **_: Any) -> RoundSums:
         rounds = self.training.settings.federation.rounds
         here = range(CLIENTS if 2 * start.number <= rounds else CLIENTS - 2)
-        return super().train(start, tick=tick, clients=here)
+        return super().train(start, clients=here)
 
 
 class Trimmed(LocalTrainer):
     """Averages what is left of each weight without its largest and its smallest value."""
 
-    def train(
-        self,
-        start: RoundStart,
-        *,
-        tick: Callable[[int], None] | None = None,
-        clients: Sequence[int] | None = None,
-    ) -> RoundSums:
-        each = [super(Trimmed, self).train(start, tick=tick, clients=[index]) for index in range(CLIENTS)]
+    def train(self, start: RoundStart, **_: Any) -> RoundSums:
+        each = [super(Trimmed, self).train(start, clients=[index]) for index in range(CLIENTS)]
         sums = RoundSums()
         for name in ("client", "server"):
             states = [getattr(one, name).result() for one in each]
@@ -160,8 +147,7 @@ def row(name: str, halves: Halves, key: Key, dataset: Dataset, **more: Any) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, help="also write the measurements to this file")
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each training")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

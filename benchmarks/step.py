@@ -8,10 +8,8 @@ the loop as it was before any of them. The profile is of the federation's own st
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +18,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import sigil
-from common import write_result
-from sigil import optimizers
+from common import command_line, write_result
+from sigil import eager
 from sigil.data.batches import Batches
 from sigil.federation import Client, Server, Step, step
 from sigil.federation.precision import Precision, choose
@@ -77,7 +75,7 @@ def plain(
     model: nn.Module = sigil.models.build("resnet18", width=width, seed=0).train()
     layout = torch.channels_last if last else torch.contiguous_format
     model = model.to(memory_format=layout)  # type: ignore[call-overload]
-    optimizer = optimizers.SGD(
+    optimizer = eager.SGD(
         model.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4, fused=fused, foreach=foreach
     )
     generator = torch.Generator().manual_seed(0)
@@ -109,7 +107,7 @@ def federated(
     injector = sigil.Injector(sigil.Key.generate("benchmark", shape=shape, bits=50), 0.1)
 
     def sgd(half: nn.Module) -> torch.optim.Optimizer:
-        return optimizers.SGD(half.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4, fused=True)
+        return eager.SGD(half.parameters(), lr=RATE, momentum=0.9, weight_decay=5e-4, fused=True)
 
     client = Client(0, client_half, sgd(client_half), precision=precision)
     server = Server(server_half, sgd(server_half), shape=shape, precision=precision, injector=injector)
@@ -153,11 +151,10 @@ def profile(run: Callable[[], object], repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     width, batch = options.width, options.batch

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sigil
-from common import print_claims, write_result
+from common import command_line, print_claims, write_result
 from sigil.data import Dataset, Split
 from sigil.federation import Client, Federation, Server, Settings, Step, step
 from sigil.federation.from_settings import Training, build_halves
@@ -286,14 +286,13 @@ def channels_last(module: nn.Module) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--width", type=int, default=16, help="for the comparison with plain training")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--wide-repeats", type=int, default=3, help="steps at width 64, batch 256")
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=0, help="0: all cores")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--only-scale", action="store_true", help="10 to 10,000 clients, and end")
     parser.add_argument("--scale-repeats", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), help="numbers of clients")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -23,35 +24,42 @@ def notebook_maker() -> ModuleType:
     return module
 
 
+@pytest.fixture
+def printed_by(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
+    """Runs an example; returns what it printed."""
+
+    def run(name: str) -> str:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
 @pytest.mark.slow
-def test_an_own_server_marks_and_proves(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(EXAMPLES / "own_server.py"), run_name="__main__")
-    printed = capsys.readouterr().out
+def test_an_own_server_marks_and_proves(printed_by: Callable[[str], str]) -> None:
+    printed = printed_by("own_server.py")
     assert printed.startswith("This cut can carry a provable mark")
     assert "marked: The suspect carries the mark" in printed
     assert "clean:  The suspect is not shown to carry the mark" in printed
 
 
-def test_copies_are_issued_and_found_again(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(EXAMPLES / "issue_copies.py"), run_name="__main__")
-    printed = capsys.readouterr().out
+def test_copies_are_issued_and_found_again(printed_by: Callable[[str], str]) -> None:
+    printed = printed_by("issue_copies.py")
     assert printed.startswith("The suspect contains the copy that was made for Clinic C")
     assert "Hospital B: log10 p " in printed
     assert len((EXAMPLES / "issue_copies.py").read_text().splitlines()) < 40
 
 
 @pytest.mark.slow
-def test_a_transformer_is_marked_and_proven(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(EXAMPLES / "transformer.py"), run_name="__main__")
-    printed = capsys.readouterr().out
+def test_a_transformer_is_marked_and_proven(printed_by: Callable[[str], str]) -> None:
+    printed = printed_by("transformer.py")
     assert "The mark is provable on" in printed
     assert "The suspect carries the mark" in printed
 
 
 @pytest.mark.slow
-def test_mixed_precision_marks_as_well(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(EXAMPLES / "mixed_precision.py"), run_name="__main__")
-    printed = capsys.readouterr().out
+def test_mixed_precision_marks_as_well(printed_by: Callable[[str], str]) -> None:
+    printed = printed_by("mixed_precision.py")
     assert "torch.bfloat16: The suspect carries the mark" in printed
     assert "torch.float16: The suspect carries the mark" in printed
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigil import arguments
+from sigil.eager import Mode
 from sigil.errors import NotReadable, ShapeError, SigilError, SuspectError, reason
 
 Suspect = Callable[[Tensor], Tensor]
@@ -70,7 +70,7 @@ def filters_of(suspect: Suspect, input_shape: Sequence[int]) -> tuple[Tensor, ..
     return tuple(seen.found.values())
 
 
-class _Filters(TorchDispatchMode):
+class _Filters(Mode):
     """Notes the weights that a computation convolves or multiplies with, whatever layers they are of."""
 
     def __init__(self) -> None:

@@ -118,24 +118,22 @@ def test_without_main_components_late_rounds_are_not_looked_at(recording: Record
         attacks.estimate(recording, early_rounds=[1])
 
 
+def pushed(folder: Path, push: float, count: int) -> tuple[Recording, dict[str, Any]]:
+    """Noise with a common push along the first axis, and how to estimate one direction of it."""
+    rows = torch.randn(count, 64, generator=torch.Generator().manual_seed(0))
+    rows[:, 0] += push
+    options = {"early_rounds": [1], "late_rounds": [2], "main_components": 0, "components": 1}
+    return record(folder, {1: rows, 2: rows}), options
+
+
 def test_centring_takes_the_common_push_away(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    push = torch.zeros(64)
-    push[0] = 5.0
-    rows = push + torch.randn(128, 64, generator=generator)
-    made = record(tmp_path, {1: rows, 2: rows})
-    options: dict[str, Any] = {"early_rounds": [1], "late_rounds": [2], "main_components": 0, "components": 1}
+    made, options = pushed(tmp_path, 5.0, 128)
     assert abs(float(attacks.estimate(made, **options).directions[0])) > 0.95
     assert abs(float(attacks.estimate(made, centre=True, **options).directions[0])) < 0.5
 
 
 def test_averages_over_batches_show_a_push_that_samples_hide(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    push = torch.zeros(64)
-    push[0] = 0.4
-    rows = push + torch.randn(1024, 64, generator=generator)
-    made = record(tmp_path, {1: rows, 2: rows})
-    options: dict[str, Any] = {"early_rounds": [1], "late_rounds": [2], "main_components": 0, "components": 1}
+    made, options = pushed(tmp_path, 0.4, 1024)
     by_sample = attacks.estimate(made, **options)
     by_batch = attacks.estimate(made, unit="batch", **options)
     assert (by_sample.early_rows, by_batch.early_rows) == (1024, 32)

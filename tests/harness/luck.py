@@ -3,7 +3,7 @@
     python tests/harness/luck.py --draws 20
 
 runs every test that takes the fixture `margin` with twenty other draws of all keys and seeds, each draw in a
-process of its own, and prints how near each came to its limit.
+process of its own, and prints how near each came to its limit, also if it is interrupted.
 """
 
 from __future__ import annotations
@@ -141,27 +141,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--draws", type=int, default=20, help="how many other draws")
     parser.add_argument("--workers", type=int, default=2, help="how many processes at a time")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder for what each draw gave: one begun before goes on"
+    )
     parser.add_argument("-m", dest="marker", default="luck", help="which tests, by their markers")
     parser.add_argument(
         "tests", nargs="*", default=[str(TESTS)], help="where they are: folders, files, names"
     )
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.workers) as pool:
-        places = [Path(folder) / str(draw) for draw in range(1, options.draws + 1)]
-        ended = list(pool.map(lambda place: _run(place, options.marker, options.tests), places))
-        lines = [line for place in places if place.exists() for line in place.read_text().splitlines()]
-    for one in ended:
-        if one.returncode:
-            sys.stdout.write(one.stdout)
-    sys.stdout.write(table(rows(lines)))
-    return int(any(one.returncode for one in ended))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        draws = [folder / str(draw) for draw in range(1, options.draws + 1)]
+        try:
+            with ThreadPoolExecutor(options.workers) as pool:
+                failed = list(pool.map(lambda draw: _fails(draw, options.marker, options.tests), draws))
+        finally:
+            lines = [line for draw in draws if draw.exists() for line in draw.read_text().splitlines()]
+            sys.stdout.write(table(rows(lines)))
+    return int(any(failed))
 
 
-def _run(record: Path, marker: str, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run the tests with the draw that the record is named after."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-m", marker, *tests]
-    command += ["-p", "no:cacheprovider", "--draw", record.name, "--margins", str(record)]
-    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _fails(record: Path, marker: str, tests: list[str]) -> bool:
+    """Run the tests with the draw that the record is named after, if they were not before."""
+    ended = record.with_suffix(".txt")
+    if not ended.exists():
+        record.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-m", marker, *tests]
+        command += ["-p", "no:cacheprovider", "--draw", record.name, "--margins", str(record)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            sys.stdout.write(done.stdout)
+        ended.write_text("failed" if done.returncode else "passed")
+    return ended.read_text() == "failed"
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from sigil.errors import NetworkError
+from sigil.serving import Closing
 from sigil.transport.certificates import bundle_folder
 from sigil.transport.flower.processes import free_port
 
@@ -33,7 +32,7 @@ _TESTS = Path(__file__).parents[1]
 _SAMPLE = re.compile(r'^(sigil_\w+)(?:\{reason="(\w+)"\})? (\S+)$', re.MULTILINE)
 
 
-class TrainingProcesses:
+class TrainingProcesses(Closing):
     """One owner and some clients; all processes end with it."""
 
     def __init__(self, out: Path, *, clients: int, options: Sequence[str] = ()) -> None:
@@ -139,14 +138,6 @@ class TrainingProcesses:
         for process in self._processes:
             process.kill()
             process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self, *arguments: str, log: Path, module: str = "sigil.cli.main") -> subprocess.Popen[bytes]:
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,8 @@ import queue
 import socket
 import threading
 import time
-from types import TracebackType
-from typing import Self
+
+from sigil.serving import Closing
 
 _CHUNK = 8_192
 
@@ -31,7 +31,7 @@ class Direction:
         return self._free, self._free + self._delay
 
 
-class SlowLink:
+class SlowLink(Closing):
     """A way to `target` ("host:port") at another :attr:`address`.
 
     Each direction of each connection carries `mbits` million bits in a second, and a byte arrives half of
@@ -53,14 +53,6 @@ class SlowLink:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _accept(self) -> None:
         while True:

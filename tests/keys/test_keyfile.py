@@ -111,35 +111,34 @@ def test_size_of_the_longest_file(tmp_path: Path, owner: str, passphrase: str | 
 # Damage.
 
 
-def test_every_changed_byte_is_refused(
-    tmp_path: Path, passphrase: str | None, no_scrypt: Callable[[], None]
-) -> None:
+@pytest.fixture
+def written(tmp_path: Path, passphrase: str | None, no_scrypt: Callable[[], None]) -> Path:
+    """A key file, to be damaged; from now on no passphrase is stretched."""
     path = tmp_path / "a.key"
     keyfile.write(path, FIELDS, passphrase=passphrase)
-    whole = path.read_bytes()
     no_scrypt()
+    return path
+
+
+def test_every_changed_byte_is_refused(written: Path, passphrase: str | None) -> None:
+    whole = written.read_bytes()
     for position in range(len(whole)):
         for change in (0x01, 0x02, 0x10, 0x20, 0x80, 0xFF):
             changed = bytearray(whole)
             changed[position] ^= change
             with pytest.raises(KeyFileError, match=r"^a\.key "):
                 keyfile._parse(bytes(changed), "a.key", passphrase)
-        path.write_bytes(changed)
-        with pytest.raises(KeyFileError, match=str(path)):
-            keyfile.read(path, passphrase=passphrase)
+        written.write_bytes(changed)
+        with pytest.raises(KeyFileError, match=str(written)):
+            keyfile.read(written, passphrase=passphrase)
 
 
-def test_every_truncation_is_refused(
-    tmp_path: Path, passphrase: str | None, no_scrypt: Callable[[], None]
-) -> None:
-    path = tmp_path / "a.key"
-    keyfile.write(path, FIELDS, passphrase=passphrase)
-    whole = path.read_bytes()
-    no_scrypt()
+def test_every_truncation_is_refused(written: Path, passphrase: str | None) -> None:
+    whole = written.read_bytes()
     for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+        written.write_bytes(whole[:length])
         with pytest.raises(KeyFileError, match="truncated"):
-            keyfile.read(path, passphrase=passphrase)
+            keyfile.read(written, passphrase=passphrase)
 
 
 @pytest.mark.parametrize(

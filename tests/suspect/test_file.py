@@ -192,11 +192,16 @@ def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     assert SuspectFile(link).format == "safetensors"
 
 
-def test_a_file_that_changes_while_it_is_copied_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
     path = tmp_path / "a.safetensors"
     path.write_bytes(SAFETENSORS)
+    return path
+
+
+def test_a_file_that_changes_while_it_is_copied_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = os.read
 
     def append_then_read(source: int, length: int) -> bytes:
@@ -217,9 +222,7 @@ def test_a_file_that_changes_while_it_is_copied_is_refused(
         SuspectFile(path)
 
 
-def test_a_file_that_is_swapped_after_it_was_copied_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(SAFETENSORS)
+def test_a_file_that_is_swapped_after_it_was_copied_changes_nothing(path: Path) -> None:
     with SuspectFile(path) as file:
         path.write_bytes(b"something else")
         path.unlink()
@@ -229,10 +232,8 @@ def test_a_file_that_is_swapped_after_it_was_copied_changes_nothing(tmp_path: Pa
 
 
 def test_a_pipe_that_takes_the_place_of_the_file_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "a.safetensors"
-    path.write_bytes(SAFETENSORS)
     open_ = os.open
 
     def swap_then_open(name: object, flags: int, *rest: int) -> int:

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigil import models
+from sigil.eager import Mode
 from sigil.errors import ModelError, ShapeError, SigilError, SuspectError
 from sigil.keys.key import Key
 from sigil.suspect import Suspect, open_suspect, opening
@@ -293,7 +293,7 @@ def test_a_shape_at_the_cut_that_is_not_the_keys_is_refused_at_once(client: Path
         open_suspect(client, input_shape=(3, 16), activation_shape=ACTIVATION)
 
 
-class Largest(TorchDispatchMode):
+class Largest(Mode):
     """Remembers the largest tensor that was made in memory; those of the meta device have none."""
 
     elements = 0

@@ -444,14 +444,21 @@ def test_time_away_counts_for_an_open_step(net: Any) -> None:
 # --- rounds --------------------------------------------------------------------------------------------
 
 
+def one_stays_away(net: Any, service: Any) -> RoundTask:
+    """A round of two clients: the first trains, the second is gone again; returns the latter's task."""
+    federation = net.local()
+    tickets = net.open(service, federation.server_state, clients=2)
+    stream = net.raw(service, 1).send(net.hello(tickets[1], client=1))
+    stream.receive()
+    stream.call.cancel()
+    first, second = (net.task(service, tickets[client], federation.client_state) for client in (0, 1))
+    net.train(first, 0)
+    return second
+
+
 def test_a_round_goes_on_without_a_client_that_stays_away(net: Any) -> None:
     with net.service(limits=Limits(return_seconds=0.3)) as service:
-        federation = net.local()
-        tickets = net.open(service, federation.server_state, clients=2)
-        stream = net.raw(service, 1).send(net.hello(tickets[1], client=1))
-        stream.receive()
-        stream.call.cancel()
-        net.train(net.task(service, tickets[0], federation.client_state), 0)
+        one_stays_away(net, service)
         outcome = service.wait_round(timeout=None)
         assert (outcome.finished, list(outcome.clients)) == ([0], [0, 1])
         assert outcome.clients[1].status is Status.LOST
@@ -459,15 +466,8 @@ def test_a_round_goes_on_without_a_client_that_stays_away(net: Any) -> None:
 
 def test_a_round_waits_for_a_client_that_stays_away_if_told_so(net: Any) -> None:
     with net.service(limits=Limits(return_seconds=None)) as service:
-        federation = net.local()
-        tickets = net.open(service, federation.server_state, clients=2)
-        stream = net.raw(service, 1).send(net.hello(tickets[1], client=1))
-        stream.receive()
-        stream.call.cancel()
-        net.train(net.task(service, tickets[0], federation.client_state), 0)
-        late = threading.Timer(
-            1.0, lambda: net.train(net.task(service, tickets[1], federation.client_state), 1)
-        )
+        task = one_stays_away(net, service)
+        late = threading.Timer(1.0, lambda: net.train(task, 1))
         late.start()
         assert service.wait_round(timeout=None).finished == [0, 1]
         late.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -75,29 +76,26 @@ def test_the_honest_band_reaches_from_the_lowest_to_the_highest_seed() -> None:
     plt.close(figure)
 
 
-def test_splitout_has_fifty_local_gradients_or_as_many_as_there_are_images(store: Store) -> None:
-    for limit, clients, expected in ((240, 2, 50), (80, 4, 20)):
-        settings = SMOKE.settings(
-            seed=0,
-            data={"train_limit": limit},
-            federation={"clients": clients},
-            watermark={"strength": 0.0},
-        )
-        detector = stealth.splitout(settings, store.dataset(settings), amsgrad=True)
-        assert detector.state_dict()["local"][0] == expected
-
-
-def test_splitout_by_batch_keeps_full_batches_and_at_least_ten(store: Store) -> None:
-    # 20, 80 and 200 images a client in batches of 16: one, five and twelve full ones an epoch.
-    for limit, clients, expected in ((80, 4, 10), (160, 2, 10), (400, 2, 12)):
-        settings = SMOKE.settings(
-            seed=0,
-            data={"train_limit": limit},
-            federation={"clients": clients},
-            watermark={"strength": 0.0},
-        )
-        detector = stealth.splitout_by_batch(settings, store.dataset(settings), amsgrad=True)
-        assert detector.state_dict()["local"][0] == expected
+@pytest.mark.parametrize(
+    ("make", "limit", "clients", "expected"),
+    [
+        # Fifty, or as many as there are images.
+        (stealth.splitout, 240, 2, 50),
+        (stealth.splitout, 80, 4, 20),
+        # At least ten. 20, 80 and 200 images per client: one, five and twelve full batches in an epoch.
+        (stealth.splitout_by_batch, 80, 4, 10),
+        (stealth.splitout_by_batch, 160, 2, 10),
+        (stealth.splitout_by_batch, 400, 2, 12),
+    ],
+)
+def test_how_many_local_gradients_splitout_has(
+    store: Store, make: Callable[..., SplitOut], limit: int, clients: int, expected: int
+) -> None:
+    settings = SMOKE.settings(
+        seed=0, data={"train_limit": limit}, federation={"clients": clients}, watermark={"strength": 0.0}
+    )
+    detector = make(settings, store.dataset(settings), amsgrad=True)
+    assert detector.state_dict()["local"][0] == expected
 
 
 def test_outliers_of_a_run_are_given_for_a_batch_of_256(store: Store) -> None:

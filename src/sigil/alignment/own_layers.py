@@ -21,9 +21,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigil.alignment.initial_weights import Search, filters_in
+from sigil.eager import Mode
 from sigil.errors import AlignmentError
 from sigil.models.topology import IMAGE, HalfTopology, Link
 from sigil.probing import activations, noise, undisturbed
@@ -93,7 +93,7 @@ def _watch(module: nn.Module, shape: Sequence[int]) -> _Watch:
     return watch
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(Mode):
     """Notes which spaces of channels each tensor of a computation has, and the layers between them."""
 
     def __init__(self, module: nn.Module, channels: int) -> None:

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sigil import optimizers
+from sigil import eager
 from sigil.errors import AttackError
 from sigil.federation.messages import CutGradient, LogitGradient
 from sigil.federation.server import Server
@@ -79,8 +79,8 @@ class FSHA:
             network.to(public.device)
         autoencoder = [*self.encoder.parameters(), *self.decoder.parameters()]
         fused = public.device.type in ("cpu", "cuda")
-        self._autoencoder_optimizer = optimizers.Adam(autoencoder, lr=lr, fused=fused)
-        self._discriminator_optimizer = optimizers.Adam(
+        self._autoencoder_optimizer = eager.Adam(autoencoder, lr=lr, fused=fused)
+        self._discriminator_optimizer = eager.Adam(
             self.discriminator.parameters(), lr=discriminator_lr, betas=(0.5, 0.9), fused=fused
         )
 

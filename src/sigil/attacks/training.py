@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sigil import files, models, optimizers
+from sigil import eager, files, models
 from sigil.attacks.halves import (
     OpenedAtCut,
     check_at_least,
@@ -139,8 +139,8 @@ class Tuning:
     def make_optimizer(self, parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
         """A fresh optimizer."""
         if self.optimizer == "adam":
-            return optimizers.Adam(parameters, lr=self.lr)
-        return optimizers.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=5e-4)
+            return eager.Adam(parameters, lr=self.lr)
+        return eager.SGD(parameters, lr=self.lr, momentum=0.9, weight_decay=5e-4)
 
 
 TUNING = Tuning()

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sigil import extras, models, optimizers
+from sigil import eager, extras, models
 from sigil.data import Batches, Dataset
 from sigil.detectors.detector import Detector, Gradients, as_tensor
 from sigil.errors import DetectorError, ShapeError
@@ -170,7 +170,7 @@ def local_gradients(
         for half in halves
     )
     parameters = [*client_half.parameters(), *server_half.parameters()]
-    optimizer = optimizers.Adam(parameters, lr=lr, amsgrad=amsgrad)
+    optimizer = eager.Adam(parameters, lr=lr, amsgrad=amsgrad)
     random = generator(seed, "local gradients")
     chosen = np.sort(np.asarray(indices)[torch.randperm(len(indices), generator=random)[:count].numpy()])
     batches = Batches(
@@ -196,7 +196,7 @@ def local_gradients(
                     logits = server_half(received)
                 optimizer.zero_grad(set_to_none=True)
                 F.cross_entropy(logits.float(), labels).backward()
-                sent.backward(received.grad)
+                eager.backward(sent, received.grad)
                 optimizer.step()
                 gradients.append(received.grad.float().cpu())
     return gradients

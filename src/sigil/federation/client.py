@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sigil.eager import backward
 from sigil.errors import TrainingError
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
 from sigil.federation.observers import ClientObserver, Step
@@ -77,7 +78,7 @@ class Client:
         if received is None:
             return
         self.optimizer.zero_grad(set_to_none=True)
-        graph.backward(received.to(graph.dtype))
+        backward(graph, received.to(graph.dtype))
         for observer in self.observers:
             observer.on_update(at, self.half)
         self.optimizer.step()

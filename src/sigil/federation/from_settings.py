@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sigil import data, models, optimizers
+from sigil import data, eager, models
 from sigil.errors import ConfigError
 from sigil.federation.observers import ClientObserver, ServerObserver, Step
 from sigil.federation.precision import Precision, choose
@@ -175,8 +175,8 @@ def fresh_optimizer(
         # A half without weights (a cut right before the last pooling, say) has nothing to update.
         parameters = [nn.Parameter(torch.zeros((), device=precision.device))]
     if optimizer.name == "adam":
-        return optimizers.Adam(parameters, lr=lr, weight_decay=optimizer.weight_decay, fused=fused)
-    return optimizers.SGD(
+        return eager.Adam(parameters, lr=lr, weight_decay=optimizer.weight_decay, fused=fused)
+    return eager.SGD(
         parameters, lr=lr, momentum=optimizer.momentum, weight_decay=optimizer.weight_decay, fused=fused
     )
 

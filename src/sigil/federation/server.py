@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sigil.eager import backward
 from sigil.errors import ShapeError, TrainingError
 from sigil.federation.messages import Activation, CutGradient, LogitGradient, Logits
 from sigil.federation.observers import ServerObserver, Step
@@ -103,7 +104,7 @@ class Server:
         # linear, so gradients near the ends of the number format go through it at an ordinary size.
         gradient, power = normalised(gradient)
         self.optimizer.zero_grad(set_to_none=True)
-        logits.backward(gradient.to(logits.dtype))
+        backward(logits, gradient.to(logits.dtype))
         if power != 1.0:
             _scale_back(self.half, power)
         #   7  θ_s ← update(θ_s, G_initial)

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sigil import extras, models
+from sigil.eager import Outline
 from sigil.errors import ModelError, ShapeError, SigilError, SuspectError, shown
 from sigil.keys.key import Key
 from sigil.models.building import assemble, client_halves, tensor_names
@@ -437,7 +437,7 @@ def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[1:], shape[0])
 
 
-class _Counted(TorchDispatchMode):
+class _Counted(Outline):
     """Counts the operators of a network by the kinds that ONNX has, in the order in which each came last."""
 
     def __init__(self) -> None:
@@ -448,7 +448,7 @@ class _Counted(TorchDispatchMode):
         kind = next((kind for sign, kind in _KINDS.items() if sign in func.__name__), None)
         if kind is not None:
             self.kinds[kind] = self.kinds.pop(kind, 0) + 1
-        return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _operators(stated: _Wanted) -> dict[str, int] | None:
@@ -822,4 +822,5 @@ def _named(name: str, wanted: _Wanted, cut: str | None) -> models.ModelSpec:
 
 @lru_cache(maxsize=256)
 def _activation(spec: models.ModelSpec, input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(models.activation_shape(assemble(spec), input_shape))
+    with Outline():
+        return tuple(models.activation_shape(assemble(spec), input_shape))

@@ -60,21 +60,30 @@ def messenger(grid: FakeGrid, nodes: Any = KEYS) -> FlowerMessenger:
     return made
 
 
+@pytest.fixture
+def grid() -> FakeGrid:
+    return FakeGrid()
+
+
+@pytest.fixture
+def flower(grid: FakeGrid) -> FlowerMessenger:
+    return messenger(grid)
+
+
 def task(number: int = 1, ticket: str = "aa" * 32) -> RoundTask:
     return RoundTask(number, "host:1", ticket, lr=0.1, client_state=STATE)
 
 
-def test_clients_are_known_by_the_public_keys_of_their_nodes() -> None:
-    grid = FakeGrid()
+def test_clients_are_known_by_the_public_keys_of_their_nodes(grid: FakeGrid) -> None:
     assert messenger(grid).present() == {0: "late", 1: "early"}
     assert messenger(grid, None).present() == {0: "late", 1: "now", 2: "early"}, (
         "as they come, in a simulation"
     )
 
 
-def test_a_task_goes_to_the_clients_node_and_its_answer_comes_back_once() -> None:
-    grid = FakeGrid()
-    flower = messenger(grid)
+def test_a_task_goes_to_the_clients_node_and_its_answer_comes_back_once(
+    grid: FakeGrid, flower: FlowerMessenger
+) -> None:
     flower.send(1, task())
     (sent,) = grid.pushed.values()
     assert sent.metadata.dst_node_id == 70
@@ -87,9 +96,7 @@ def test_a_task_goes_to_the_clients_node_and_its_answer_comes_back_once() -> Non
     assert flower.receive() == []
 
 
-def test_only_the_answer_to_the_last_question_counts() -> None:
-    grid = FakeGrid()
-    flower = messenger(grid)
+def test_only_the_answer_to_the_last_question_counts(grid: FakeGrid, flower: FlowerMessenger) -> None:
     flower.send(0, task())
     flower.send(0, task())
     first, second = grid.pushed.values()
@@ -99,9 +106,9 @@ def test_only_the_answer_to_the_last_question_counts() -> None:
     assert len(flower.receive()) == 1
 
 
-def test_a_client_that_failed_says_so_and_one_that_is_gone_says_nothing() -> None:
-    grid = FakeGrid()
-    flower = messenger(grid)
+def test_a_client_that_failed_says_so_and_one_that_is_gone_says_nothing(
+    grid: FakeGrid, flower: FlowerMessenger
+) -> None:
     flower.send(0, task())
     flower.send(1, task())
     zero, one = grid.pushed.values()
@@ -112,9 +119,7 @@ def test_a_client_that_failed_says_so_and_one_that_is_gone_says_nothing() -> Non
     assert flower.receive() == [(0, None)]
 
 
-def test_the_answer_of_another_client_is_no_answer() -> None:
-    grid = FakeGrid()
-    flower = messenger(grid)
+def test_the_answer_of_another_client_is_no_answer(grid: FakeGrid, flower: FlowerMessenger) -> None:
     flower.send(0, task(ticket="aa" * 32))
     (asked,) = grid.pushed.values()
     grid.replies.append(messages.write_update(UPDATE, ticket="bb" * 32, reply_to=asked))

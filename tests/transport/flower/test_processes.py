@@ -83,6 +83,18 @@ def test_a_superlink_that_is_started_half_way_is_ended(
     assert leftovers() == []
 
 
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a program in the place of Flower's commands; it has a function `command`."""
+
+    def put(program: str) -> None:
+        (tmp_path / "stand_in.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(processes, "entry", lambda command: "stand_in:command")
+
+    return put
+
+
 ECHO = """
 import sys
 def command(line):
@@ -95,11 +107,9 @@ def command(line):
 
 
 def test_several_commands_run_in_one_process_and_each_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Callable[[str], None]
 ) -> None:
-    (tmp_path / "echo.py").write_text(ECHO)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(processes, "entry", lambda command: "echo:command")
+    command(ECHO)
     log = tmp_path / "log"
     answers = processes.flwr(("list",), ("run",), home=tmp_path, log=log, secret="s")
     assert answers == [{"said": "list", "format": "json"}, {"said": "run", "format": "json"}]
@@ -117,11 +127,9 @@ def command():
 
 
 def test_a_child_that_ends_by_itself_is_noticed_with_its_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Callable[[str], None]
 ) -> None:
-    (tmp_path / "fails.py").write_text(FAILS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(processes, "entry", lambda command: "fails:command")
+    command(FAILS)
     ca = tmp_path / "ca.pem"
     ca.write_bytes(b"")
     with pytest.raises(NetworkError, match=r"log says why, in the end: ERROR: something\\x07"):
@@ -137,11 +145,9 @@ def command():
 
 
 def test_a_childs_log_holds_no_control_characters_and_does_not_grow_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[[str], None]
 ) -> None:
-    (tmp_path / "talks.py").write_text(TALKS)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(processes, "entry", lambda command: "talks:command")
+    command(TALKS)
 
     def said(log: Path) -> str:
         processes.start("talks", [], log=log, secret="s").wait()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sigil import attacks, data, models, optimizers
+from sigil import attacks, data, eager, models
 from sigil.baselines import Backdoor, ParameterMark
 from sigil.data import Dataset
 from sigil.federation.averaging import WeightedAverage
@@ -197,7 +197,7 @@ class Trial:
         mark = ParameterMark(weight=1.0, seed=self.settings.run.seed)
         model = self._federated()
         bits, right = [mark.verify(model).wsr], [self._accuracy(model)]
-        optimizer = optimizers.SGD(model.parameters(), lr=0.05)
+        optimizer = eager.SGD(model.parameters(), lr=0.05)
         for step in range(100):
             for value in model.parameters():
                 value.grad = torch.zeros_like(value)
@@ -218,7 +218,7 @@ class Trial:
         teacher = copy.deepcopy(model).eval()
         random = generator(self.settings.run.seed, "noise for a backdoor")
         # In evaluation mode: batch statistics of noise would spoil the model for images.
-        optimizer = optimizers.Adam(model.eval().parameters(), lr=1e-3)
+        optimizer = eager.Adam(model.eval().parameters(), lr=1e-3)
         for _ in range(60):
             noise = torch.randn(32, *self.dataset.shape, generator=random)
             with torch.no_grad():

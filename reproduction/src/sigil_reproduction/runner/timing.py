@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from sigil import optimizers
+from sigil import eager
 from sigil.federation.messages import Activation, LogitGradient
 from sigil.federation.precision import Precision
 from sigil.federation.server import Server
@@ -45,7 +45,7 @@ class ServerStep:
     def __init__(self, half: nn.Module, activation: Tensor, *, precision: Precision) -> None:
         self.server = Server(
             half,
-            optimizers.SGD(half.parameters(), lr=1e-4, momentum=0.9, fused=True),
+            eager.SGD(half.parameters(), lr=1e-4, momentum=0.9, fused=True),
             shape=tuple(activation.shape[1:]),
             precision=precision,
         )
