@@ -16,6 +16,7 @@ import pytest
 import torch
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
+import hostile_files
 from sigil import models
 from sigil.errors import NotReadable, ShapeError, SuspectError
 from sigil.keys.key import Key
@@ -371,23 +372,9 @@ def test_functions_that_the_file_defines_are_refused(tmp_path: Path) -> None:
 
 
 def test_loops_and_branches_are_refused(tmp_path: Path) -> None:
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["d"]), relu("a", "b")],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("a", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("b", TensorProto.FLOAT, None),
-        ],
-    )
     endless = numpy_helper.from_array(np.array(2**62, np.int64), "endless")
-    loop = helper.make_node("Loop", ["endless", "", "x"], ["y"], body=body)
     with pytest.raises(SuspectError, match="'Loop', which contains a graph"):
-        open_suspect(stored(made([loop], [endless]), tmp_path))
+        open_suspect(stored(made([hostile_files.endless_loop()], [endless]), tmp_path))
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
