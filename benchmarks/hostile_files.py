@@ -169,8 +169,8 @@ def large_answer(path: Path) -> dict[str, Any]:
     return stored(path, graph([expand], {"size": np.array([1, 3, 10_000, 13_333])}, ("n", 3, 1, 1)))
 
 
-@hostile("ONNX: a loop without end")
-def loop(path: Path) -> dict[str, Any]:
+def endless_loop() -> NodeProto:
+    """From x to y, as often as the number `endless` says."""
     body = helper.make_graph(
         [node("Identity", ["c"], "d"), node("Relu", ["a"], "b")],
         "body",
@@ -184,8 +184,12 @@ def loop(path: Path) -> dict[str, Any]:
             helper.make_tensor_value_info("b", TensorProto.FLOAT, None),
         ],
     )
-    nodes = [helper.make_node("Loop", ["endless", "", "x"], ["y"], body=body)]
-    return stored(path, graph(nodes, {"endless": np.array(2**62)}))
+    return helper.make_node("Loop", ["endless", "", "x"], ["y"], body=body)
+
+
+@hostile("ONNX: a loop without end")
+def loop(path: Path) -> dict[str, Any]:
+    return stored(path, graph([endless_loop()], {"endless": np.array(2**62)}))
 
 
 @hostile("ONNX: weights in /dev/zero")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,7 +16,6 @@ from sigil.federation import Activation, LogitGradient, Server
 from sigil.federation.from_settings import build_halves, fresh_optimizer
 from sigil.federation.precision import Precision
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SETTINGS: dict[str, dict[str, Any]] = {
     "model": {"name": "resnet18", "width": 2, "cut": "layer3"},
     "data": {"name": "digits", "train_limit": 64, "test_limit": 32, "augment": False},
@@ -27,19 +25,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", BENCHMARKS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def peers() -> ModuleType:
-    return load("peers")
+    return importlib.import_module("peers")
 
 
 class Pipe:
@@ -97,7 +85,7 @@ def test_splitfeds_server_trains_what_sigils_trains(peers: ModuleType) -> None:
 
 
 def test_a_ratio_of_the_scale_is_that_inside_a_repetition() -> None:
-    training = load("training")
+    training = importlib.import_module("training")
 
     def row(repetition: int, clients: int, seconds: float, memory: float) -> dict[str, float]:
         names = ("repetition", "share", "clients", "cpu_seconds_per_image", "peak_mb")

@@ -57,6 +57,23 @@ def graph(model: models.Model, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
+@pytest.fixture
+def stored(half: models.Model, exported: Path, graph: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """The half in a file of a kind: safetensors, state dict, legacy, exported or onnx."""
+
+    def store(kind: str) -> Path:
+        if kind in ("exported", "onnx"):
+            return exported if kind == "exported" else graph
+        path = tmp_path / ("half.safetensors" if kind == "safetensors" else "state.pt")
+        if kind == "safetensors":
+            models.save(path, half)
+        else:
+            torch.save(half.state_dict(), path, _use_new_zipfile_serialization=kind != "legacy")
+        return path
+
+    return store
+
+
 class Payload:
     """Calls ``function(argument)`` when it is unpickled."""
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from onnx import ModelProto, NodeProto, SparseTensorProto, TensorProto, helper, numpy_helper
 
+import hostile_files
 from sigil import models
 from sigil.errors import NotReadable, ShapeError, SuspectError
 from sigil.keys.key import Key
@@ -428,22 +429,8 @@ def test_nodes_of_branches_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_loop_without_end_ends_with_the_time(tmp_path: Path) -> None:
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["d"]), relu("a", "b")],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("a", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("b", TensorProto.FLOAT, None),
-        ],
-    )
     endless = numpy_helper.from_array(np.array(2**62, np.int64), "endless")
-    loop = helper.make_node("Loop", ["endless", "", "x"], ["y"], body=body)
-    suspect = open_suspect(stored(made([loop], [endless]), tmp_path), time_limit=10.0)
+    suspect = open_suspect(stored(made([hostile_files.endless_loop()], [endless]), tmp_path), time_limit=10.0)
     with pytest.raises(SuspectError, match="within the time limit of 10 seconds"):
         suspect(torch.zeros(1, 3, 4, 4))
 

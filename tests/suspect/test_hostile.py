@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import random
 import zipfile
@@ -17,21 +16,15 @@ import pytest
 import torch
 from onnx import helper
 
+import hostile_files
 from harness.commands import Command
-from sigil import models
+from harness.damage import mutated
 from sigil.cli.main import main
 from sigil.errors import SigilError, SuspectError
 from sigil.keys.key import Key
 from sigil.suspect import entries, exported, open_suspect, pickled, tensors
 from sigil.suspect.archive import Archive
 from sigil.suspect.graph import open_graph
-
-_SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "hostile_files.py"
-_spec = importlib.util.spec_from_file_location("hostile_files", _SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-hostile_files = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(hostile_files)
 
 VGG: dict[str, Any] = {"architecture": "vgg11", "width": 4, "cut": "pool2"}
 # The file of 3 GB and the one that fills the memory up to the limit are left to the benchmark.
@@ -174,39 +167,9 @@ def test_what_torch_saves_is_read_as_torch_loads_it(tmp_path: Path) -> None:
 # Random damage.
 
 
-def mutated(content: bytes, chance: random.Random) -> bytes:
-    data = bytearray(content)
-    for _ in range(chance.choice((1, 1, 1, 8))):
-        at, length = chance.randrange(len(data)), chance.randrange(1, 64)
-        match chance.randrange(6):
-            case 0:
-                del data[max(1, at) :]
-            case 1:
-                del data[max(1, at) : at + length]
-            case 2:
-                data[at:at] = chance.randbytes(length)
-            case 3:
-                other = chance.randrange(len(data))
-                data[at : at + length] = data[other : other + length]
-            case 4:
-                data[at] ^= 1 << chance.randrange(8)
-            case _:
-                data[at] = chance.choice((0, 1, 127, 128, 255))
-    return bytes(data)
-
-
 @pytest.mark.parametrize("kind", ["safetensors", "state dict", "legacy", "exported", "onnx"])
-def test_readers_of_damaged_files_raise_errors_of_ours_only(
-    kind: str, half: models.Model, exported: Path, graph: Path, tmp_path: Path
-) -> None:
-    if kind == "safetensors":
-        source = tmp_path / "half.safetensors"
-        models.save(source, half)
-    elif kind in ("exported", "onnx"):
-        source = exported if kind == "exported" else graph
-    else:
-        source = tmp_path / "state.pt"
-        torch.save(half.state_dict(), source, _use_new_zipfile_serialization=kind != "legacy")
+def test_readers_of_damaged_files_raise_errors_of_ours_only(kind: str, stored: Callable[[str], Path]) -> None:
+    source = stored(kind)
     whole = source.read_bytes()
     # Most of a file is weights, in which damage means little: the parts that describe them come twice.
     spots = {"safetensors": slice(0, 3000), "legacy": slice(0, 6000), "onnx": slice(0, 4000)}

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from harness.damage import mutated
 from sigil import models
 from sigil.eager import Mode
 from sigil.errors import ModelError, ShapeError, SigilError, SuspectError
@@ -361,46 +362,18 @@ def test_a_suspect_does_not_print_its_weights(client: Path) -> None:
     assert isinstance(open_suspect(client), Suspect)
 
 
-def mutated(content: bytes, chance: random.Random) -> bytes:
-    data = bytearray(content)
-    at, length = chance.randrange(len(data)), chance.randrange(1, 64)
-    match chance.randrange(6):
-        case 0:
-            del data[at:]
-        case 1:
-            del data[at : at + length]
-        case 2:
-            data[at:at] = chance.randbytes(length)
-        case 3:
-            other = chance.randrange(len(data))
-            data[at : at + length] = data[other : other + length]
-        case 4:
-            data[at] ^= 1 << chance.randrange(8)
-        case 5:
-            for _ in range(8):
-                data[chance.randrange(len(data))] = chance.randrange(256)
-    return bytes(data)
-
-
 @pytest.mark.parametrize("kind", ["safetensors", "state dict", "legacy", "exported", "onnx"])
 def test_mutations_give_a_suspect_or_an_error_of_ours(
-    kind: str, half: models.Model, exported: Path, graph: Path, client: Path, tmp_path: Path
+    kind: str, stored: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    arguments = VGG
-    if kind == "safetensors":
-        source, arguments = client, {}
-    elif kind == "onnx":
-        source, arguments = graph, {"at": "/pool2/MaxPool"}
-    elif kind == "exported":
-        source = exported
-    else:
-        source = tmp_path / "state.pt"
-        torch.save(half.state_dict(), source, _use_new_zipfile_serialization=kind != "legacy")
+    """In a process for each file; the readers alone are given more (test_hostile.py)."""
+    source = stored(kind)
+    arguments = {"safetensors": {}, "onnx": {"at": "/pool2/MaxPool"}}.get(kind, VGG)
     content = source.read_bytes()
     chance = random.Random(kind)
     path = tmp_path / f"mutated{source.suffix}"
     refused = []
-    for _ in range(40):
+    for _ in range(20):
         path.write_bytes(mutated(content, chance))
         try:
             open_suspect(path, **arguments)(torch.zeros(1, *INPUT))

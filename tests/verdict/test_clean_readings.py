@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+import readings
 from harness.luck import Margin
 from sigil import data, models
 from sigil.keys.key import Key
 from sigil.verdict.verification import read_mark
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "readings.py"
 
-
-@pytest.fixture(scope="module")
-def readings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readings_benchmark", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_clean_models_p_values_are_those_of_the_null(readings: ModuleType, margin: Margin) -> None:
+def test_clean_models_p_values_are_those_of_the_null(margin: Margin) -> None:
     digits = data.load("digits", train_limit=600)
     model = readings.clean_model(digits, name="resnet18", cut="layer3", seed=0, epochs=2)
     shape = models.activation_shape(model, digits.shape)
@@ -40,7 +26,7 @@ def test_clean_models_p_values_are_those_of_the_null(readings: ModuleType, margi
             margin(f"log10 p, {kind}, {test}", math.log10(row[test]), above=-3)
 
 
-def test_a_biased_reading_would_be_noticed(readings: ModuleType) -> None:
+def test_a_biased_reading_would_be_noticed() -> None:
     chance = np.random.default_rng(0)
     found = []
     for _ in range(300):
@@ -52,7 +38,7 @@ def test_a_biased_reading_would_be_noticed(readings: ModuleType) -> None:
     assert row["uniform_pvalue"] < 1e-6
 
 
-def test_the_benchmark_reads_as_verification_does(readings: ModuleType) -> None:
+def test_the_benchmark_reads_as_verification_does() -> None:
     digits = data.load("digits")
     model, _ = models.split(models.build("resnet18", width=8, channels=1, input_size=8, seed=0), "layer3")
     model.eval()

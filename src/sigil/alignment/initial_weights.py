@@ -148,22 +148,26 @@ class Search:
         rectifier a sign is that of a γ alone, which may have crossed zero in training, and does not count.
         None where nothing of it is in order.
         """
-        total, numbers = np.zeros((self.sizes[space], self.widths.get(space, 0))), 0.0
+        widths = self.widths
+        total, numbers = np.zeros((self.sizes[space], widths.get(space, 0))), 0.0
         for link in self.topology.links:
-            for ours, theirs, signed, trust in self._sides(link, space):
+            for ours, theirs, signed, trust in self._sides(link, space, widths):
                 count = ours.numbers * trust
                 likeness = cosines(ours, theirs)
                 total += count * (likeness if signed else np.abs(likeness))
                 numbers += count
         return total / numbers if numbers else None
 
-    def _sides(self, link: Link, space: str) -> list[tuple[Filters, Filters, bool, float]]:
+    def _sides(
+        self, link: Link, space: str, widths: Mapping[str, int]
+    ) -> list[tuple[Filters, Filters, bool, float]]:
         """Our and their filters of a link for each channel of a space, as far as the rest is in order.
 
         And whether their signs count. What leans is compared with its sign where it is read: behind a
         rectifier a channel is never negative, so that a copy that is read with the other sign is another.
         """
-        widths = self.widths
+        if space != link.writes and space not in link.reads:
+            return []
         if link.layer not in self.theirs or not all(name in widths for name in link.reads):
             return []
         ours, theirs = self.ours[link.layer], self.theirs[link.layer]
@@ -176,14 +180,18 @@ class Search:
             written = self._whole(theirs, link.reads).rows(
                 self.orders[link.writes], self._written_signs(link)
             )
-            found.append((*self._read_by(link, space, written), linear or self.lean, self.trust[link.writes]))
+            found.append(
+                (*self._read_by(link, space, written, widths), linear or self.lean, self.trust[link.writes])
+            )
         return found
 
-    def _read_by(self, link: Link, space: str, theirs: Filters) -> tuple[Filters, Filters]:
+    def _read_by(
+        self, link: Link, space: str, theirs: Filters, widths: Mapping[str, int]
+    ) -> tuple[Filters, Filters]:
         """Our and their columns of a link that reads a space, as rows."""
         if (link.layer, space) not in self._ours_read:
             self._ours_read[link.layer, space] = _columns(self.ours[link.layer], link, space, self.sizes)
-        return self._ours_read[link.layer, space], _columns(theirs, link, space, self.widths)
+        return self._ours_read[link.layer, space], _columns(theirs, link, space, widths)
 
     def _written_signs(self, link: Link) -> Floats:
         """The signs with which their filters of a link are taken, in our order."""

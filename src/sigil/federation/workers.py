@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 # Below this many images per round, starting processes and passing weights costs more than it brings.
 WORTHWHILE_IMAGES = 4_000
 
-# What every worker loads; the second is what PyTorch loads at the first backward pass.
-_LOADED = ("sigil.federation.trainer", "torch.fx.experimental.symbolic_shapes")
-
 
 def clean_processes() -> ForkServerContext | SpawnContext:
     """How processes that compute are started: with nothing of this one but what they are given.
@@ -47,7 +44,7 @@ def clean_processes() -> ForkServerContext | SpawnContext:
     if sys.platform != "linux":
         return processes.get_context("spawn")
     context = processes.get_context("forkserver")
-    context.set_forkserver_preload([*_LOADED])
+    context.set_forkserver_preload(["sigil.federation.trainer"])
     return context
 
 

@@ -15,8 +15,9 @@ from sigil.federation.run import Run
 from sigil.federation.settings import Settings
 from sigil.pages import figures
 from sigil.pages.tables import Entry, Place, Power
+from sigil.verdict.descent import origin_of
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.reading import KEYS, counts
+from sigil_reproduction.runner.reading import KEYS, counts, of_mark
 from sigil_reproduction.runner.scales import Scale
 from sigil_reproduction.runner.store import Cell, Store
 
@@ -87,15 +88,18 @@ def marks(halves: Halves, run: Run, store: Store) -> dict[str, Any]:
     """
     settings, dataset = run.settings, store.dataset(run.settings)
     precision = choose(settings.run.device, settings.run.precision)
-    found = attacks.measure(halves, data=dataset, key=store.key(run), precision=precision)
-    numbers: dict[str, Any] = {"accuracy": 100 * (found.accuracy or 0.0)}
-    if found.report is not None:
-        numbers |= counts(found.report.readings)
-        for reading in found.report.readings:
-            if not reading.aligned:
-                # The names without a kind are those of noise, the paper's probe.
-                end = "" if reading.kind == "noise" else f"_{reading.kind}"
-                numbers |= {f"wsr{end}": 100 * reading.wsr, f"log10_p{end}": reading.log10_p_before}
+    right = attacks.measure(halves, data=dataset, precision=precision).accuracy
+    numbers: dict[str, Any] = {"accuracy": 100 * (right or 0.0)}
+    if (key := store.key(run)) is not None:
+        readings = of_mark(halves[0], key, dataset)
+        numbers |= counts(readings)
+        for reading in readings:
+            # The names without a kind are those of noise, the paper's probe.
+            end = "" if reading.kind == "noise" else f"_{reading.kind}"
+            numbers |= {f"wsr{end}": 100 * reading.wsr, f"log10_p{end}": reading.log10_p_before}
+        origin = origin_of(halves[0], key, dataset.shape)
+        if origin is not None and not origin.restored:
+            numbers |= {"wsr_origin": 100 * origin.share, "log10_p_origin": origin.log10_p}
     elif settings.behaviour.mark == "backdoor":
         report = Backdoor.from_settings(settings).verify(*halves, dataset, precision=precision)
         numbers["wsr"] = 100 * report.wsr

@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sigil import attacks
 from sigil.errors import ExperimentError
 from sigil.federation.run import Run
 from sigil.pages import tables
@@ -26,7 +25,7 @@ from sigil_reproduction.runner.intervals import (
     judge_equivalence,
     paired,
 )
-from sigil_reproduction.runner.reading import counts
+from sigil_reproduction.runner.reading import counts, of_mark
 from sigil_reproduction.runner.scales import Scale, get
 from sigil_reproduction.runner.store import Cell, Result, Store
 
@@ -302,9 +301,8 @@ def final_numbers(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
         numbers["log10_p"] = final.get("log10_p_before", final["log10_p"])
         numbers["cosine"] = sum(cosines) / len(cosines) if cosines else None
         key, dataset = store.key(run), store.dataset(run.settings)
-        report = attacks.measure(run.halves()[0], data=dataset, key=key).report
-        assert report is not None
-        numbers |= counts(report.readings)
+        assert key is not None
+        numbers |= counts(of_mark(run.halves()[0], key, dataset))
     numbers["curves"] = curves(
         run,
         "loss",

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sigil.data import Dataset, Inputs
 from sigil.keys.key import Key
+from sigil.models import Model
 from sigil.probing import Suspect, noise
 from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2, Price
 from sigil.verdict.readings import read
 from sigil.verdict.report import Reading
+from sigil.verdict.verification import read_mark
 
 # What a log10 p must reach to be proof, by the kind of key.
 KEYS = {"plain": Price(PLAIN_ALLOWANCE_LOG2), "stamped": Price(STAMPED_ALLOWANCE_LOG2)}
@@ -30,6 +33,11 @@ def on_noise(
             yield noise(shape, min(_BATCH, probes - start), generator=generator)
 
     return read(suspect, key, batches, kind="noise", count=probes)
+
+
+def of_mark(half: Model, key: Key, dataset: Dataset) -> tuple[Reading, ...]:
+    """The mark on the key's noise and, if there are enough, on the test images: how a verdict begins."""
+    return read_mark(half, key, Inputs.of_test(dataset), input_shape=dataset.shape)
 
 
 def counts(readings: Iterable[Reading]) -> dict[str, Any]:

@@ -193,9 +193,11 @@ class Deployment:
             ) as front,
         ):
             network = replace(network, held=ports.split, front=front)
-            link.register(bundle / "node.pub" for bundle in self._bundles)
-            ready()
-            link.run(_app(lambda grid: self.train(grid, network, key=key, progress=progress)))
+            link.run(
+                _app(lambda grid: self.train(grid, network, key=key, progress=progress)),
+                nodes=[bundle / "node.pub" for bundle in self._bundles],
+                ready=ready,
+            )
 
     def simulate(self, key: Key | None, *, metrics: Metrics, progress: Progress, cores: int) -> None:
         """Train with virtual clients on Flower's Ray backend, `cores` of them at a time."""

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +70,22 @@ class SuperLink(Closing):
             stop(self._process)
             raise
 
-    def register(self, public_keys: Iterable[Path]) -> None:
-        """Let the nodes with these public keys take part; those that may already are left as they are."""
-        commands = [("supernode", "register", str(file)) for file in public_keys]
-        for answer in self._flwr(*commands):
-            if not answer["success"] and "already in use" not in str(answer).lower():
-                raise NetworkError(f"The SuperLink refused a client's public key; {says_why(self._log)}.")
+    def run(
+        self, app: ServerApp, *, nodes: Iterable[Path] = (), ready: Callable[[], None] = lambda: None
+    ) -> None:
+        """Do a run of `app` in this process, after ending those that an earlier process left behind.
 
-    def run(self, app: ServerApp) -> None:
-        """Do a run of `app` in this process, after ending those that an earlier process left behind."""
+        The nodes with these public keys may take part, beside those that may already; `ready` is called as
+        soon as they can join.
+        """
+        registrations = [("supernode", "register", str(file)) for file in nodes]
         left = [] if self._new else self._unfinished()
         self._new = False
-        *_, started = self._flwr(*(("stop", run) for run in left), ("run", str(APP)))
+        *answers, started = self._flwr(*registrations, *(("stop", run) for run in left), ("run", str(APP)))
+        for answer in answers[: len(registrations)]:
+            if not answer["success"] and "already in use" not in str(answer).lower():
+                raise NetworkError(f"The SuperLink refused a client's public key; {says_why(self._log)}.")
+        ready()
         token = self._runtime.acquire() if started["success"] else None
         if token is None:
             raise NetworkError(f"The SuperLink gave no task for a new run; {says_why(self._log)}.")
