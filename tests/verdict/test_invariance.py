@@ -96,7 +96,8 @@ def test_all_disguises_at_once_leave_the_verdict(name: str) -> None:
         ("densenet121", ("idle", "halved")),
         # Without the weights of convolutions in the file it was NOT PROVEN, or DESCENDS at most.
         *(("resnet18", (rewrite, "computed")) for rewrite in ("mixed", "enlarged")),
-        # The mark was lost: where one rectifier is two, or where each block has an order of its own.
+        # The mark was lost where one rectifier is two, and two thirds of the origin's exponent where each
+        # block has an order of its own.
         *(("resnet18", (rewrite, "computed")) for rewrite in ("parted", "rerouted")),
         # NOT PROVEN: impulses were shown to filters where the input is nothing.
         ("resnet18", ("gated",)),
