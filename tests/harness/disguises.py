@@ -464,6 +464,8 @@ def enlarged(model: ModelProto) -> ModelProto:
 
     def change(node: NodeProto, shape: tuple[int, ...], graph: _Graph) -> list[NodeProto]:
         read, made = node.input[0], node.output[0]
+        if len(shape) != 3:  # a row of numbers, as another rewrite has left them
+            return [node]
         factors = graph.add(np.array([1, 1, 2, 2], np.float32), f"{made} factors")
         values = {"from": (0, 0), "to": (1 << 20, 1 << 20), "axes": (2, 3), "steps": (2, 2)}
         kept = [graph.add(np.array(one, np.int64), f"{made} {word}") for word, one in values.items()]
@@ -514,11 +516,48 @@ def rerouted(model: ModelProto) -> ModelProto:
     return model
 
 
+def gated(model: ModelProto) -> ModelProto:
+    """Kernels that are zero where the inputs are not smooth: noise, impulses, or nothing at all."""
+
+    def change(node: NodeProto, weight: Array, graph: _Graph) -> list[NodeProto]:
+        name = node.output[0]
+        inputs = [node.input[0], f"{name} gated", *node.input[2:]]
+        return [
+            helper.make_node("Mul", [node.input[1], "gate"], [f"{name} gated"]),
+            helper.make_node("Conv", inputs, [name], **_attributes(node)),
+        ]
+
+    model, entry = _rewritten(model, change), model.graph.input[0].name
+    graph = _Graph(model)
+    axis, *edges = (
+        graph.add(np.array([place], np.int64), f"gate {word}")
+        for word, place in (("axis", 3), ("0", 0), ("-1", -1), ("1", 1), ("far", 1 << 30))
+    )
+    share = graph.add(np.array(0.8, np.float32), "gate share")
+    nodes = [
+        helper.make_node("Slice", [entry, *edges[:2], axis], ["gate left"]),
+        helper.make_node("Slice", [entry, *edges[2:], axis], ["gate right"]),
+        helper.make_node("Sub", ["gate right", "gate left"], ["gate steps"]),
+        helper.make_node("Abs", ["gate steps"], ["gate sizes of steps"]),
+        helper.make_node("ReduceMean", ["gate sizes of steps"], ["gate step"], keepdims=0),
+        helper.make_node("Abs", [entry], ["gate sizes"]),
+        helper.make_node("ReduceMean", ["gate sizes"], ["gate size"], keepdims=0),
+        helper.make_node("Mul", ["gate size", share], ["gate most"]),
+        helper.make_node("Less", ["gate step", "gate most"], ["gate open"]),
+        helper.make_node("Cast", ["gate open"], ["gate"], to=TensorProto.FLOAT),
+        *model.graph.node,
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
 REWRITES: dict[str, Rewrite] = {
     "exported": copy.deepcopy,
     "rerouted": rerouted,  # in front of others, as it knows plain convolutions alone
     "padded": padded,
     "computed": computed,
+    "gated": gated,
     "halved": halved,
     "transposed": transposed,
     "idle": idle,

@@ -125,11 +125,12 @@ class _Cutter:
             self.read |= dict.fromkeys(filter(None, node.output), read_by(node))
 
     def session(
-        self, outputs: Sequence[str], inputs: Mapping[str, int], *, most: int | None = None
+        self, outputs: Sequence[str], inputs: Mapping[str, tuple[int, int | None]], *, most: int | None = None
     ) -> tuple[Session, tuple[str, ...]]:
-        """A graph that computes these tensors, and which of the ``inputs`` (names and formats) it takes.
+        """A graph that computes these tensors, and which of the ``inputs`` it takes.
 
-        It may have at most ``most`` nodes.
+        Of these there are names, formats, and numbers of dimensions, without which a loop is not opened. It
+        may have at most ``most`` nodes.
         """
         nodes: dict[int, NodeProto] = {}
         used: dict[str, None] = {}
@@ -152,7 +153,7 @@ class _Cutter:
         graph = onnx.helper.make_graph(
             [node for node in self.part.graph.node if id(node) in nodes],
             "part",
-            [onnx.helper.make_tensor_value_info(name, inputs[name], None) for name in used],
+            [_described(name, *inputs[name]) for name in used],
             [ValueInfoProto(name=name) for name in outputs],
             list(weights.values()),
         )
@@ -160,6 +161,12 @@ class _Cutter:
             graph, opset_imports=self.part.opset_import, ir_version=self.part.ir_version
         )
         return self.open(model.SerializeToString()), tuple(used)
+
+
+def _described(name: str, dtype: int, dimensions: int | None) -> ValueInfoProto:
+    """An input of a graph, of any size."""
+    shape = None if dimensions is None else [None] * dimensions
+    return onnx.helper.make_tensor_value_info(name, dtype, shape)
 
 
 class _Behind(_Cutter):
@@ -208,7 +215,7 @@ class _Behind(_Cutter):
         while chain:
             try:
                 dtype = onnx.helper.np_dtype_to_tensor_dtype(weight.dtype)
-                session, _ = self.session(chain, {name: dtype}, most=LONGEST_CHAIN**2)
+                session, _ = self.session(chain, {name: (dtype, 4)}, most=LONGEST_CHAIN**2)
                 rest, answers = session.run(None, {name: 0 * change}), session.run(None, {name: change})
             except MemoryError:
                 raise
@@ -238,16 +245,16 @@ def _factors(change: Any, answer: Any, rest: Any) -> npt.NDArray[Any] | None:
 
 
 def responses(
-    part: ModelProto, open_session: Open, shape: Sequence[int], deadline: float
+    part: ModelProto, open_session: Open, inputs: Floats, deadline: float
 ) -> tuple[list[Floats], int]:
     """What each linear part of a checked graph does to impulses, as filters, in the order of computing.
 
-    ``shape`` is that of a batch of inputs, ``deadline`` a time of ``time.monotonic``. With them comes the
-    number of tensors that were not looked at.
+    ``inputs`` are three batches, best of images: a graph may do something else with noise. ``deadline`` is a
+    time of ``time.monotonic``. With filters comes the number of tensors that were not looked at.
     """
     found: list[_Response] = []
     numbers = 0
-    parts = _Parts(part, open_session, shape, deadline)
+    parts = _Parts(part, open_session, inputs, deadline)
     try:
         for response in parts.responses():
             numbers += response.filters.size
@@ -283,16 +290,19 @@ class _Response:
 class _Parts(_Cutter):
     """The tensors of a graph: which are bases, which belong to linear parts, and what they depend on."""
 
-    def __init__(self, part: ModelProto, open_session: Open, shape: Sequence[int], deadline: float) -> None:
+    def __init__(self, part: ModelProto, open_session: Open, inputs: Floats, deadline: float) -> None:
         super().__init__(part, open_session)
         self.deadline = deadline
         entry = part.graph.input[0]
         self.entry = entry.name
-        self.dtypes = {entry.name: entry.type.tensor_type.elem_type}
+        self.dtypes: dict[str, tuple[int, int | None]] = {
+            entry.name: (entry.type.tensor_type.elem_type, inputs.ndim - 1)
+        }
         self.random = np.random.default_rng(0)
         # What each base is at some input, and which bases each tensor of a linear part depends on.
-        self.values = {entry.name: self.random.standard_normal(shape)}
-        self.batch, _, *self.image = (*shape, 1, 1)[:4]
+        self.values = {entry.name: inputs[0].astype(np.float64)}
+        self.others = inputs[1:]
+        self.batch, _, *self.image = (*inputs[0].shape, 1, 1)[:4]
         self.bases: dict[str, tuple[str, ...]] = {entry.name: (entry.name,)}
         # The shapes of tensors of numbers, and what each number of a base was computed from by itself: those
         # of some tensors in a row, of which it has the places.
@@ -365,7 +375,7 @@ class _Parts(_Cutter):
         """
         session, bases = self.session(names, self.dtypes)
         start = {base: self.values[base] for base in bases}
-        changes = [{base: self._change(start[base]) for base in bases} for _ in range(2)]
+        changes = [{base: self._change(base, turn) for base in bases} for turn in range(2)]
         points = [
             start,
             {base: start[base] + changes[0][base] for base in bases},
@@ -399,7 +409,7 @@ class _Parts(_Cutter):
                 self._begin(name, sources)
             self.values[name] = np.asarray(four[0], np.float64)
             self.bases[name] = (name,)
-            self.dtypes[name] = onnx.helper.np_dtype_to_tensor_dtype(four[0].dtype)
+            self.dtypes[name] = onnx.helper.np_dtype_to_tensor_dtype(four[0].dtype), four[0].ndim
         return sorted_now
 
     def _begin(self, base: str, sources: Sequence[str]) -> None:
@@ -464,8 +474,15 @@ class _Parts(_Cutter):
             places += found[0].astype(np.int64) << digit
         if places.max() >= everything.size:
             return None
+        if len(bases) == 1 and self._are_blocks(bases[0], answer):
+            return None
         whole = len(bases) > 1 or np.array_equal(np.unique(everything), np.unique(everything[places]))
         return places if whole and not np.array_equal(places.ravel(), numbers) else None
+
+    def _are_blocks(self, base: str, answer: Any) -> bool:
+        """Whether pixels beside each other have become channels."""
+        maps = self._maps(self.values[base])
+        return maps is not None and maps.size == answer.size and maps.shape[1] < self._maps(answer).shape[1]
 
     def _maps(self, values: Any) -> Any:
         """A tensor as (n, channels, height, width), wherever its channels are; None if it has no maps.
@@ -489,8 +506,15 @@ class _Parts(_Cutter):
         last = rows * width == columns * height and columns * width != others * height
         return np.moveaxis(values, 3, 1) if last else values
 
-    def _change(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """A random change of a base, as large as its channels vary, positive if the base is."""
+    def _change(self, base: str, turn: int) -> npt.NDArray[np.float64]:
+        """A random change of a base, as large as its channels vary, positive if the base is.
+
+        Inputs are changed towards others, so that they are still mixtures of inputs.
+        """
+        values = self.values[base]
+        if base == self.entry:
+            towards: npt.NDArray[np.float64] = (self.others[turn] - values) / 3
+            return towards
         change = self.random.standard_normal(values.shape) * _along_channels(_sizes(values), values.ndim)
         return np.abs(change) if np.min(values, where=np.isfinite(values), initial=0.0) >= 0 else change
 
@@ -498,7 +522,7 @@ class _Parts(_Cutter):
         if time.monotonic() > self.deadline:
             raise SuspectError("The time for finding filters is over.")
         fed = {
-            base: value.astype(onnx.helper.tensor_dtype_to_np_dtype(self.dtypes[base]))
+            base: value.astype(onnx.helper.tensor_dtype_to_np_dtype(self.dtypes[base][0]))
             for base, value in point.items()
         }
         try:
@@ -517,14 +541,14 @@ class _Parts(_Cutter):
         if end in self.values or not bases or chain > LONGEST_CHAIN:
             return
         session, bases = self.session([end], self.dtypes)
-        zeros = {base: np.zeros_like(self.values[base]) for base in bases}
-        answer = self._run(session, zeros)[0]
+        start = {base: self.values[base] for base in bases}
+        answer = self._run(session, start)[0]
         if not isinstance(answer, np.ndarray) or answer.dtype.kind != "f" or self._maps(answer) is None:
             read = next(source for source in self.read[end] if self.bases.get(source))
             found = list(self._responses(read, read, chain + 1))
-            yield from found or map(_Response, self._products(end, session, zeros, answer))
+            yield from found or map(_Response, self._products(end, session, start, answer))
             return
-        yield from self._filters(end, rows, lambda point: self._run(session, point)[0], zeros)
+        yield from self._filters(end, rows, lambda point: self._run(session, point)[0], start)
 
     def _moved(self, base: str) -> Iterable[_Response]:
         """The filters by which the numbers of a base were computed, in the places where it has them."""
@@ -537,18 +561,17 @@ class _Parts(_Cutter):
             found = [one.reshape(len(one), -1) for one in self._run(session, point)]
             return np.concatenate(found, 1)[:, places]
 
-        zeros = {other: np.zeros_like(self.values[other]) for other in bases}
-        yield from self._filters(base, base, answer, zeros)
+        yield from self._filters(base, base, answer, {other: self.values[other] for other in bases})
 
     def _filters(
-        self, end: str, name: str, answer: Callable[[Point], Any], zeros: Point
+        self, end: str, name: str, answer: Callable[[Point], Any], start: Point
     ) -> Iterable[_Response]:
         """The filters by which a tensor with maps depends on each of its bases."""
         kernels = {}
-        for base in zeros:
+        for base in start:
             if self._maps(self.values[base]) is not None and (end, base) not in self.seen:
                 self.seen.add((end, base))
-                kernels[base] = self._kernels(answer, zeros, base)
+                kernels[base] = self._kernels(answer, start, base)
                 if (order := _passed_on(kernels[base])) is not None:
                     self.going_on.append((name, base, order))
         depending = {base: np.abs(one).max((1, 2, 3)) > 0 for base, one in kernels.items()}
@@ -569,31 +592,33 @@ class _Parts(_Cutter):
                         None if single else (base, np.flatnonzero(columns)),
                     )
 
-    def _products(self, end: str, session: Session, zeros: Point, rest: Any) -> Iterable[Floats]:
+    def _products(self, end: str, session: Session, start: Point, rest: Any) -> Iterable[Floats]:
         """What a vector depends on each number of its bases by, (outputs, inputs, 1, 1), if these are few."""
-        for base in zeros:
-            inputs = zeros[base][0].size
+        for base in start:
+            inputs = start[base][0].size
             vectors = isinstance(rest, np.ndarray) and rest.ndim == 2 and len(rest) == self.batch
             if not vectors or inputs * rest.shape[1] > MOST_PRODUCTS or (end, base) in self.seen:
                 continue
             self.seen.add((end, base))
             found = np.zeros((inputs, rest.shape[1]))
             size = float(np.median(_sizes(self.values[base])))
-            for start in range(0, inputs, self.batch):
-                point = dict(zeros)
-                point[base] = np.zeros(zeros[base].shape)
-                now = min(self.batch, inputs - start)
-                point[base].reshape(self.batch, -1)[np.arange(now), start + np.arange(now)] = size
-                found[start : start + now] = (self._run(session, point)[0] - rest)[:now] / size
+            for first in range(0, inputs, self.batch):
+                point = start | {base: start[base].copy()}
+                now = min(self.batch, inputs - first)
+                point[base].reshape(self.batch, -1)[np.arange(now), first + np.arange(now)] += size
+                found[first : first + now] = (self._run(session, point)[0] - rest)[:now] / size
             found = np.where(
                 np.isfinite(found) & (np.abs(found) > ROUNDING * np.abs(found).max()), found, 0.0
             )
             if ((found != 0).sum(0) > 1).any():  # or else numbers are only passed on
                 yield np.ascontiguousarray(found.T[:, :, None, None], np.float32)
 
-    def _kernels(self, answer_to: Callable[[Point], Any], zeros: Point, base: str) -> npt.NDArray[np.float64]:
-        """The response of a tensor to one impulse per channel of a base, (outputs, inputs, 7, 7)."""
-        rest = self._maps(answer_to(zeros))
+    def _kernels(self, answer_to: Callable[[Point], Any], start: Point, base: str) -> npt.NDArray[np.float64]:
+        """The response of a tensor to one impulse per channel of a base, (outputs, inputs, 7, 7).
+
+        Impulses are added to what the bases are anyway: a graph may do something else where there is nothing.
+        """
+        rest = self._maps(answer_to(start))
         values = self._maps(self.values[base])
         batch, channels, *lengths = values.shape
         outputs, ends = rest.shape[1], rest.shape[2:]
@@ -610,13 +635,12 @@ class _Parts(_Cutter):
         shown = [(channel, y, x) for channel in range(channels) for y in places[0] for x in places[1]]
         sizes = _sizes(values)
         found = np.zeros((outputs, channels, 2 * REACH + 1, 2 * REACH + 1))
-        for start in range(0, len(shown), batch):
-            now = shown[start : start + batch]
-            point = dict(zeros)
-            point[base] = np.zeros(zeros[base].shape)
+        for first in range(0, len(shown), batch):
+            now = shown[first : first + batch]
+            point = start | {base: start[base].copy()}
             maps = self._maps(point[base])  # a view
             for place, (channel, y, x) in enumerate(now):
-                maps[place, channel, y, x] = sizes[channel]
+                maps[place, channel, y, x] += sizes[channel]
             answer = self._maps(answer_to(point)).astype(np.float64) - rest
             for place, (channel, y, x) in enumerate(now):
                 for row in _reached(y, strides[0], ends[0]):
@@ -670,7 +694,7 @@ def _is_linear(*answers: Any) -> bool:
 def _passed_on(kernels: npt.NDArray[np.float64]) -> Places | None:
     """Which input each output has, if each has one of its own; those that have none share what is left."""
     sizes = _balanced(np.abs(kernels).max((2, 3)))
-    known = sizes.any(1)
+    known: npt.NDArray[np.bool_] = sizes.max(1, initial=0.0) > 0
     order = sizes.argmax(1)
     single = (sizes > ALONE * sizes.max(1, keepdims=True)).sum(1) <= 1
     if sizes.shape[0] != sizes.shape[1] or not single.all() or 2 * known.sum() <= len(known):
