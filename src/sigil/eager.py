@@ -64,6 +64,9 @@ class _Given(torch.autograd.Function):
 class Mode(TorchDispatchMode):
     """A ``TorchDispatchMode``: sees every operator of PyTorch's that is called in its ``with``."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False

@@ -74,7 +74,7 @@ class _Filters(Mode):
     """Notes the weights that a computation convolves or multiplies with, whatever layers they are of."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found: dict[tuple[int, ...], Tensor] = {}
         # What a layer wrote and what it computed with: held, or another tensor could get the same number.
         self._written: dict[int, tuple[tuple[int, ...], Tensor, Tensor]] = {}

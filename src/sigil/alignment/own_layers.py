@@ -97,7 +97,7 @@ class _Watch(Mode):
     """Notes which spaces of channels each tensor of a computation has, and the layers between them."""
 
     def __init__(self, module: nn.Module, channels: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         known = dict(module.named_modules())
         self._sizes = {IMAGE: channels}
         self._layers = {_place(one.weight): name for name, one in known.items() if _is_layer(one)}

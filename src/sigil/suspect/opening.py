@@ -441,7 +441,7 @@ class _Counted(Outline):
     """Counts the operators of a network by the kinds that ONNX has, in the order in which each came last."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.kinds: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
