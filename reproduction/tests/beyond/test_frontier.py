@@ -13,16 +13,18 @@ from sigil.pages import drawing
 from sigil_reproduction.beyond import frontier
 from sigil_reproduction.runner import scales
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.store import Result
+from sigil_reproduction.runner.store import Result, Store
 
+RESULTS = Path(__file__).parents[2] / "results"
 CELLS = frontier.cells(scales.get("desk"), [0])
+SEARCHED = ["none", *(cell.name for cell in CELLS if frontier.is_a("trial", cell))]
 BEFORE = {"choosing": 81.0, "accuracy": 82.0, "log10_p_mark": -76.0, "log10_p_origin": -12_000.0}
 
 
 def measured(numbers: Mapping[str, dict[str, Any]]) -> Measured:
     known = {"none": BEFORE, **numbers}
     results = {
-        (cell.name, 0): Result(cell.name, 0, cell.options, known[cell.name])
+        (cell.name, 0): Result(cell.name, 0, cell.options, known[cell.name], seconds=120.0)
         for cell in CELLS
         if cell.name in known
     }
@@ -74,11 +76,11 @@ def test_one_half_of_the_test_images_chooses_and_the_other_reports() -> None:
     # Of those without proof the best by the first half; its price is that of the second.
     assert stamped is not None
     assert stamped.options == frontier.recipe(0)
-    assert stamped.lost == pytest.approx(3.0)
+    assert stamped.price == pytest.approx(3.0)
     # With a plain key, whose level is 10^-31, the third is no proof either.
     assert plain is not None
     assert plain.options == frontier.recipe(2)
-    assert plain.lost == pytest.approx(0.1)
+    assert plain.price == pytest.approx(0.1)
 
 
 def test_a_goal_is_reached_when_nothing_that_it_names_is_proven() -> None:
@@ -102,7 +104,7 @@ def test_a_trial_counts_for_every_goal_whose_proofs_are_gone() -> None:
         }
     )
     lost = {goal: frontier.best(found, goal, "stamped") for goal in frontier.GOALS}
-    prices = {goal: trial and round(trial.lost, 1) for goal, trial in lost.items()}
+    prices = {goal: found and round(found.price, 1) for goal, found in lost.items()}
     assert prices == {"mark": 1.5, "origin": 1.9, "both": 1.9, "everything": 2.5}
     # A trial that stopped early made a model too, by a third of its epochs.
     assert lost["both"] is not None
@@ -119,8 +121,9 @@ def test_the_page_says_what_was_tried_and_names_the_recipe(tmp_path: Path) -> No
         }
     )
     page = drawing.markdown(frontier.show(found, tmp_path))
-    assert "| mark | 2 | 1 | 1 | +3.00 | 1 | +3.00 |" in page
-    assert "| origin | 2 | 1 | 0 | no recipe yet | 0 | no recipe yet |" in page
+    assert "| mark, stamped key | 1 | trial 0 | +3.00 | not run | 2.0 |" in page
+    assert "| origin, stamped key | 0 | no recipe | – | – | – |" in page
+    assert "2 trials, of which 1 stopped early" in page
     assert "- `MODEL=results/desk/models/a`\n- mark, plain key; mark, stamped key: `sigil attack" in page
     assert "$MODEL/owner.key --data cifar10 --lr 0.0005 --epochs 10 --flatten 10.0`\n- what is left" in page
     assert (tmp_path / "frontier.png").exists()
@@ -149,3 +152,33 @@ def test_a_trial_goes_on_only_among_the_best_third() -> None:
     assert not goes_on(64.5, before=9)
     assert goes_on(65.5, before=9)
     assert not frontier.is_promising(left(64.5, 60.0, -1.0), "both", [{"short": left(66.0, 60.0, -1.0)}] * 6)
+
+
+def test_confirmed_recipes_are_the_five_best_of_each_goal() -> None:
+    store = Store("desk", results=RESULTS, runs=RESULTS)
+    results = {place: each for place, each in store.results_of(CELLS).items() if place[0] in SEARCHED}
+    searched = Measured([cell for cell in CELLS if cell.name in SEARCHED], results)
+    assert frontier.is_done(searched)
+    for goal, names in frontier.CONFIRMED.at("desk").items():
+        assert list(names) == [each.name for each in frontier.ranked(searched, goal, "stamped")[:5]]
+
+
+def test_a_recipe_that_other_thieves_followed_counts_by_all_of_them() -> None:
+    name = frontier.CONFIRMED.at("desk")["mark"][0]
+    trial, cheaper = name.removesuffix(" shortened"), next(each for each in SEARCHED if each not in name)
+    first = left(80.0, 80.0, -14.0)
+    first = {"short": first, "stopped": True} if trial != name else first
+    others = [left(79.0, 79.0, -14.0), left(80.0, 81.0, -14.0)]
+
+    def price(*others: dict[str, Any]) -> tuple[str, float]:
+        again = {frontier.again(name, seed): each for seed, each in zip(frontier.AGAIN, others, strict=False)}
+        known = {trial: first, **again, cheaper: left(80.9, 81.9, -14.0)}
+        found = frontier.best(measured(known), "mark", "stamped")
+        assert found is not None
+        return found.name, round(found.price, 2)
+
+    # As long as nothing is confirmed, the cheapest recipe counts; then the cheapest of the confirmed ones.
+    assert price() == price(others[0]) == (cheaper, 0.1)
+    assert price(*others) == (name, 2.0)
+    # If one thief of three leaves a proof, the recipe does not reach the goal.
+    assert price(others[0], left(80.0, 81.0, -20.0)) == (cheaper, 0.1)

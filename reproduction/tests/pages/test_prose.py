@@ -153,7 +153,7 @@ def test_the_search_for_the_cheapest_removal_decides_what_the_readme_says(
     cheap = "less than half a point"
 
     def searched(prices: dict[str, float]) -> str:
-        trials = {goal: frontier.Trial({}, {}, lost, lost) for goal, lost in prices.items()}
+        trials = {goal: frontier.Recipe("trial 0", {}, [{}], lost, [lost]) for goal, lost in prices.items()}
         monkeypatch.setattr(frontier, "best", lambda _, goal, kind: trials.get(goal))
         return prose.render(template, store("desk"))
 

@@ -120,13 +120,13 @@ class Numbers:
             if (price := curves.price(measured, "shares", attack, goal)) is not None
         ]
         searched = frontier.best(self._measured("frontier"), goal, "stamped")
-        return min([*found, *([] if searched is None else [searched.lost])], default=None)
+        return min([*found, *([] if searched is None else [searched.price])], default=None)
 
     def cheap(self) -> list[str]:
         """What the search takes for less than half a point over all test images, in words."""
         measured = self._measured("frontier")
         found = {words: frontier.best(measured, goal, "stamped") for goal, words in frontier.WORDS.items()}
-        return [words for words, one in found.items() if one and (one.chosen_by + one.lost) / 2 < 0.5]
+        return [words for words, one in found.items() if one and (one.chosen_by + one.price) / 2 < 0.5]
 
     def tried(self) -> int:
         """How many recipes the search for the cheapest removals has tried."""

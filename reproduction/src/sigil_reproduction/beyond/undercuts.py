@@ -1,0 +1,100 @@
+"""Ideas to undercut the prices of `frontier`, made by somebody who had seen its best recipes.
+
+Each attempt is a recipe as the search has them, and may do what no recipe of the search does: learn from
+mixed images, begin with layers that were drawn anew, or take the mean of several thieves' models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sigil import attacks, models
+from sigil.attacks.halves import Halves, OpenedAtCut, open_at_cut, same_kind
+from sigil.attacks.read import find_in_mean
+from sigil.attacks.training import Effect, Tuning, finetune_at_cut
+from sigil.data import Dataset, Split
+from sigil.models import Model
+from sigil_reproduction.beyond.thief import Attacker
+from sigil_reproduction.runner.scales import PerScale
+
+ATTEMPTS: PerScale[tuple[dict[str, Any], ...]] = PerScale(())
+# Between the seeds of models of which the mean is taken.
+APART = 100
+
+
+def follow(options: Mapping[str, Any], thief: Attacker, initial: Model | None, tuning: Tuning) -> Halves:
+    """Erase by a recipe.
+
+    Beside the options of :func:`sigil.attacks.erase`: ``mixed``, how many mixed images each own one becomes;
+    ``anew``, how the names of the layers begin that are drawn anew (with ``flatten`` alone); ``models``, the
+    number of models of which the mean is taken.
+    """
+    rest = {name: value for name, value in options.items() if name not in ("tuning", "thief")}
+    count, times, anew = rest.pop("models", 1), rest.pop("mixed", 0), rest.pop("anew", None)
+    own = mixed(thief.own, times, tuning.seed) if times else thief.own
+    if anew is not None:
+        return begin_anew(thief, own, anew, tuning=tuning, **rest)
+    seeds = [tuning.seed + number * APART for number in range(count)]
+    made = [attacks.erase(thief.halves, own, initial, tuning=tuning, seed=seed, **rest) for seed in seeds]
+    return made[0] if count == 1 else mean(made)
+
+
+def mixed(own: Dataset, times: int, seed: int) -> Dataset:
+    """The images and, this number of times, each mixed with another; labelled as the larger part."""
+    images, labels = own.train.images, own.train.labels
+    draws = np.random.default_rng(seed)
+    parts = [(images, labels)]
+    for _ in range(times):
+        share = draws.uniform(0.5, 1.0, (len(images), *[1] * (images.ndim - 1)))
+        other = images[draws.permutation(len(images))]
+        parts.append(((share * images + (1 - share) * other).round().astype(images.dtype), labels))
+    train = Split(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    return replace(own, train=train)
+
+
+def begin_anew(thief: Attacker, own: Dataset, names: str, *, tuning: Tuning, flatten: float = 0.0) -> Halves:
+    """Draw the layers of the client half whose names begin so anew; the model as it was teaches the rest."""
+    attacked = open_at_cut(thief.halves, own)
+    effects = [drawn_anew(attacked, names, tuning)]
+    if flatten:
+        effects.append(find_in_mean(attacked, own, tuning, way="flatten", gamma=flatten)[0])
+    finetune_at_cut(attacked, own, tuning, *effects)
+    return same_kind(attacked.whole, thief.halves)
+
+
+def drawn_anew(attacked: OpenedAtCut, names: str, tuning: Tuning) -> Effect:
+    """What replaces them before the first step."""
+    spec = attacked.whole.spec
+    fresh = models.build(
+        spec.name, classes=spec.classes, width=spec.width, channels=spec.channels, seed=tuning.seed + 1
+    ).state_dict()
+    inside = {id(value) for value in attacked.front.parameters()}
+
+    @torch.no_grad()
+    def before_step(done: int, total: int) -> None:
+        if done == 0:
+            for name, value in attacked.whole.named_parameters():
+                if id(value) in inside and name.startswith(names):
+                    value.copy_(fresh[name])
+
+    return Effect(f"anew {names}", before_step=before_step)
+
+
+def mean(made: list[Halves]) -> Halves:
+    """The mean of the weights of several models."""
+    first = made[0]
+    for half, *others in zip(*made, strict=True):
+        state = half.state_dict()
+        for other in others:
+            for name, value in other.state_dict().items():
+                if value.is_floating_point():
+                    state[name] += value
+        half.load_state_dict(
+            {name: value / len(made) if value.is_floating_point() else value for name, value in state.items()}
+        )
+    return first
