@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,21 @@ from sigil.pages import drawing
 from sigil_reproduction.beyond import frontier
 from sigil_reproduction.runner import scales
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.store import Result, Store
+from sigil_reproduction.runner.store import Cell, Result, Store
 
 RESULTS = Path(__file__).parents[2] / "results"
 CELLS = frontier.cells(scales.get("desk"), [0])
-SEARCHED = ["none", *(cell.name for cell in CELLS if frontier.is_a("trial", cell))]
 BEFORE = {"choosing": 81.0, "accuracy": 82.0, "log10_p_mark": -76.0, "log10_p_origin": -12_000.0}
 
 
-def measured(numbers: Mapping[str, dict[str, Any]]) -> Measured:
+def measured(numbers: Mapping[str, dict[str, Any]], cells: Sequence[Cell] = CELLS) -> Measured:
     known = {"none": BEFORE, **numbers}
     results = {
         (cell.name, 0): Result(cell.name, 0, cell.options, known[cell.name], seconds=120.0)
-        for cell in CELLS
+        for cell in cells
         if cell.name in known
     }
-    return Measured(CELLS, results)
+    return Measured(cells, results)
 
 
 def left(choosing: float, accuracy: float, mark: float, **more: float) -> dict[str, Any]:
@@ -154,31 +153,41 @@ def test_a_trial_goes_on_only_among_the_best_third() -> None:
     assert not frontier.is_promising(left(64.5, 60.0, -1.0), "both", [{"short": left(66.0, 60.0, -1.0)}] * 6)
 
 
-def test_confirmed_recipes_are_the_five_best_of_each_goal() -> None:
+def test_confirmed_are_the_five_best_of_each_goal_once_the_search_is_done() -> None:
     store = Store("desk", results=RESULTS, runs=RESULTS)
-    results = {place: each for place, each in store.results_of(CELLS).items() if place[0] in SEARCHED}
-    searched = Measured([cell for cell in CELLS if cell.name in SEARCHED], results)
-    assert frontier.is_done(searched)
-    for goal, names in frontier.CONFIRMED.at("desk").items():
+    search = [cell for cell in CELLS if cell.name == "none" or frontier.is_a("trial", cell)]
+    searched = Measured(search, store.results_of(search))
+    confirmed = frontier.CONFIRMED.at("desk")
+    assert frontier.is_done(searched) or not confirmed
+    for goal, names in confirmed.items():
         assert list(names) == [each.name for each in frontier.ranked(searched, goal, "stamped")[:5]]
 
 
-def test_a_recipe_that_other_thieves_followed_counts_by_all_of_them() -> None:
-    name = frontier.CONFIRMED.at("desk")["mark"][0]
-    trial, cheaper = name.removesuffix(" shortened"), next(each for each in SEARCHED if each not in name)
-    first = left(80.0, 80.0, -14.0)
-    first = {"short": first, "stopped": True} if trial != name else first
-    others = [left(79.0, 79.0, -14.0), left(80.0, 81.0, -14.0)]
+def test_a_recipe_that_other_thieves_followed_counts_by_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, confirmed = scales.get("desk"), {"mark": ["trial 4 shortened"], "both": ["trial 4 shortened"]}
+    monkeypatch.setattr(frontier, "CONFIRMED", scales.PerScale(confirmed))
+    cells = frontier.cells(desk, [0])
+    again = [frontier.again("trial 4 shortened", seed) for seed in frontier.AGAIN]
+    # Each is confirmed once for all goals, by two thieves and on the three other models.
+    added = [cell for cell in cells if cell.name not in {each.name for each in CELLS}]
+    assert [cell.name for cell in added[:2]] == again
+    assert len(added) == 2 + 3 * 3
+    assert {cell.options["tuning"]["epochs"] for cell in added if "tuning" in cell.options} == {3}
 
     def price(*others: dict[str, Any]) -> tuple[str, float]:
-        again = {frontier.again(name, seed): each for seed, each in zip(frontier.AGAIN, others, strict=False)}
-        known = {trial: first, **again, cheaper: left(80.9, 81.9, -14.0)}
-        found = frontier.best(measured(known), "mark", "stamped")
+        short = {"short": left(80.0, 80.0, -14.0), "stopped": True}
+        known = {
+            "trial 4": short,
+            "trial 5": left(80.9, 81.9, -14.0),
+            **dict(zip(again, others, strict=False)),
+        }
+        found = frontier.best(measured(known, cells), "mark", "stamped")
         assert found is not None
         return found.name, round(found.price, 2)
 
-    # As long as nothing is confirmed, the cheapest recipe counts; then the cheapest of the confirmed ones.
-    assert price() == price(others[0]) == (cheaper, 0.1)
-    assert price(*others) == (name, 2.0)
+    # As long as nothing is confirmed, the cheapest recipe counts; then the cheapest of those that are.
+    first, second = left(79.0, 79.0, -14.0), left(80.0, 81.0, -14.0)
+    assert price() == price(first) == ("trial 5", 0.1)
+    assert price(first, second) == ("trial 4 shortened", 2.0)
     # If one thief of three leaves a proof, the recipe does not reach the goal.
-    assert price(others[0], left(80.0, 81.0, -20.0)) == (cheaper, 0.1)
+    assert price(first, {**second, "log10_p_mark": -20.0}) == ("trial 5", 0.1)
