@@ -141,7 +141,8 @@ def recipe(trial: int) -> dict[str, Any]:
 
 def aim(options: Mapping[str, Any]) -> str:
     """The last of the goals that a recipe works towards: those whose proofs it all attacks."""
-    attacked = {"mark": ("flatten",), "origin": ("orthogonalise", "noise"), "imprint": ("noise",)}
+    moved = ("noise", "anew")
+    attacked = {"mark": ("flatten",), "origin": ("orthogonalise", *moved), "imprint": moved}
     met = {proof for proof, ways in attacked.items() if any(way in options for way in ways)}
     return [goal for goal, proofs in GOALS.items() if met.issuperset(proofs)][-1]
 
@@ -341,7 +342,7 @@ class Recipe:
     """A recipe that was followed: what was left, once per seed of the thief, and the points that it cost.
 
     ``chosen_by`` is the mean over the seeds by the half of the images that chooses; ``lost`` has the points
-    of each seed by the other half.
+    of each seed by the other half; ``seconds`` is the processor time of one core.
     """
 
     name: str
@@ -349,6 +350,7 @@ class Recipe:
     left: Sequence[Mapping[str, Any]]
     chosen_by: float
     lost: Sequence[float]
+    seconds: float = 0.0
 
     @property
     def price(self) -> float:
@@ -365,15 +367,16 @@ class Recipe:
         return all(reached(numbers, goal, kind) for numbers in self.left)
 
 
-def tried(measured: Measured) -> list[Mapping[str, Any]]:
-    """What was measured of the trials on the first seed."""
-    numbers = (measured.first(cell.name) for cell in measured.cells if is_a(TRIAL, cell))
+def tried(measured: Measured, *kinds: str) -> list[Mapping[str, Any]]:
+    """What was measured of the trials, or of the attempts to undercut them too, on the first seed."""
+    cells = (cell for cell in measured.cells if any(is_a(kind, cell) for kind in kinds or (TRIAL, UNDERCUT)))
+    numbers = (measured.first(cell.name) for cell in cells)
     return [each for each in numbers if each is not None]
 
 
 def is_done(measured: Measured) -> bool:
     """Whether all trials were made."""
-    return len(tried(measured)) == sum(is_a(TRIAL, cell) for cell in measured.cells)
+    return len(tried(measured, TRIAL)) == sum(is_a(TRIAL, cell) for cell in measured.cells)
 
 
 def left_by(measured: Measured, name: str, model: str = "") -> list[Mapping[str, Any]]:
@@ -398,7 +401,11 @@ def recipes(measured: Measured) -> Iterator[Recipe]:
                 for half in ("choosing", "accuracy")
             )
             if left:
-                yield Recipe(name, options, left, statistics.fmean(chosen_by), lost)
+                # That of another thief, if there is one: a trial followed the first third of a recipe before.
+                cells = (again(name, AGAIN[0]), cell.name)
+                spent = (measured.results.get((each, measured.seed)) for each in cells)
+                seconds = next(each.seconds for each in spent if each is not None)
+                yield Recipe(name, options, left, statistics.fmean(chosen_by), lost, seconds)
 
 
 def ranked(measured: Measured, goal: str, kind: str) -> list[Recipe]:
@@ -433,7 +440,7 @@ def command(options: Mapping[str, Any], data: str) -> str:
 def show(measured: Measured, folder: Path) -> Page:
     """The figure, the price of each goal, what stands beside it, what confirms it, the best as commands."""
     draw(measured, folder / "frontier.png")
-    known, made = tried(measured), list(recipes(measured))
+    known, made = tried(measured, TRIAL), list(recipes(measured))
     stopped = sum("stopped" in numbers for numbers in known)
     prices: list[Row] = []
     commands: dict[str, list[str]] = {}
@@ -445,9 +452,8 @@ def show(measured: Measured, folder: Path) -> Page:
                 prices.append([what, reaching, Words("no recipe"), GAP, GAP, GAP])
                 continue
             other = _lost(measured, found.name, PAPER)
-            prices.append(
-                [what, reaching, found.name, _points(found.lost), _points(other), _minutes(measured, found)]
-            )
+            minutes = f"{found.seconds / 60:.1f}"
+            prices.append([what, reaching, found.name, _points(found.lost), _points(other), minutes])
             commands.setdefault(command(found.options, measured.data(NOTHING)), []).append(what)
     beside = [NOTHING, FINETUNING, STUDENT, *(f"own labels, {count} images" for count in OWN_LABELS)]
     attempts = {
@@ -519,13 +525,6 @@ def _points(lost: Sequence[float]) -> Entry:
         return NOT_RUN
     between = f" ({min(lost):+.1f} to {max(lost):+.1f})" if len(lost) > 1 else ""
     return Words(f"{statistics.fmean(lost):+.2f}{between}")
-
-
-def _minutes(measured: Measured, found: Recipe) -> str:
-    """The processor time of a recipe, without a trial's first third of it if other thieves followed it."""
-    names = (again(found.name, AGAIN[0]), found.name.removesuffix(f" {SHORTENED}"))
-    spent = (measured.results.get((name, measured.seed)) for name in names)
-    return next(f"{each.seconds / 60:.1f}" for each in spent if each is not None)
 
 
 def draw(measured: Measured, path: Path) -> None:

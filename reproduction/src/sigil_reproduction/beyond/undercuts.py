@@ -22,7 +22,32 @@ from sigil.models import Model
 from sigil_reproduction.beyond.thief import Attacker
 from sigil_reproduction.runner.scales import PerScale
 
-ATTEMPTS: PerScale[tuple[dict[str, Any], ...]] = PerScale(())
+# As the best recipe of the search learns.
+TAUGHT = {"lr": 1e-3, "epochs": 9, "labels": 1.0, "logits": 1.0, "features": 1.0, "temperature": 4.0}
+LONG = {**TAUGHT, "lr": 3e-3, "epochs": 24, "batch_size": 64, "labels": 0.3}
+ATTEMPTS: PerScale[tuple[dict[str, Any], ...]] = PerScale(
+    (),
+    desk=(
+        # Everything: a client half that was drawn anew in front of the stolen server half.
+        {"anew": "", "flatten": 1.0, "tuning": LONG},
+        # Both, by mixed images: three times as many of them for a little less long.
+        {"flatten": 2.2, "orthogonalise": 0.99, "keep": True, "mixed": 2, "tuning": {**TAUGHT, "epochs": 4}},
+        # Both, but no further than needed: less is taken away, more slowly.
+        {"flatten": 1.0, "orthogonalise": 0.97, "keep": True, "tuning": {**TAUGHT, "lr": 7e-4, "epochs": 6}},
+        # Both, by the mean of more steps.
+        {"flatten": 2.2, "orthogonalise": 0.98, "keep": True, "tuning": {**TAUGHT, "averaged": 0.5}},
+        # The mark alone, and the origin alone, no further than needed.
+        {"flatten": 0.5, "tuning": {**TAUGHT, "lr": 3e-4, "epochs": 4}},
+        {"orthogonalise": 0.97, "keep": True, "tuning": {**TAUGHT, "lr": 5e-4, "epochs": 6}},
+        # Everything: more noise than any recipe of the search, for longer.
+        {
+            **{"flatten": 1.0, "orthogonalise": 0.97, "keep": True, "noise": 2.0, "shape": 0.0},
+            "tuning": {**LONG, "lr": 2e-3},
+        },
+        # Everything: the mean of two models with noise of their own.
+        {"flatten": 2.2, "orthogonalise": 0.97, "keep": True, "noise": 1.6, "models": 2, "tuning": TAUGHT},
+    ),
+)
 # Between the seeds of models of which the mean is taken.
 APART = 100
 
