@@ -11,6 +11,7 @@ import pytest
 from sigil.data import load
 from sigil.pages import drawing
 from sigil_reproduction.beyond import frontier
+from sigil_reproduction.beyond.recipes import recipe
 from sigil_reproduction.runner import scales
 from sigil_reproduction.runner.experiment import Measured
 from sigil_reproduction.runner.store import Cell, Result, Store
@@ -34,30 +35,6 @@ def left(choosing: float, accuracy: float, mark: float, **more: float) -> dict[s
     return {"choosing": choosing, "accuracy": accuracy, "log10_p_mark": mark, "log10_p_origin": -9.0, **more}
 
 
-def test_recipes_differ_and_repeat() -> None:
-    drawn = [str(frontier.recipe(trial)) for trial in range(40)]
-    assert drawn == [str(frontier.recipe(trial)) for trial in range(40)]
-    assert len(set(drawn)) == len(drawn)
-    # Every goal is aimed at, and what costs most is tried most.
-    aims = [frontier.aim(frontier.recipe(trial)) for trial in range(40)]
-    assert min(aims.count(goal) for goal in frontier.GOALS) >= 3
-    assert aims.count("both") + aims.count("everything") >= 20
-
-
-@pytest.mark.parametrize(
-    ("options", "goal"),
-    [
-        ({"flatten": 3.0}, "mark"),
-        ({"orthogonalise": 1.0}, "origin"),
-        ({"noise": 1.0}, "origin"),
-        ({"flatten": 3.0, "orthogonalise": 1.0}, "both"),
-        ({"flatten": 3.0, "noise": 1.0}, "everything"),
-    ],
-)
-def test_a_recipe_aims_at_the_proofs_that_it_attacks(options: dict[str, float], goal: str) -> None:
-    assert frontier.aim(options) == goal
-
-
 def test_one_half_of_the_test_images_chooses_and_the_other_reports() -> None:
     data = load("digits", train_limit=20, test_limit=40)
     parts = [frontier.every_second(data, start).test for start in (0, 1)]
@@ -74,11 +51,11 @@ def test_one_half_of_the_test_images_chooses_and_the_other_reports() -> None:
     stamped, plain = (frontier.best(found, "mark", kind) for kind in ("stamped", "plain"))
     # Of those without proof the best by the first half; its price is that of the second.
     assert stamped is not None
-    assert stamped.options == frontier.recipe(0)
+    assert stamped.options == recipe(0)
     assert stamped.price == pytest.approx(3.0)
     # With a plain key, whose level is 10^-31, the third is no proof either.
     assert plain is not None
-    assert plain.options == frontier.recipe(2)
+    assert plain.options == recipe(2)
     assert plain.price == pytest.approx(0.1)
 
 

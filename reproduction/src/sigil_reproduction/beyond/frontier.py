@@ -8,7 +8,7 @@ among the best third of those before it. Half of the test images choose the best
 what it costs.
 
 The best recipes of each goal are then confirmed: by a thief who draws differently, and on a model with the
-paper's mark. Attempts to undercut them (`undercuts`) follow other ideas. Beside all that stand fine-tuning
+paper's mark. Attempts to undercut them follow other ideas. Beside all that stand fine-tuning
 alone, a fresh student of the model's answers, and a model of the thief's own, from its labels alone, for
 which nothing need be stolen.
 """
@@ -16,7 +16,6 @@ which nothing need be stolen.
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from sigil.imprint import Imprint, recipient
 from sigil.pages import figures
 from sigil.pages.tables import GAP, NOT_RUN, Entry, Number, Page, Picture, Row, Table, Words
 from sigil.rules import ALPHA
-from sigil_reproduction.beyond import undercuts
+from sigil_reproduction.beyond.recipes import ATTEMPTS, FIRST, GOALS, aim, follow, recipe
 from sigil_reproduction.beyond.thief import Thief
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
 from sigil_reproduction.runner.reading import KEYS
@@ -47,13 +46,6 @@ from sigil_reproduction.runner.store import KEY, Cell, Store
 LEVEL = math.log10(ALPHA)
 # The proofs, by the kind of the key if that decides what is proven.
 PLACES = [(proof, kind) for proof in ("mark", "origin") for kind in KEYS] + [("imprint", "")]
-# Which proofs must be gone.
-GOALS = {
-    "mark": ("mark",),
-    "origin": ("origin",),
-    "both": ("mark", "origin"),
-    "everything": ("mark", "origin", "imprint"),
-}
 WORDS = {
     "mark": "the mark",
     "origin": "the origin",
@@ -80,71 +72,6 @@ OWN_LABELS = (500, 5_000)
 # From nothing: a fresh student, and a model of the own labels alone.
 FRESH_EPOCHS = 40
 FRESH = Tuning(3e-3, epochs=FRESH_EPOCHS, decay=True, warmup=0.05)
-# The first recipes, set by hand: one for each goal, then what is taken away stays away, or goes slowly.
-KEPT = {"orthogonalise": 1.0, "keep": True}
-TURNED = {"orthogonalise": 1.0, "way": "rotate"}
-FIRST: tuple[dict[str, Any], ...] = (
-    {"flatten": 10.0, "tuning": {}},
-    {"orthogonalise": 1.0, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {"flatten": 3.0, "orthogonalise": 1.0, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {
-        **{"flatten": 3.0, "orthogonalise": 1.0, "noise": 0.9, "shape": 0.7},
-        "tuning": {"lr": 1e-3, "epochs": 12},
-    },
-    {"flatten": 3.0, **KEPT, "tuning": {"lr": 1e-3, "epochs": 9, "batch_size": 64}},
-    {**KEPT, "tuning": {"lr": 1e-3, "epochs": 9, "batch_size": 64}},
-    {
-        **{"flatten": 3.0, **KEPT, "noise": 1.5, "shape": 0.7},
-        "tuning": {"lr": 2e-3, "epochs": 9, "batch_size": 64},
-    },
-    {"flatten": 1.0, **TURNED, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {**TURNED, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {"flatten": 1.0, **KEPT, "orthogonalise": 0.98, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {"flatten": 3.0, "tuning": {"lr": 1e-3, "epochs": 12}},
-)
-
-
-def recipe(trial: int) -> dict[str, Any]:
-    """The options of a trial: those of erasing, and what is changed of the thief's best recipe."""
-    if trial < len(FIRST):
-        return FIRST[trial]
-    draw = random.Random(f"trial {trial}")
-
-    def between(least: float, most: float) -> float:
-        """Evenly in the logarithm."""
-        return float(f"{math.exp(draw.uniform(math.log(least), math.log(most))):.2g}")
-
-    # What costs most, both proofs and the origin alone, is tried most.
-    (goal,) = draw.choices(list(GOALS), weights=(1, 3, 4, 2))
-    options: dict[str, Any] = {}
-    if "mark" in GOALS[goal]:
-        options["flatten"] = between(0.5, 20.0)
-    if "origin" in GOALS[goal]:
-        options["way"] = draw.choice(("project", "project", "rotate"))
-        options |= {"orthogonalise": draw.choice((0.97, 0.99, 1.0)), "keep": draw.random() < 0.75}
-    if goal == "everything" or draw.random() < 0.2:
-        options["noise"] = between(0.3, 2.0)
-        options["shape"] = draw.choice((0.5, 0.7, 1.0))
-    options["tuning"] = {
-        "lr": between(4e-4, 3e-3),
-        "epochs": draw.choice((6, 9, 12)),
-        "batch_size": draw.choice((32, 64)),
-        "labels": draw.choice((0.1, 0.3, 1.0)),
-        "logits": draw.choice((1.0, 3.0)),
-        "features": draw.choice((0.0, 0.3, 1.0)),
-        "temperature": draw.choice((2.0, 4.0)),
-        "averaged": draw.choice((0.0, 0.1, 0.3)),
-        "norms": draw.choice(("trained", "trained", "re-estimated")),
-    }
-    return options
-
-
-def aim(options: Mapping[str, Any]) -> str:
-    """The last of the goals that a recipe works towards: those whose proofs it all attacks."""
-    moved = ("noise", "anew")
-    attacked = {"mark": ("flatten",), "origin": ("orthogonalise", *moved), "imprint": moved}
-    met = {proof for proof, ways in attacked.items() if any(way in options for way in ways)}
-    return [goal for goal, proofs in GOALS.items() if met.issuperset(proofs)][-1]
 
 
 def plan(scale: Scale) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -155,7 +82,7 @@ def plan(scale: Scale) -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield from (("", name, options) for name, options in trials.items())
     for count in OWN_LABELS:
         yield "", f"own labels, {count} images", {"images": count}
-    attempts = {f"{UNDERCUT} {number}": each for number, each in enumerate(undercuts.ATTEMPTS.at(scale))}
+    attempts = {f"{UNDERCUT} {number}": each for number, each in enumerate(ATTEMPTS.at(scale))}
     known = trials | attempts
     known |= {
         f"{name} {SHORTENED}": {**options, "tuning": shortened(options["tuning"], SHORT)}
@@ -261,7 +188,7 @@ def try_recipe(cell: Cell, thief: Thief, store: Store, tuned: Callable[..., Tuni
 
     def erased(share: float) -> dict[str, Any]:
         tuning = tuned(BEST, **shortened(cell.options["tuning"], share))
-        return left(thief, undercuts.follow(cell.options, thief, thief.initial, tuning), copies)
+        return left(thief, follow(cell.options, thief, thief.initial, tuning), copies)
 
     if not is_a(TRIAL, cell) or cell.options in FIRST:
         return erased(1.0)

@@ -1,4 +1,4 @@
-"""What the attempts to undercut the search may do beside erasing."""
+"""The thief's recipes: what is drawn, and what the attempts to undercut the search do beside erasing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from sigil import models
 from sigil.attacks.halves import Halves
 from sigil.attacks.training import BEST
 from sigil.data import load
-from sigil_reproduction.beyond import undercuts
+from sigil_reproduction.beyond import recipes
 from sigil_reproduction.beyond.thief import Attacker
 
 TUNING = BEST.changed(epochs=1, seed=3)
@@ -25,12 +26,36 @@ def thief() -> Attacker:
 
 
 def followed(options: Mapping[str, Any], seed: int = TUNING.seed) -> Halves:
-    return undercuts.follow({"flatten": 1.0, **options}, thief(), None, TUNING.changed(seed=seed))
+    return recipes.follow({"flatten": 1.0, **options}, thief(), None, TUNING.changed(seed=seed))
+
+
+def test_recipes_differ_and_repeat() -> None:
+    drawn = [str(recipes.recipe(trial)) for trial in range(40)]
+    assert drawn == [str(recipes.recipe(trial)) for trial in range(40)]
+    assert len(set(drawn)) == len(drawn)
+    # Every goal is aimed at, and what costs most is tried most.
+    aims = [recipes.aim(recipes.recipe(trial)) for trial in range(40)]
+    assert min(aims.count(goal) for goal in recipes.GOALS) >= 3
+    assert aims.count("both") + aims.count("everything") >= 20
+
+
+@pytest.mark.parametrize(
+    ("options", "goal"),
+    [
+        ({"flatten": 3.0}, "mark"),
+        ({"orthogonalise": 1.0}, "origin"),
+        ({"noise": 1.0}, "origin"),
+        ({"flatten": 3.0, "orthogonalise": 1.0}, "both"),
+        ({"flatten": 3.0, "noise": 1.0}, "everything"),
+    ],
+)
+def test_a_recipe_aims_at_the_proofs_that_it_attacks(options: dict[str, float], goal: str) -> None:
+    assert recipes.aim(options) == goal
 
 
 def test_mixed_images_lie_between_two_and_keep_the_label_of_the_nearer() -> None:
     own = thief().own
-    mixed = undercuts.mixed(own, 2, seed=0).train
+    mixed = recipes.mixed(own, 2, seed=0).train
     assert len(mixed) == 3 * len(own.train)
     assert (mixed.images[: len(own.train)] == own.train.images).all()
     assert (mixed.labels.reshape(3, -1) == own.train.labels).all()
@@ -53,7 +78,7 @@ def test_layers_that_are_drawn_anew_have_nothing_of_what_they_were() -> None:
 
 
 def test_the_mean_of_several_models_lies_between_them() -> None:
-    one, other = (followed({}, seed=TUNING.seed + number * undercuts.APART)[0] for number in range(2))
+    one, other = (followed({}, seed=TUNING.seed + number * recipes.APART)[0] for number in range(2))
     mean = followed({"models": 2})[0].state_dict()
     for name, value in one.state_dict().items():
         if value.is_floating_point():

@@ -1,11 +1,14 @@
-"""Ideas to undercut the prices of `frontier`, made by somebody who had seen its best recipes.
+"""The recipes of a thief who erases: those of the search, and ideas to undercut them (see `frontier`).
 
-Each attempt is a recipe as the search has them, and may do what no recipe of the search does: learn from
-mixed images, begin with layers that were drawn anew, or take the mean of several thieves' models.
+The first are set by hand, the others drawn at random. The ideas came from somebody who had seen the best of
+them, and may do what no recipe of the search does: learn from mixed images, begin with layers that were drawn
+anew, or take the mean of several thieves' models.
 """
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +25,35 @@ from sigil.models import Model
 from sigil_reproduction.beyond.thief import Attacker
 from sigil_reproduction.runner.scales import PerScale
 
+# Which proofs must be gone.
+GOALS = {
+    "mark": ("mark",),
+    "origin": ("origin",),
+    "both": ("mark", "origin"),
+    "everything": ("mark", "origin", "imprint"),
+}
+# The first recipes, set by hand: one for each goal, then what is taken away stays away, or goes slowly.
+KEPT = {"orthogonalise": 1.0, "keep": True}
+TURNED = {"orthogonalise": 1.0, "way": "rotate"}
+FIRST: tuple[dict[str, Any], ...] = (
+    {"flatten": 10.0, "tuning": {}},
+    {"orthogonalise": 1.0, "tuning": {"lr": 1e-3, "epochs": 12}},
+    {"flatten": 3.0, "orthogonalise": 1.0, "tuning": {"lr": 1e-3, "epochs": 12}},
+    {
+        **{"flatten": 3.0, "orthogonalise": 1.0, "noise": 0.9, "shape": 0.7},
+        "tuning": {"lr": 1e-3, "epochs": 12},
+    },
+    {"flatten": 3.0, **KEPT, "tuning": {"lr": 1e-3, "epochs": 9, "batch_size": 64}},
+    {**KEPT, "tuning": {"lr": 1e-3, "epochs": 9, "batch_size": 64}},
+    {
+        **{"flatten": 3.0, **KEPT, "noise": 1.5, "shape": 0.7},
+        "tuning": {"lr": 2e-3, "epochs": 9, "batch_size": 64},
+    },
+    {"flatten": 1.0, **TURNED, "tuning": {"lr": 1e-3, "epochs": 12}},
+    {**TURNED, "tuning": {"lr": 1e-3, "epochs": 12}},
+    {"flatten": 1.0, **KEPT, "orthogonalise": 0.98, "tuning": {"lr": 1e-3, "epochs": 12}},
+    {"flatten": 3.0, "tuning": {"lr": 1e-3, "epochs": 12}},
+)
 # As the best recipe of the search learns.
 TAUGHT = {"lr": 1e-3, "epochs": 9, "labels": 1.0, "logits": 1.0, "features": 1.0, "temperature": 4.0}
 LONG = {**TAUGHT, "lr": 3e-3, "epochs": 24, "batch_size": 64, "labels": 0.3}
@@ -50,6 +82,49 @@ ATTEMPTS: PerScale[tuple[dict[str, Any], ...]] = PerScale(
 )
 # Between the seeds of models of which the mean is taken.
 APART = 100
+
+
+def recipe(trial: int) -> dict[str, Any]:
+    """The options of a trial: those of erasing, and what is changed of the thief's best recipe."""
+    if trial < len(FIRST):
+        return FIRST[trial]
+    draw = random.Random(f"trial {trial}")
+
+    def between(least: float, most: float) -> float:
+        """Evenly in the logarithm."""
+        return float(f"{math.exp(draw.uniform(math.log(least), math.log(most))):.2g}")
+
+    # What costs most, both proofs and the origin alone, is tried most.
+    (goal,) = draw.choices(list(GOALS), weights=(1, 3, 4, 2))
+    options: dict[str, Any] = {}
+    if "mark" in GOALS[goal]:
+        options["flatten"] = between(0.5, 20.0)
+    if "origin" in GOALS[goal]:
+        options["way"] = draw.choice(("project", "project", "rotate"))
+        options |= {"orthogonalise": draw.choice((0.97, 0.99, 1.0)), "keep": draw.random() < 0.75}
+    if goal == "everything" or draw.random() < 0.2:
+        options["noise"] = between(0.3, 2.0)
+        options["shape"] = draw.choice((0.5, 0.7, 1.0))
+    options["tuning"] = {
+        "lr": between(4e-4, 3e-3),
+        "epochs": draw.choice((6, 9, 12)),
+        "batch_size": draw.choice((32, 64)),
+        "labels": draw.choice((0.1, 0.3, 1.0)),
+        "logits": draw.choice((1.0, 3.0)),
+        "features": draw.choice((0.0, 0.3, 1.0)),
+        "temperature": draw.choice((2.0, 4.0)),
+        "averaged": draw.choice((0.0, 0.1, 0.3)),
+        "norms": draw.choice(("trained", "trained", "re-estimated")),
+    }
+    return options
+
+
+def aim(options: Mapping[str, Any]) -> str:
+    """The last of the goals that a recipe works towards: those whose proofs it all attacks."""
+    moved = ("noise", "anew")
+    attacked = {"mark": ("flatten",), "origin": ("orthogonalise", *moved), "imprint": moved}
+    met = {proof for proof, ways in attacked.items() if any(way in options for way in ways)}
+    return [goal for goal, proofs in GOALS.items() if met.issuperset(proofs)][-1]
 
 
 def follow(options: Mapping[str, Any], thief: Attacker, initial: Model | None, tuning: Tuning) -> Halves:
