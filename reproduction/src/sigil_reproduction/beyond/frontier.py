@@ -224,12 +224,12 @@ def left(thief: Thief, attacked: Halves, copies: Imprint | None = None) -> dict[
         for number, given in enumerate((None, key))
     )
     assert reporting.report is not None
+    marks = [reading for reading in reporting.report.readings if reading.kind != "origin"]
     numbers: dict[str, Any] = {
         "choosing": 100 * (choosing.accuracy or 0.0),
         "accuracy": 100 * (reporting.accuracy or 0.0),
-        "log10_p_mark": min(
-            reading.log10_p_before for reading in reporting.report.readings if reading.kind != "origin"
-        ),
+        "wsr": 100 * max(reading.wsr for reading in marks),
+        "log10_p_mark": min(reading.log10_p_before for reading in marks),
         "log10_p_origin": thief.origin_of(attacked).log10_p,
     }
     if copies is not None and key is not None:
@@ -428,11 +428,14 @@ def _table(measured: Measured, caption: str, names: Mapping[str, str], model: st
     for name, words in names.items():
         left, lost = left_by(measured, name, model), _lost(measured, name, model)
         row: list[Any] = [words, Number.over([float(each["accuracy"]) for each in left]), _points(lost)]
+        rates = [float(each["wsr"]) for each in left if "wsr" in each]
+        row.append(Number(statistics.fmean(rates)) if rates else GAP if left else NOT_RUN)
         for proof, kind in PLACES:
             found = [corrected(each, proof, kind) for each in left if f"log10_p_{proof}" in each]
             row.append(Number(min(found)) if found else GAP if left else NOT_RUN)
         rows.append(row)
-    columns = ["", "accuracy", "lost", *(f"{proof}, {kind} key" if kind else proof for proof, kind in PLACES)]
+    columns = ["", "accuracy", "lost", "WSR"]
+    columns += [f"{proof}, {kind} key" if kind else proof for proof, kind in PLACES]
     return Table(columns, rows, caption, notes=f"Corrected log10 p, proven at {LEVEL:.1f} or below.")
 
 
