@@ -98,7 +98,7 @@ def test_the_page_says_what_was_tried_and_names_the_recipe(tmp_path: Path) -> No
     )
     page = drawing.markdown(frontier.show(found, tmp_path))
     assert "| mark, stamped key | 1 | trial 0 | +3.00 | not run | 2.0 |" in page
-    assert "| origin, stamped key | 0 | no recipe | – | – | – |" in page
+    assert "| origin, stamped key | 0 | no recipe | not run | not run | not run |" in page
     assert "2 trials, of which 1 stopped early" in page
     assert "- `MODEL=results/desk/models/a`\n- mark, plain key; mark, stamped key: `sigil attack" in page
     assert "$MODEL/owner.key --data cifar10 --lr 0.0005 --epochs 10 --flatten 10.0`\n- what is left" in page

@@ -368,7 +368,14 @@ def show(measured: Measured, folder: Path) -> Page:
     """The figure, the price of each goal, what stands beside it, what confirms it, the best as commands."""
     draw(measured, folder / "frontier.png")
     known, made = tried(measured, TRIAL), list(recipes(measured))
-    stopped = sum("stopped" in numbers for numbers in known)
+    stopped, undercut = sum("stopped" in numbers for numbers in known), len(tried(measured, UNDERCUT))
+    confirmed = [each.name for each in made if each.confirmed]
+    others = f" and {undercut} attempts to undercut them" if undercut else ""
+    thieves = (
+        f"the mean and the range of {1 + len(AGAIN)} thieves who draw differently"
+        if confirmed
+        else "one seed"
+    )
     prices: list[Row] = []
     commands: dict[str, list[str]] = {}
     for goal in GOALS:
@@ -376,7 +383,7 @@ def show(measured: Measured, folder: Path) -> Page:
             found, what = best(measured, goal, kind), f"{goal}, {kind} key"
             reaching = str(sum(each.reaches(goal, kind) for each in made))
             if found is None:
-                prices.append([what, reaching, Words("no recipe"), GAP, GAP, GAP])
+                prices.append([what, reaching, Words("no recipe"), *[NOT_RUN] * 3])
                 continue
             other = _lost(measured, found.name, PAPER)
             minutes = f"{found.seconds / 60:.1f}"
@@ -388,7 +395,6 @@ def show(measured: Measured, folder: Path) -> Page:
         for cell in measured.cells
         if is_a(UNDERCUT, cell)
     }
-    confirmed = [each.name for each in made if each.confirmed]
     blocks: list[str | Table | Picture] = [
         Picture("What is left of each proof over the accuracy that a recipe costs", "frontier.png"),
         Table(
@@ -396,12 +402,10 @@ def show(measured: Measured, folder: Path) -> Page:
             prices,
             caption="The least accuracy for which nothing that the goal names is proven any more. It takes "
             "the images of one client and these minutes of one core.",
-            notes=f"{len(known)} trials, of which {stopped} stopped early, and {len(attempts)} attempts to "
-            "undercut them serve all goals: a model counts for each whose proofs are gone. Recipes are "
-            "chosen by one half of the test images; the points lost are those of the other half: the mean, "
-            f"and where a recipe was confirmed the range, of {1 + len(AGAIN)} thieves who draw differently, "
-            "none of whom leaves a proof. Half of 10,000 images tell an accuracy to about half a point, a "
-            "difference little better.",
+            notes=f"{len(known)} trials, of which {stopped} stopped early,{others} serve all goals: a model "
+            "counts for each whose proofs are gone. Recipes are chosen by one half of the test images; the "
+            f"points lost are those of the other half, {thieves}. Half of 10,000 images tell an accuracy to "
+            "about half a point, a difference little better.",
         ),
         _table(measured, "What stands beside the search:", {name: name for name in beside}),
         _table(measured, "The recipes that were confirmed:", {name: name for name in confirmed}),
