@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from sigil.attacks.read import over_positions
 from sigil_reproduction.beyond.carriers import Kind, Mark
 
 SHAPE = (8, 4, 4)
@@ -15,6 +16,7 @@ KINDS = {
     "covariance": Kind("covariance", "before", bits=32, waits=1),
     "running centre": Kind("covariance", "running", bits=32, waits=1),
     "half gated": Kind(gated=0.5, bits=32),
+    "level": Kind(bits=32, level=True),
 }
 
 
@@ -40,7 +42,8 @@ def test_the_gradient_is_that_of_the_loss_at_the_wanted_strength(name: str) -> N
     # The running means begin with those of the first batch.
     means = (flat @ mark.matrix).mean(0).detach(), (flat @ mark.gate).mean(0).detach()
     centre = means[0] if mark.kind.centre == "running" else mark.centre
-    y, _ = mark.oriented(flat, centre, means)
+    rough = over_positions(flat.detach().mean(0).view(SHAPE)).flatten() if mark.kind.level else 0.0
+    y, _ = mark.oriented(flat - rough, centre, means)
     loss = F.binary_cross_entropy_with_logits(y[:, own], mark.target[own].expand(16, -1))
     (expected,) = torch.autograd.grad(loss, flat)
     assert torch.cosine_similarity(added.flatten(), expected.flatten(), dim=0) > 0.9999

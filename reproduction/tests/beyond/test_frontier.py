@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,50 +11,28 @@ import pytest
 from sigil.data import load
 from sigil.pages import drawing
 from sigil_reproduction.beyond import frontier
+from sigil_reproduction.beyond.recipes import recipe
 from sigil_reproduction.runner import scales
 from sigil_reproduction.runner.experiment import Measured
-from sigil_reproduction.runner.store import Result
+from sigil_reproduction.runner.store import Cell, Result, Store
 
+RESULTS = Path(__file__).parents[2] / "results"
 CELLS = frontier.cells(scales.get("desk"), [0])
 BEFORE = {"choosing": 81.0, "accuracy": 82.0, "log10_p_mark": -76.0, "log10_p_origin": -12_000.0}
 
 
-def measured(numbers: Mapping[str, dict[str, Any]]) -> Measured:
+def measured(numbers: Mapping[str, dict[str, Any]], cells: Sequence[Cell] = CELLS) -> Measured:
     known = {"none": BEFORE, **numbers}
     results = {
-        (cell.name, 0): Result(cell.name, 0, cell.options, known[cell.name])
-        for cell in CELLS
+        (cell.name, 0): Result(cell.name, 0, cell.options, known[cell.name], seconds=120.0)
+        for cell in cells
         if cell.name in known
     }
-    return Measured(CELLS, results)
+    return Measured(cells, results)
 
 
 def left(choosing: float, accuracy: float, mark: float, **more: float) -> dict[str, Any]:
     return {"choosing": choosing, "accuracy": accuracy, "log10_p_mark": mark, "log10_p_origin": -9.0, **more}
-
-
-def test_recipes_differ_and_repeat() -> None:
-    drawn = [str(frontier.recipe(trial)) for trial in range(40)]
-    assert drawn == [str(frontier.recipe(trial)) for trial in range(40)]
-    assert len(set(drawn)) == len(drawn)
-    # Every goal is aimed at, and what costs most is tried most.
-    aims = [frontier.aim(frontier.recipe(trial)) for trial in range(40)]
-    assert min(aims.count(goal) for goal in frontier.GOALS) >= 3
-    assert aims.count("both") + aims.count("everything") >= 20
-
-
-@pytest.mark.parametrize(
-    ("options", "goal"),
-    [
-        ({"flatten": 3.0}, "mark"),
-        ({"orthogonalise": 1.0}, "origin"),
-        ({"noise": 1.0}, "origin"),
-        ({"flatten": 3.0, "orthogonalise": 1.0}, "both"),
-        ({"flatten": 3.0, "noise": 1.0}, "everything"),
-    ],
-)
-def test_a_recipe_aims_at_the_proofs_that_it_attacks(options: dict[str, float], goal: str) -> None:
-    assert frontier.aim(options) == goal
 
 
 def test_one_half_of_the_test_images_chooses_and_the_other_reports() -> None:
@@ -73,12 +51,12 @@ def test_one_half_of_the_test_images_chooses_and_the_other_reports() -> None:
     stamped, plain = (frontier.best(found, "mark", kind) for kind in ("stamped", "plain"))
     # Of those without proof the best by the first half; its price is that of the second.
     assert stamped is not None
-    assert stamped.options == frontier.recipe(0)
-    assert stamped.lost == pytest.approx(3.0)
+    assert stamped.options == recipe(0)
+    assert stamped.price == pytest.approx(3.0)
     # With a plain key, whose level is 10^-31, the third is no proof either.
     assert plain is not None
-    assert plain.options == frontier.recipe(2)
-    assert plain.lost == pytest.approx(0.1)
+    assert plain.options == recipe(2)
+    assert plain.price == pytest.approx(0.1)
 
 
 def test_a_goal_is_reached_when_nothing_that_it_names_is_proven() -> None:
@@ -102,7 +80,7 @@ def test_a_trial_counts_for_every_goal_whose_proofs_are_gone() -> None:
         }
     )
     lost = {goal: frontier.best(found, goal, "stamped") for goal in frontier.GOALS}
-    prices = {goal: trial and round(trial.lost, 1) for goal, trial in lost.items()}
+    prices = {goal: found and round(found.price, 1) for goal, found in lost.items()}
     assert prices == {"mark": 1.5, "origin": 1.9, "both": 1.9, "everything": 2.5}
     # A trial that stopped early made a model too, by a third of its epochs.
     assert lost["both"] is not None
@@ -119,8 +97,9 @@ def test_the_page_says_what_was_tried_and_names_the_recipe(tmp_path: Path) -> No
         }
     )
     page = drawing.markdown(frontier.show(found, tmp_path))
-    assert "| mark | 2 | 1 | 1 | +3.00 | 1 | +3.00 |" in page
-    assert "| origin | 2 | 1 | 0 | no recipe yet | 0 | no recipe yet |" in page
+    assert "| mark, stamped key | 1 | trial 0 | +3.00 | not run | 2.0 |" in page
+    assert "| origin, stamped key | 0 | no recipe | not run | not run | not run |" in page
+    assert "2 trials, of which 1 stopped early" in page
     assert "- `MODEL=results/desk/models/a`\n- mark, plain key; mark, stamped key: `sigil attack" in page
     assert "$MODEL/owner.key --data cifar10 --lr 0.0005 --epochs 10 --flatten 10.0`\n- what is left" in page
     assert (tmp_path / "frontier.png").exists()
@@ -149,3 +128,43 @@ def test_a_trial_goes_on_only_among_the_best_third() -> None:
     assert not goes_on(64.5, before=9)
     assert goes_on(65.5, before=9)
     assert not frontier.is_promising(left(64.5, 60.0, -1.0), "both", [{"short": left(66.0, 60.0, -1.0)}] * 6)
+
+
+def test_confirmed_are_the_five_best_of_each_goal_once_the_search_is_done() -> None:
+    store = Store("desk", results=RESULTS, runs=RESULTS)
+    search = [cell for cell in CELLS if cell.name == "none" or frontier.is_a("trial", cell)]
+    searched = Measured(search, store.results_of(search))
+    confirmed = frontier.CONFIRMED.at("desk")
+    assert frontier.is_done(searched) or not confirmed
+    for goal, names in confirmed.items():
+        assert list(names) == [each.name for each in frontier.ranked(searched, goal, "stamped")[:5]]
+
+
+def test_a_recipe_that_other_thieves_followed_counts_by_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, confirmed = scales.get("desk"), {"mark": ["trial 4 shortened"], "both": ["trial 4 shortened"]}
+    monkeypatch.setattr(frontier, "CONFIRMED", scales.PerScale(confirmed))
+    cells = frontier.cells(desk, [0])
+    again = [frontier.again("trial 4 shortened", seed) for seed in frontier.AGAIN]
+    # Each is confirmed once for all goals, by two thieves and on the three other models.
+    added = [cell for cell in cells if cell.name not in {each.name for each in CELLS}]
+    assert [cell.name for cell in added[:2]] == again
+    assert len(added) == 2 + 3 * 3
+    assert {cell.options["tuning"]["epochs"] for cell in added if "tuning" in cell.options} == {3}
+
+    def price(*others: dict[str, Any]) -> tuple[str, float]:
+        short = {"short": left(80.0, 80.0, -14.0), "stopped": True}
+        known = {
+            "trial 4": short,
+            "trial 5": left(80.9, 81.9, -14.0),
+            **dict(zip(again, others, strict=False)),
+        }
+        found = frontier.best(measured(known, cells), "mark", "stamped")
+        assert found is not None
+        return found.name, round(found.price, 2)
+
+    # As long as nothing is confirmed, the cheapest recipe counts; then the cheapest of those that are.
+    first, second = left(79.0, 79.0, -14.0), left(80.0, 81.0, -14.0)
+    assert price() == price(first) == ("trial 5", 0.1)
+    assert price(first, second) == ("trial 4 shortened", 2.0)
+    # If one thief of three leaves a proof, the recipe does not reach the goal.
+    assert price(first, {**second, "log10_p_mark": -20.0}) == ("trial 5", 0.1)

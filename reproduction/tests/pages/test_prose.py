@@ -153,7 +153,10 @@ def test_the_search_for_the_cheapest_removal_decides_what_the_readme_says(
     cheap = "less than half a point"
 
     def searched(prices: dict[str, float]) -> str:
-        trials = {goal: frontier.Trial({}, {}, lost, lost) for goal, lost in prices.items()}
+        trials = {
+            goal: frontier.Recipe("trial 0", {}, [{}], lost, [lost], seconds=120.0)
+            for goal, lost in prices.items()
+        }
         monkeypatch.setattr(frontier, "best", lambda _, goal, kind: trials.get(goal))
         return prose.render(template, store("desk"))
 
@@ -161,8 +164,9 @@ def test_the_search_for_the_cheapest_removal_decides_what_the_readme_says(
     assert "rid of mark and origin**" not in without
     assert cheap not in without
     found = searched({"mark": 0.34, "both": 2.26})
-    assert "| **the cheapest way found to be rid of the mark** | **0.3** | **no** | **no** | – |" in found
-    assert "rid of mark and origin** | **2.3** | **no** | **no** | **no** |" in found
+    spent = "**, in 2 minutes of one core |"
+    assert f"| **the cheapest way found to be rid of the mark{spent} **0.3** | **no** | **no** | – |" in found
+    assert f"rid of mark and origin{spent} **2.3** | **no** | **no** | **no** |" in found
     assert f"rid of the mark for {cheap}" in found
     # As long as recipes are left to try, the README says so.
     monkeypatch.setattr(frontier, "is_done", lambda measured: False)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from sigil import attacks, files, statistics
 from sigil.attacks.halves import Halves, OpenedAtCut, open_at_cut, same_kind
-from sigil.attacks.read import over_channels
+from sigil.attacks.read import over_channels, over_positions
 from sigil.attacks.training import Effect, Tuning, finetune_at_cut, push_along
 from sigil.data import Dataset, Inputs, evaluate_batches
 from sigil.federation.federation import accuracy
@@ -67,6 +67,9 @@ class Kind:
     bits: int = 128
     waits: int = 0
     strength: float = 0.3
+    # Whether bits are judged where the rough part of the mean map was removed: a model that was flattened
+    # is then pushed no harder than any other, and every other as hard as that one.
+    level: bool = False
 
     @property
     def measured(self) -> bool:
@@ -160,6 +163,8 @@ class Mark:
         )
         centre = self._running[0] if self.kind.centre == "running" else self.centre
         own = self.carrier_of == client
+        if self.kind.level:
+            flat = flat - over_positions(mean.view(self.shape)).flatten()
         y, gates = self.oriented(flat, centre, self._running, own)
         error = (torch.sigmoid(y) - self.target[own]) * gates
         mark = error @ self.matrix[:, own].T
@@ -358,6 +363,7 @@ AIMED = (
 BITS = PerScale(512, desk=256, cpu=128, smoke=32)
 # Where networks have learned: do more bits hold where these do not?
 MORE_BITS = PerScale(0, desk=512)
+LEVEL = PerScale(False, cpu=True)
 WAITS = PerScale(3, smoke=1)
 EPOCHS = PerScale(4, smoke=1)
 RECORDED = PerScale(0.05, cpu=0.5, smoke=1.0)
@@ -410,6 +416,7 @@ WORDS = {
     "covariance, running centre": "covariance, targets relative to a running centre",
     "half gated": "random, half of the bits gated",
     "more bits": "random, twice as many bits",
+    "level": "random, bits judged without the rough part of the mean map",
 }
 
 
@@ -423,7 +430,8 @@ def kinds(scale: Scale) -> dict[str, Kind]:
         "covariance, running centre": Kind("covariance", "running", bits=bits, waits=waits),
         "half gated": Kind(gated=0.5, bits=bits),
     }
-    return found | ({"more bits": Kind(bits=more)} if more else {})
+    found |= {"more bits": Kind(bits=more)} if more else {}
+    return found | ({"level": Kind(bits=bits, level=True)} if LEVEL.at(scale) else {})
 
 
 def settings_of(scale: Scale, task: str, name: str, seed: int) -> Settings:

@@ -5,16 +5,21 @@ of the model of the scheme that a new training takes (`shares`), with its imprin
 (:func:`sigil.attacks.erase`) with itself as teacher. Recipes are drawn at random, and each counts for every
 goal whose proofs are gone. Each is tried for a third of its epochs first, and goes no further unless it is
 among the best third of those before it. Half of the test images choose the best recipe, the other half say
-what it costs. Beside it stand fine-tuning alone, a fresh student of the model's answers, and a model of the
-thief's own, from its labels alone, for which nothing need be stolen.
+what it costs.
+
+The best recipes of each goal are then confirmed: by a thief who draws differently, and on a model with the
+paper's mark. Attempts to undercut them follow other ideas. Beside all that stand fine-tuning
+alone, a fresh student of the model's answers, and a model of the thief's own, from its labels alone, for
+which nothing need be stolen.
 """
 
 from __future__ import annotations
 
 import math
-import random
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +34,18 @@ from sigil.data.partitions import stratified
 from sigil.federation.run import Run
 from sigil.imprint import Imprint, recipient
 from sigil.pages import figures
-from sigil.pages.tables import NOT_RUN, Number, Page, Picture, Row, Table, Words
+from sigil.pages.tables import GAP, NOT_RUN, Entry, Number, Page, Picture, Row, Table, Words
 from sigil.rules import ALPHA
+from sigil_reproduction.beyond.recipes import ATTEMPTS, FIRST, GOALS, aim, follow, recipe
 from sigil_reproduction.beyond.thief import Thief
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured
 from sigil_reproduction.runner.reading import KEYS
-from sigil_reproduction.runner.scales import PerScale, Scale, get, shares
+from sigil_reproduction.runner.scales import NEW_KEY, PerScale, Scale, get, shares
 from sigil_reproduction.runner.store import KEY, Cell, Store
 
 LEVEL = math.log10(ALPHA)
-# Which proofs must be gone.
-GOALS = {
-    "mark": ("mark",),
-    "origin": ("origin",),
-    "both": ("mark", "origin"),
-    "everything": ("mark", "origin", "imprint"),
-}
+# The proofs, by the kind of the key if that decides what is proven.
+PLACES = [(proof, kind) for proof in ("mark", "origin") for kind in KEYS] + [("imprint", "")]
 WORDS = {
     "mark": "the mark",
     "origin": "the origin",
@@ -55,123 +56,111 @@ TRIALS = PerScale(40, smoke=1)
 # A recipe is tried for this share of its epochs first, and goes on if no more than that share of those before
 # it were better; the first ones all do.
 SHORT, LEAST_BEFORE = 1 / 3, 6
+# The five best recipes of each goal with a stamped key, by the half of the images that chooses: they are made
+# once more with each of these seeds of the thief, for its order, augmentation and noise, and on other models.
+AGAIN = (1, 2)
+CONFIRMED: PerScale[Mapping[str, Sequence[str]]] = PerScale({})
+# Attempts that beat them, which are confirmed like them.
+WORKED: PerScale[Sequence[str]] = PerScale(())
+# The paper's mark with as many bits as a new key has; and what the best recipe of each goal leaves of shorter
+# and of stronger marks.
+PAPER, WEAKER, STRONGER = "paper's mark", "paper's mark, 50 bits", "paper's mark, 50 bits, λ = 1"
 RECIPIENTS = 10
 NOTHING, FINETUNING, STUDENT = "none", "fine-tuning", "student"
+TRIAL, UNDERCUT, SHORTENED = "trial", "undercut", "shortened"
 OWN_LABELS = (500, 5_000)
 # From nothing: a fresh student, and a model of the own labels alone.
 FRESH_EPOCHS = 40
 FRESH = Tuning(3e-3, epochs=FRESH_EPOCHS, decay=True, warmup=0.05)
-# The first recipes, set by hand: one for each goal, then what is taken away stays away, or goes slowly.
-KEPT = {"orthogonalise": 1.0, "keep": True}
-TURNED = {"orthogonalise": 1.0, "way": "rotate"}
-FIRST: tuple[dict[str, Any], ...] = (
-    {"flatten": 10.0, "tuning": {}},
-    {"orthogonalise": 1.0, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {"flatten": 3.0, "orthogonalise": 1.0, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {
-        **{"flatten": 3.0, "orthogonalise": 1.0, "noise": 0.9, "shape": 0.7},
-        "tuning": {"lr": 1e-3, "epochs": 12},
-    },
-    {"flatten": 3.0, **KEPT, "tuning": {"lr": 1e-3, "epochs": 9, "batch_size": 64}},
-    {**KEPT, "tuning": {"lr": 1e-3, "epochs": 9, "batch_size": 64}},
-    {
-        **{"flatten": 3.0, **KEPT, "noise": 1.5, "shape": 0.7},
-        "tuning": {"lr": 2e-3, "epochs": 9, "batch_size": 64},
-    },
-    {"flatten": 1.0, **TURNED, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {**TURNED, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {"flatten": 1.0, **KEPT, "orthogonalise": 0.98, "tuning": {"lr": 1e-3, "epochs": 12}},
-    {"flatten": 3.0, "tuning": {"lr": 1e-3, "epochs": 12}},
-)
 
 
-def recipe(trial: int) -> dict[str, Any]:
-    """The options of a trial: those of erasing, and what is changed of the thief's best recipe."""
-    if trial < len(FIRST):
-        return FIRST[trial]
-    draw = random.Random(f"trial {trial}")
-
-    def between(least: float, most: float) -> float:
-        """Evenly in the logarithm."""
-        return float(f"{math.exp(draw.uniform(math.log(least), math.log(most))):.2g}")
-
-    # What costs most, both proofs and the origin alone, is tried most.
-    (goal,) = draw.choices(list(GOALS), weights=(1, 3, 4, 2))
-    options: dict[str, Any] = {}
-    if "mark" in GOALS[goal]:
-        options["flatten"] = between(0.5, 20.0)
-    if "origin" in GOALS[goal]:
-        options["way"] = draw.choice(("project", "project", "rotate"))
-        options |= {"orthogonalise": draw.choice((0.97, 0.99, 1.0)), "keep": draw.random() < 0.75}
-    if goal == "everything" or draw.random() < 0.2:
-        options["noise"] = between(0.3, 2.0)
-        options["shape"] = draw.choice((0.5, 0.7, 1.0))
-    options["tuning"] = {
-        "lr": between(4e-4, 3e-3),
-        "epochs": draw.choice((6, 9, 12)),
-        "batch_size": draw.choice((32, 64)),
-        "labels": draw.choice((0.1, 0.3, 1.0)),
-        "logits": draw.choice((1.0, 3.0)),
-        "features": draw.choice((0.0, 0.3, 1.0)),
-        "temperature": draw.choice((2.0, 4.0)),
-        "averaged": draw.choice((0.0, 0.1, 0.3)),
-        "norms": draw.choice(("trained", "trained", "re-estimated")),
+def plan(scale: Scale) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The model, the name and the options of every cell, in the order in which they are measured."""
+    for name in (NOTHING, FINETUNING, STUDENT):
+        yield "", name, {"attack": name}
+    trials = {f"{TRIAL} {number}": recipe(number) for number in range(TRIALS.at(scale))}
+    yield from (("", name, options) for name, options in trials.items())
+    for count in OWN_LABELS:
+        yield "", f"own labels, {count} images", {"images": count}
+    attempts = {f"{UNDERCUT} {number}": each for number, each in enumerate(ATTEMPTS.at(scale))}
+    known = trials | attempts
+    known |= {
+        f"{name} {SHORTENED}": {**options, "tuning": shortened(options["tuning"], SHORT)}
+        for name, options in trials.items()
     }
-    return options
-
-
-def aim(options: Mapping[str, Any]) -> str:
-    """The last of the goals that a recipe works towards: those whose proofs it all attacks."""
-    attacked = {"mark": ("flatten",), "origin": ("orthogonalise", "noise"), "imprint": ("noise",)}
-    met = {proof for proof, ways in attacked.items() if any(way in options for way in ways)}
-    return [goal for goal, proofs in GOALS.items() if met.issuperset(proofs)][-1]
+    # The best of each goal first, then the second of each.
+    ranks = zip_longest(*CONFIRMED.at(scale).values())
+    confirmed = dict.fromkeys(name for rank in (*ranks, WORKED.at(scale)) for name in rank if name)
+    for name in confirmed:
+        for seed in AGAIN:
+            yield "", again(name, seed), {**known[name], "thief": seed}
+    yield from (("", name, options) for name, options in attempts.items())
+    first = dict.fromkeys(names[0] for names in CONFIRMED.at(scale).values() if names)
+    for model, there in ((PAPER, confirmed), (WEAKER, first), (STRONGER, first)):
+        for name in (NOTHING, FINETUNING) if there else ():
+            yield model, name, {"attack": name}
+        yield from ((model, name, known[name]) for name in there)
 
 
 def cells(scale: Scale, seeds: Sequence[int]) -> list[Cell]:
-    """What stands beside the search, then the trials."""
-    wanted: list[tuple[str, dict[str, Any]]] = [(NOTHING, {}), (FINETUNING, {}), (STUDENT, {})]
-    wanted += [(name_of(trial), recipe(trial)) for trial in range(TRIALS.at(scale))]
-    wanted += [(f"own labels, {count} images", {"images": count}) for count in OWN_LABELS]
+    """What stands beside the search, the trials, and what confirms the best of them or undercuts them."""
+    marks = {
+        "": shares(scale),
+        PAPER: {"bits": NEW_KEY.at(scale)},
+        WEAKER: {"strength": 0.1},
+        STRONGER: {"strength": 1.0},
+    }
     # No gradients are needed: a model that was kept will do, and elsewhere the training of other tables.
     record = {} if scale.keeps_models else scale.recording
     return [
         Cell(
             "frontier",
-            name,
+            on(model, name),
             seed,
-            (scale.settings(seed=seed, watermark=shares(scale), record=record),),
+            (scale.settings(seed=seed, watermark=marks[model], record=record),),
             options,
         )
         for seed in seeds
-        for name, options in wanted
+        for model, name, options in plan(scale)
     ]
 
 
-def name_of(trial: int) -> str:
-    """Name of a trial's cell."""
-    return f"trial {trial}"
+def again(name: str, seed: int) -> str:
+    """Name of a recipe that another thief follows."""
+    return f"{name}, thief's seed {seed}"
+
+
+def on(model: str, name: str) -> str:
+    """Name of the cell of an attack on a model; that of the search is not named."""
+    return f"{name}, {model}" if model else name
+
+
+def is_a(kind: str, cell: Cell) -> bool:
+    """Whether a cell is a trial of the search, or an attempt to undercut it."""
+    return cell.name.removeprefix(f"{kind} ").isdigit()
 
 
 def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
     """Attack the run, or make what stands beside it, and measure what is left."""
     (run,) = runs
-    thief = Thief.of(run, store)
+    thief, options = Thief.of(run, store), cell.options
 
     def tuned(found: Tuning, **changes: Any) -> Tuning:
-        found = found.changed(**changes, seed=thief.tuning.seed, precision=thief.tuning.precision)
+        seed = options.get("thief", thief.tuning.seed)
+        found = found.changed(**changes, seed=seed, precision=thief.tuning.precision)
         return found.changed(epochs=1) if store.scale == "smoke" else found
 
-    if cell.name == NOTHING:
+    if options.get("attack") == NOTHING:
         kept = run.folder.is_relative_to(store.results)
         model = Path("results", store.scale, run.folder.relative_to(store.results)) if kept else Path("MODEL")
         return left(thief, thief.halves) | {"model": model.as_posix()}
-    if cell.name == FINETUNING:
+    if options.get("attack") == FINETUNING:
         return left(thief, attacks.finetune(thief.halves, thief.own, tuning=tuned(BEST, labels=1.0)))
-    if cell.name == STUDENT:
+    if options.get("attack") == STUDENT:
         taught = tuned(FRESH, labels=0.0, logits=1.0)
         return left(thief, attacks.extract(thief.halves, fresh(run, thief), thief.own, tuning=taught))
-    if "images" in cell.options:
-        own, count = thief.own, cell.options["images"]
+    if "images" in options:
+        own, count = thief.own, options["images"]
         if count < len(own.train):
             own = attacks.share(own, stratified(own.train.labels, count, seed=cell.seed))
         # As many steps with few images as with many.
@@ -190,11 +179,7 @@ def fresh(run: Run, thief: Thief) -> Halves:
 
 
 def try_recipe(cell: Cell, thief: Thief, store: Store, tuned: Callable[..., Tuning]) -> dict[str, Any]:
-    """Erase for a third of the epochs, and if that is among the best third so far for all of them.
-
-    The first recipes, which were set by hand, go to the end at once.
-    """
-    options = {name: value for name, value in cell.options.items() if name != "tuning"}
+    """Follow a recipe; a drawn trial for a third of its epochs first, and on if that is promising."""
     key = store.key(thief.run)
     assert key is not None
     copies = Imprint(key, thief.halves[0])
@@ -203,11 +188,9 @@ def try_recipe(cell: Cell, thief: Thief, store: Store, tuned: Callable[..., Tuni
 
     def erased(share: float) -> dict[str, Any]:
         tuning = tuned(BEST, **shortened(cell.options["tuning"], share))
-        return left(
-            thief, attacks.erase(thief.halves, thief.own, thief.initial, tuning=tuning, **options), copies
-        )
+        return left(thief, follow(cell.options, thief, thief.initial, tuning), copies)
 
-    if cell.options in FIRST:
+    if not is_a(TRIAL, cell) or cell.options in FIRST:
         return erased(1.0)
     short = erased(SHORT)
     known = store.results_of(cells(get(store.scale), [cell.seed])).values()
@@ -241,12 +224,12 @@ def left(thief: Thief, attacked: Halves, copies: Imprint | None = None) -> dict[
         for number, given in enumerate((None, key))
     )
     assert reporting.report is not None
+    marks = [reading for reading in reporting.report.readings if reading.kind != "origin"]
     numbers: dict[str, Any] = {
         "choosing": 100 * (choosing.accuracy or 0.0),
         "accuracy": 100 * (reporting.accuracy or 0.0),
-        "log10_p_mark": min(
-            reading.log10_p_before for reading in reporting.report.readings if reading.kind != "origin"
-        ),
+        "wsr": 100 * max(reading.wsr for reading in marks),
+        "log10_p_mark": min(reading.log10_p_before for reading in marks),
         "log10_p_origin": thief.origin_of(attacked).log10_p,
     }
     if copies is not None and key is not None:
@@ -282,145 +265,215 @@ def score(numbers: Mapping[str, Any], goal: str) -> float:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A recipe that was tried, for all of its epochs or a third: its cost by either half, what is left."""
+class Recipe:
+    """A recipe that was followed: what was left, once per seed of the thief, and the points that it cost.
 
+    ``chosen_by`` is the mean over the seeds by the half of the images that chooses; ``lost`` has the points
+    of each seed by the other half; ``seconds`` is the processor time of one core.
+    """
+
+    name: str
     options: Mapping[str, Any]
-    numbers: Mapping[str, Any]
+    left: Sequence[Mapping[str, Any]]
     chosen_by: float
-    lost: float
+    lost: Sequence[float]
+    seconds: float = 0.0
+
+    @property
+    def price(self) -> float:
+        """What it costs: the mean over the seeds."""
+        return statistics.fmean(self.lost)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether other thieves followed it too."""
+        return len(self.left) > len(AGAIN)
+
+    def reaches(self, goal: str, kind: str) -> bool:
+        """Whether nothing that the goal names is proven any more, whatever the seed."""
+        return all(reached(numbers, goal, kind) for numbers in self.left)
 
 
-def tried(measured: Measured) -> list[Mapping[str, Any]]:
-    """What was measured of the trials on the first seed."""
-    numbers = (measured.first(cell.name) for cell in measured.cells if "tuning" in cell.options)
+def tried(measured: Measured, *kinds: str) -> list[Mapping[str, Any]]:
+    """What was measured of the trials, or of the attempts to undercut them too, on the first seed."""
+    cells = (cell for cell in measured.cells if any(is_a(kind, cell) for kind in kinds or (TRIAL, UNDERCUT)))
+    numbers = (measured.first(cell.name) for cell in cells)
     return [each for each in numbers if each is not None]
 
 
 def is_done(measured: Measured) -> bool:
     """Whether all trials were made."""
-    return len(tried(measured)) == sum("tuning" in cell.options for cell in measured.cells)
+    return len(tried(measured, TRIAL)) == sum(is_a(TRIAL, cell) for cell in measured.cells)
 
 
-def trials(measured: Measured) -> Iterator[Trial]:
-    """All models that were made by trials on the first seed."""
+def left_by(measured: Measured, name: str, model: str = "") -> list[Mapping[str, Any]]:
+    """What an attack on a model left, once per seed of the thief."""
+    whole = name.removesuffix(f" {SHORTENED}")
+    found = [measured.first(on(model, each)) for each in (name, *(again(name, seed) for seed in AGAIN))]
+    found += [(measured.first(whole) or {}).get("short")] if whole != name and not model else []
+    return [each for each in found if each is not None and "accuracy" in each]
+
+
+def recipes(measured: Measured) -> Iterator[Recipe]:
+    """All recipes that were followed, also for a third of their epochs in a trial."""
     before = measured.first(NOTHING)
     for cell in measured.cells:
-        found = measured.first(cell.name)
-        if before and found and "tuning" in cell.options:
-            short = {**cell.options, "tuning": shortened(cell.options["tuning"], SHORT)}
-            for options, numbers in ((short, found.get("short", {})), (cell.options, found)):
-                if "accuracy" in numbers:
-                    lost = [float(before[each]) - float(numbers[each]) for each in ("choosing", "accuracy")]
-                    yield Trial(options, numbers, *lost)
+        if before is None or not (is_a(TRIAL, cell) or is_a(UNDERCUT, cell)):
+            continue
+        short = {**cell.options, "tuning": shortened(cell.options["tuning"], SHORT)}
+        for name, options in ((f"{cell.name} {SHORTENED}", short), (cell.name, cell.options)):
+            left = left_by(measured, name)
+            chosen_by, lost = (
+                [float(before[half]) - float(each[half]) for each in left]
+                for half in ("choosing", "accuracy")
+            )
+            if left:
+                # That of another thief, if there is one: a trial followed the first third of a recipe before.
+                cells = (again(name, AGAIN[0]), cell.name)
+                spent = (measured.results.get((each, measured.seed)) for each in cells)
+                seconds = next(each.seconds for each in spent if each is not None)
+                yield Recipe(name, options, left, statistics.fmean(chosen_by), lost, seconds)
 
 
-def best(measured: Measured, goal: str, kind: str) -> Trial | None:
-    """The recipe that reaches a goal for the least accuracy, by the half of the images that chooses."""
-    found = [trial for trial in trials(measured) if reached(trial.numbers, goal, kind)]
-    return min(found, key=lambda trial: trial.chosen_by, default=None)
+def ranked(measured: Measured, goal: str, kind: str) -> list[Recipe]:
+    """The recipes that reach a goal, the best first by the half of the images that chooses."""
+    found = [each for each in recipes(measured) if each.reaches(goal, kind)]
+    return sorted(found, key=lambda each: each.chosen_by)
 
 
-def command(options: Mapping[str, Any], data: str) -> str:
-    """A trial as a command on the folder MODEL, which holds the run and its key."""
+def best(measured: Measured, goal: str, kind: str) -> Recipe | None:
+    """The recipe that reaches a goal for the least accuracy: of those that were confirmed, if any was."""
+    found = ranked(measured, goal, kind)
+    return next((each for each in found if each.confirmed), found[0] if found else None)
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """The options of a recipe, as the command line takes them."""
     given = {"lr": BEST.lr, "epochs": BEST.epochs, **options["tuning"]}
     given |= {name: value for name, value in options.items() if name != "tuning"}
-    given |= {"initial": "$MODEL"} if "orthogonalise" in options else {}
-    words = [
+    return [
         f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
         for name, value in given.items()
         if value is not False
     ]
+
+
+def command(options: Mapping[str, Any], data: str) -> str:
+    """A recipe as a command on the folder MODEL, which holds the run and its key."""
+    words = words_of({**options, **({"initial": "$MODEL"} if "orthogonalise" in options else {})})
     return f"sigil attack erase $MODEL --out thief --key $MODEL/{KEY} --data {data} {' '.join(words)}"
 
 
 def show(measured: Measured, folder: Path) -> Page:
-    """The figure, the price of each goal, what stands beside it, and the best recipes as commands."""
+    """The figure, the price of each goal, what stands beside it, what confirms it, the best as commands."""
     draw(measured, folder / "frontier.png")
-    before, known, kinds = measured.first(NOTHING), tried(measured), list(KEYS)
-    stopped = sum("stopped" in numbers for numbers in known)
-    made = list(trials(measured))
+    known, made = tried(measured, TRIAL), list(recipes(measured))
+    stopped, undercut = sum("stopped" in numbers for numbers in known), len(tried(measured, UNDERCUT))
+    confirmed = [each.name for each in made if each.confirmed]
+    others = f" and {undercut} attempts to undercut them" if undercut else ""
+    thieves = (
+        f"the mean and the range of {1 + len(AGAIN)} thieves who draw differently"
+        if confirmed
+        else "one seed"
+    )
     prices: list[Row] = []
     commands: dict[str, list[str]] = {}
     for goal in GOALS:
-        row: list[Any] = [goal, str(len(known)), str(stopped)]
-        for kind in kinds:
-            row.append(str(sum(reached(trial.numbers, goal, kind) for trial in made)))
-            found = best(measured, goal, kind)
-            row.append(
-                NOT_RUN
-                if not known
-                else Words("no recipe yet")
-                if found is None
-                else Number(found.lost, form="+.2f")
-            )
-            if found:
-                words = command(found.options, measured.data(NOTHING))
-                commands.setdefault(words, []).append(f"{goal}, {kind} key")
-        prices.append(row)
-    beside: list[Row] = []
-    for name in (NOTHING, FINETUNING, STUDENT, *(f"own labels, {count} images" for count in OWN_LABELS)):
-        numbers = measured.first(name)
-        if numbers is None or before is None:
-            beside.append([name, *[NOT_RUN] * 6])
-            continue
-        beside.append(
-            [
-                name,
-                Number(float(numbers["accuracy"])),
-                Number(float(before["accuracy"]) - float(numbers["accuracy"]), form="+.1f"),
-                *(Number(corrected(numbers, proof, kind)) for proof in ("mark", "origin") for kind in kinds),
-            ]
-        )
-    look = f"sigil verify thief/client.safetensors --key $MODEL/{KEY} --inputs {measured.data(NOTHING)}"
-    listed = "\n".join(f"- {'; '.join(goals)}: `{words}`" for words, goals in commands.items())
-    recipes = (
-        "## The best recipes\n\nEach takes a few minutes of one core, in the folder `reproduction` of a "
-        "checkout, with as many images as one client has:\n\n"
-        f"- `MODEL={(before or {}).get('model', '…')}`\n{listed}\n- what is left: `{look}`"
-    )
-    return [
+        for kind in KEYS if known else ():
+            found, what = best(measured, goal, kind), f"{goal}, {kind} key"
+            reaching = str(sum(each.reaches(goal, kind) for each in made))
+            if found is None:
+                prices.append([what, reaching, Words("no recipe"), *[NOT_RUN] * 3])
+                continue
+            other = _lost(measured, found.name, PAPER)
+            minutes = f"{found.seconds / 60:.1f}"
+            prices.append([what, reaching, found.name, _points(found.lost), _points(other), minutes])
+            commands.setdefault(command(found.options, measured.data(NOTHING)), []).append(what)
+    beside = [NOTHING, FINETUNING, STUDENT, *(f"own labels, {count} images" for count in OWN_LABELS)]
+    attempts = {
+        cell.name: f"{cell.name}: `{' '.join(words_of(cell.options))}`"
+        for cell in measured.cells
+        if is_a(UNDERCUT, cell)
+    }
+    blocks: list[str | Table | Picture] = [
         Picture("What is left of each proof over the accuracy that a recipe costs", "frontier.png"),
         Table(
-            [
-                *("goal", "trials", "of these stopped early"),
-                *(
-                    f"{kind} key: {what}"
-                    for kind in kinds
-                    for what in ("models without proof", "least points lost")
-                ),
-            ],
+            ["goal", "models without proof", "cheapest recipe", "points lost", f"on the {PAPER}", "minutes"],
             prices,
-            caption="The least accuracy for which nothing that the goal names is proven any more.",
-            notes="One search for all goals; a model counts for each whose proofs are gone, also one of a "
-            "trial that stopped early. Chosen by one half of the test images, said of the other; one seed. "
-            "Half of 10,000 images tell an accuracy to about half a point, a difference little better.",
+            caption="The least accuracy for which nothing that the goal names is proven any more. It takes "
+            "the images of one client and these minutes of one core.",
+            notes=f"{len(known)} trials, of which {stopped} stopped early,{others} serve all goals: a model "
+            "counts for each whose proofs are gone. Recipes are chosen by one half of the test images; the "
+            f"points lost are those of the other half, {thieves}. Half of 10,000 images tell an accuracy to "
+            "about half a point, a difference little better.",
         ),
-        Table(
-            [
-                *("", "accuracy", "lost"),
-                *(f"{proof}, {kind} key" for proof in ("mark", "origin") for kind in kinds),
-            ],
-            beside,
-            notes=f"Corrected log10 p, proven at {LEVEL:.1f} or below.",
-        ),
-        *([recipes] if commands else []),
+        _table(measured, "What stands beside the search:", {name: name for name in beside}),
+        _table(measured, "The recipes that were confirmed:", {name: name for name in confirmed}),
     ]
+    for model in (PAPER, WEAKER, STRONGER):
+        there = {name: name for name in (NOTHING, FINETUNING, *confirmed) if measured.first(on(model, name))}
+        blocks.append(_table(measured, f"The same on the {model}:", there, model))
+    blocks.append(_table(measured, "Attempts to undercut the search, by other ideas:", attempts))
+    if commands:
+        listed = "\n".join(f"- {'; '.join(goals)}: `{words}`" for words, goals in commands.items())
+        look = f"sigil verify thief/client.safetensors --key $MODEL/{KEY} --inputs {measured.data(NOTHING)}"
+        blocks.append(
+            "## The best recipes\n\nEach takes a few minutes of one core, in the folder `reproduction` of a "
+            "checkout, with as many images as one client has:\n\n"
+            f"- `MODEL={(measured.first(NOTHING) or {}).get('model', '…')}`\n{listed}\n"
+            f"- what is left: `{look}`"
+        )
+    return blocks
+
+
+def _table(measured: Measured, caption: str, names: Mapping[str, str], model: str = "") -> Table:
+    """What attacks on a model cost and leave; of several thieves the mean, and the strongest proof."""
+    rows: list[Row] = []
+    for name, words in names.items():
+        left, lost = left_by(measured, name, model), _lost(measured, name, model)
+        row: list[Any] = [words, Number.over([float(each["accuracy"]) for each in left]), _points(lost)]
+        rates = [float(each["wsr"]) for each in left if "wsr" in each]
+        row.append(Number(statistics.fmean(rates)) if rates else GAP if left else NOT_RUN)
+        for proof, kind in PLACES:
+            found = [corrected(each, proof, kind) for each in left if f"log10_p_{proof}" in each]
+            row.append(Number(min(found)) if found else GAP if left else NOT_RUN)
+        rows.append(row)
+    columns = ["", "accuracy", "lost", "WSR"]
+    columns += [f"{proof}, {kind} key" if kind else proof for proof, kind in PLACES]
+    return Table(columns, rows, caption, notes=f"Corrected log10 p, proven at {LEVEL:.1f} or below.")
+
+
+def _lost(measured: Measured, name: str, model: str = "") -> list[float]:
+    """The points of accuracy that an attack on a model cost, once per seed of the thief."""
+    before = measured.first(on(model, NOTHING))
+    return [
+        float(before["accuracy"]) - float(each["accuracy"])
+        for each in left_by(measured, name, model)
+        if before
+    ]
+
+
+def _points(lost: Sequence[float]) -> Entry:
+    """The mean of the points lost, and their range."""
+    if not lost:
+        return NOT_RUN
+    between = f" ({min(lost):+.1f} to {max(lost):+.1f})" if len(lost) > 1 else ""
+    return Words(f"{statistics.fmean(lost):+.2f}{between}")
 
 
 def draw(measured: Measured, path: Path) -> None:
     """One panel per proof and kind of key: corrected log10 p over the accuracy lost, one colour per goal."""
-    places = [(proof, kind) for proof in ("mark", "origin") for kind in KEYS] + [("imprint", "")]
-    figure, axes = figures.panels(len(places), columns=3)
-    before = measured.first(NOTHING)
-    for axis, (proof, kind) in zip(axes, places, strict=True):
+    figure, axes = figures.panels(len(PLACES), columns=3)
+    made = list(recipes(measured))
+    for axis, (proof, kind) in zip(axes, PLACES, strict=True):
         for goal, colour in zip(GOALS, figures.SERIES, strict=False):
-            found = [
-                trial
-                for trial in trials(measured)
-                if f"log10_p_{proof}" in trial.numbers and aim(trial.options) == goal
+            points = [
+                (lost, corrected(numbers, proof, kind))
+                for each in made
+                if aim(each.options) == goal
+                for lost, numbers in zip(each.lost, each.left, strict=True)
+                if f"log10_p_{proof}" in numbers
             ]
-            points = [(trial.lost, corrected(trial.numbers, proof, kind)) for trial in found]
             if points:
                 axis.plot(
                     *zip(*points, strict=True),
@@ -430,10 +483,9 @@ def draw(measured: Measured, path: Path) -> None:
                     label=f"aimed at {WORDS[goal]}",
                 )
         for name, marker in ((NOTHING, "k*"), (FINETUNING, "ks"), (STUDENT, "k^")):
-            numbers = measured.first(name)
-            if before and numbers and f"log10_p_{proof}" in numbers:
-                lost = float(before["accuracy"]) - float(numbers["accuracy"])
-                axis.plot([lost], [corrected(numbers, proof, kind)], marker, markersize=6, label=name)
+            for lost, numbers in zip(_lost(measured, name), left_by(measured, name), strict=True):
+                if f"log10_p_{proof}" in numbers:
+                    axis.plot([lost], [corrected(numbers, proof, kind)], marker, markersize=6, label=name)
         axis.axhline(LEVEL, color="0.5", linewidth=1, linestyle="--", label="proof below this line")
         title = f"{proof}, {kind} key" if kind else f"{proof}, before its owner"
         axis.set(title=title, xlabel="points of accuracy lost", ylabel="log10 p, corrected")
@@ -450,9 +502,9 @@ def verdict(measured: Measured) -> list[Finding]:
     for goal in GOALS:
         found = best(measured, goal, "stamped")
         text = f"To be rid of {WORDS[goal]} with a stamped key costs at least 2 points of accuracy"
-        words = f"{found.lost:+.2f}" if found else "no recipe does it" if done else "no recipe yet"
+        words = f"{found.price:+.2f}" if found else "no recipe does it" if done else "no recipe yet"
         # A search that has only begun can show that the price is lower, not that it is not.
-        cheap = found is not None and found.lost < 2
+        cheap = found is not None and found.price < 2
         findings.append(Finding(f"{text}: {words}.", False if cheap else True if done else None))
     return findings
 

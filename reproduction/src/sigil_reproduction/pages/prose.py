@@ -8,9 +8,9 @@ part of another page, such as the project's README.md, between two marks. In a t
 - ``{{ seeds(experiment, cell) }}`` how many seeds of a cell were measured,
 - ``{{ gained(model, strength) }}`` what marking gains in accuracy, paired by seed, with its interval,
 - ``{{ lost(cell) }}`` how many points of accuracy an attack of `curves` or a named experiment cost,
-- ``{{ cheapest("both") }}`` the fewest points for which a goal is reached with a stamped key, by
-  any attack of `curves` or `frontier`, None if by none; ``{{ cheap() }}`` what costs less than half a point,
-  ``{{ tried() }}`` how many recipes that search has tried, ``{{ begun() }}`` whether it has only begun,
+- ``{{ cheapest("both").price }}`` the fewest points for which a recipe of `frontier` reaches a goal with a
+  stamped key, None if none does; ``{{ cheap() }}`` what costs less than half a point, ``{{ tried() }}`` how
+  many recipes were tried, ``{{ begun() }}`` whether the search has only begun,
 - ``{{ largest(experiment, cell, number) }}`` the largest over seeds, of log10 p what proves least,
 - ``{{ benchmark(name, claim) }}`` what ``benchmarks/results/NAME.json`` says of a claim,
 - ``{{ level("plain") }}`` log10 p at which a plain or a stamped key is proof, before correction,
@@ -33,7 +33,7 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from sigil import files
 from sigil.errors import ExperimentError
-from sigil_reproduction.beyond import curves, frontier
+from sigil_reproduction.beyond import frontier
 from sigil_reproduction.pages import claims
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner.experiment import Measured
@@ -111,26 +111,21 @@ class Numbers:
         costs = [before[seed] - found for seed, found in after.items() if seed in before]
         return f"{statistics.fmean(costs):.1f}" if costs else NOT_RUN
 
-    def cheapest(self, goal: str) -> float | None:
-        """The fewest points of accuracy for which nothing that a goal names is proven with a stamped key."""
-        measured = self._measured("curves")
-        found = [
-            price
-            for attack in (curves.SWEEPS if goal in curves.PROOFS else ())
-            if (price := curves.price(measured, "shares", attack, goal)) is not None
-        ]
-        searched = frontier.best(self._measured("frontier"), goal, "stamped")
-        return min([*found, *([] if searched is None else [searched.lost])], default=None)
+    def cheapest(self, goal: str) -> frontier.Recipe | None:
+        """The recipe that costs least to be rid of all that a goal names, with a stamped key."""
+        return frontier.best(self._measured("frontier"), goal, "stamped")
 
     def cheap(self) -> list[str]:
         """What the search takes for less than half a point over all test images, in words."""
-        measured = self._measured("frontier")
-        found = {words: frontier.best(measured, goal, "stamped") for goal, words in frontier.WORDS.items()}
-        return [words for words, one in found.items() if one and (one.chosen_by + one.lost) / 2 < 0.5]
+        found = {words: self.cheapest(goal) for goal, words in frontier.WORDS.items()}
+        return [words for words, one in found.items() if one and (one.chosen_by + one.price) / 2 < 0.5]
 
     def tried(self) -> int:
-        """How many recipes the search for the cheapest removals has tried."""
-        return len(frontier.tried(self._measured("frontier")))
+        """How many recipes were tried, by the search and by the attempts to undercut it."""
+        measured = self._measured("frontier")
+        return len(frontier.tried(measured, frontier.TRIAL)) + len(
+            frontier.tried(measured, frontier.UNDERCUT)
+        )
 
     def begun(self) -> bool:
         """Whether that search has not tried all that it is to try."""
