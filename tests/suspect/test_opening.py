@@ -373,7 +373,7 @@ def test_mutations_give_a_suspect_or_an_error_of_ours(
     chance = random.Random(kind)
     path = tmp_path / f"mutated{source.suffix}"
     refused = []
-    for _ in range(20):
+    for _ in range(40):
         path.write_bytes(mutated(content, chance))
         try:
             open_suspect(path, **arguments)(torch.zeros(1, *INPUT))
