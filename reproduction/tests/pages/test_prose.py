@@ -55,6 +55,8 @@ def test_the_readme_says_what_the_cells_of_desk_give() -> None:
     shown = page.read_text("utf-8").split(prose.BEGIN)[1].split(prose.END)[0].strip()
     assert shown == prose.render((RESULTS / prose.SUMMARY).read_text("utf-8"), store("desk")).strip()
     assert NOT_RUN not in shown
+    # What a mark costs in accuracy is an interval and a test, not that no difference was seen.
+    assert prose.render('{{ gained("resnet18", 0.1) }}', store("desk")) in shown
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", shown):
         assert (ROOT / link).exists(), link
 
