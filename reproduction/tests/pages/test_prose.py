@@ -71,6 +71,32 @@ def test_no_number_of_results_is_typed_into_prose(page: Path) -> None:
     for paragraph in re.split(r"\n\n|\n(?=\||- )", text):
         if page.name == "README.md" or "reproduction/results/" in paragraph:
             assert re.findall(rate, paragraph) == [], paragraph
+        if "reproduction/results/cpu/" in paragraph:  # what the quick scale measured stays on its pages
+            assert re.findall(r"\b\d+ of \d+\b|\b\d{2,}\b", paragraph) == [], paragraph
+
+
+def test_what_a_copy_survives_is_what_the_cells_say() -> None:
+    """Each row of the table of the page on tracing is one of `desk/copies`, rounded."""
+
+    def rows(page: Path, heading: str) -> list[list[str]]:
+        table = re.search(rf"\| {heading}.*?\n\n", page.read_text("utf-8") + "\n\n", re.DOTALL)
+        assert table is not None
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines()[2:-1]]
+
+    cells = RESULTS / "desk" / "copies" / "README.md"
+    measured = rows(cells, "what was done") + rows(cells, "copies")
+    shown = rows(ROOT / "docs" / "tracing.md", "what was done to the copy")
+    assert len(shown) > 10
+    for name, accuracy, deviations in shown:
+        said = re.findall(r"[\d.]+", deviations.partition(":")[0])
+        assert any(
+            accuracy == row[1]
+            and all(
+                abs(float(ours) - float(theirs)) <= (0.05 if "." in ours else 0.5) + 1e-9
+                for ours, theirs in zip(said, re.findall(r"[\d.]+", row[3]), strict=False)
+            )
+            for row in measured
+        ), name
 
 
 def test_every_page_of_results_with_prose_has_a_template() -> None:
