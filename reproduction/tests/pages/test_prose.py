@@ -75,6 +75,14 @@ def test_no_number_of_results_is_typed_into_prose(page: Path) -> None:
             assert re.findall(r"\b\d+ of \d+\b|\b\d{2,}\b", paragraph) == [], paragraph
 
 
+def test_every_page_of_results_that_is_named_is_there() -> None:
+    """A number was said to be on a page that had long been removed."""
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "reproduction" / "src").rglob("*.py")]
+    for path in [*sources, *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
+        for name in re.findall(r"results/(?:cpu|desk)/[a-z-]+", path.read_text("utf-8")):
+            assert (ROOT / "reproduction" / name).exists(), f"{path}: {name}"
+
+
 def test_what_a_copy_survives_is_what_the_cells_say() -> None:
     """Each row of the table of the page on tracing is one of `desk/copies`, rounded."""
 
