@@ -66,6 +66,8 @@ def test_the_readme_says_what_the_cells_of_desk_give() -> None:
 )
 def test_no_number_of_results_is_typed_into_prose(page: Path) -> None:
     """No paragraph that links to results has a rate, nor has README outside of what is drawn."""
+    # That no difference was seen shows nothing: an interval and two one-sided tests say what is shown.
+    assert not re.search(r"what\s+seeds\s+differ", page.read_text("utf-8"))
     text = re.sub(f"{prose.BEGIN}.*?{prose.END}", "", page.read_text("utf-8"), flags=re.DOTALL)
     rate = r"\d+\.\d+(?: ?%| points| and \d)|log10 p[^.]{0,20} [−-]\d"
     for paragraph in re.split(r"\n\n|\n(?=\||- )", text):
