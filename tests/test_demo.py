@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 from harness.commands import Command
+from harness.luck import Margin
 from sigil import data, demo
 from sigil.cli.main import main
 from sigil.federation.federation import Federation
@@ -34,9 +36,11 @@ def probabilities(page: str, name: str) -> list[float]:
 
 
 def test_the_demonstration_proves_the_marked_model_and_its_copy_and_not_the_clean_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], margin: Margin
 ) -> None:
-    """Of 60 keys the worst had an accuracy of 95.8 % (the mean is 97.2, the deviation 0.6), a rate of 99.8 %
+    """Its authority is made anew each time, and with its stamp the key and all initial weights.
+
+    Of 60 keys the worst had an accuracy of 95.8 % (the mean is 97.2, the deviation 0.6), a rate of 99.8 %
     and a corrected p of 3.7e-12, another factor of 80 below what is asked for. Of the permuted copies of 7
     more, two each, every one had all 64 channels recognised and the same p.
     """
@@ -48,9 +52,9 @@ def test_the_demonstration_proves_the_marked_model_and_its_copy_and_not_the_clea
     clean = re.search(r"clean: accuracy ([\d.]+) %.*?not shown to carry", said)
     assert marked is not None
     assert clean is not None
-    assert float(marked[1]) >= 95
-    assert float(clean[1]) >= 95
-    assert float(marked[2]) >= 95
+    margin("accuracy, marked", float(marked[1]), above=93)
+    margin("accuracy, clean", float(clean[1]), above=93)
+    margin("WSR", float(marked[2]), above=95)
     permuted = re.search(r"permuted: accuracy ([\d.]+) %.*?carries the mark.*?back in order", said)
     assert permuted is not None
     assert abs(float(permuted[1]) - float(marked[1])) <= 0.5  # the same function, but for rounding
@@ -64,12 +68,13 @@ def test_the_demonstration_proves_the_marked_model_and_its_copy_and_not_the_clea
     copied = [*names[:5], *aligned, *names[5:]]
     assert [what for what, _ in rows(page)] == [*names, *copied, *names]
     best, copied_best, clean_best = probabilities(page, "best p, corrected")
-    assert best <= ALPHA / 1000
-    assert copied_best <= ALPHA / 1000
+    margin("log10 p, corrected", math.log10(best), below=math.log10(ALPHA / 1000))
+    margin("log10 p of the copy, corrected", math.log10(copied_best), below=math.log10(ALPHA / 1000))
     assert clean_best > ALPHA
     before = probabilities(page, "p, before correction")
-    assert min(before[:2]) < 1e-9
-    assert before[4] < 1e-9  # of the copy, in order; as it is, it says nothing
+    margin("log10 p", math.log10(min(before[:2])), below=-9)
+    # Of the copy, in order; as it is, it says nothing.
+    margin("log10 p of the copy, in order", math.log10(before[4]), below=-9)
     assert min(before[2:4]) > 10**-6.5
     assert min(before[5:]) > 10**-6.5
     for name in ("marked.html", "permuted.html", "clean.html"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+
+from harness.waiting import until
 
 ROOT = Path(__file__).parents[1]
 # A child that starts a child of its own and leaves it alone. The latter says when it runs: while its program
@@ -36,5 +37,4 @@ def test_a_childs_child_is_found_until_it_ends(leftovers: Callable[[], list[str]
         parent.stdout.readline()
         assert sorted(line.rsplit(" ")[-1] == "input()" for line in leftovers()) == [False, True]
     # The child read the end of its input when its parent had gone; nothing else ended it.
-    while leftovers():
-        time.sleep(0.05)
+    until(lambda: leftovers() == [])

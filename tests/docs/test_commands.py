@@ -295,6 +295,16 @@ def test_every_tutorial_and_how_to_is_in_a_track() -> None:
     } - {"README.md"}
 
 
+def test_no_two_tracks_train_a_run_of_the_same_name() -> None:
+    """README and tutorial both trained `runs/first`, with other settings: the second was refused."""
+    made: dict[str, str] = {}
+    for track, pages in TRACKS.items():
+        text = "".join(page.read_text("utf-8") for page in PAGES if page.name in pages).replace("\\\n", " ")
+        runs = re.findall(r"sigil (?:train|serve)[^\n`]*? (?:-o|--out) ([\w/.-]+)", text)
+        assert {made.setdefault(run, track) for run in runs} <= {track}
+    assert {"runs/first", "runs/net"} <= made.keys()
+
+
 def smaller(text: str, page: str) -> str:
     """The text of a command or program with small settings in place of real ones."""
     if page not in AS_WRITTEN:
@@ -516,3 +526,5 @@ def examples() -> list[str]:
 @pytest.mark.parametrize("example", examples())
 def test_the_examples_of_the_help_are_understood(example: str) -> None:
     parse(shlex.split(example[example.index("sigil ") :])[1:])
+    # Without one of these nobody vouches for the signer, and the status is 1.
+    assert "evidence check" not in example or re.search("--(statement|signer|key) ", example)

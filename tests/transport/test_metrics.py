@@ -108,7 +108,7 @@ def test_a_lost_client_is_named_until_it_is_back(caplog: pytest.LogCaptureFixtur
     assert "Client 1 is lost since" in metrics.banner
     assert "round 5 waits" in metrics.banner
     assert "sigil join …/clients/0001" in metrics.banner
-    assert "--minimum 2" in metrics.banner
+    assert "--minimum 1" in metrics.banner, "nobody but client 0 is there"
     assert metrics.now[0].images_per_second > 0, "a finished client keeps the speed that it had"
     assert metrics.now[1].images_per_second == 0
     presence.trained(5, {0: (Status.FINISHED, 96), 1: (Status.EXPECTED, 0)}, {0, 1}, out=set())
@@ -181,7 +181,7 @@ def test_strangers_at_the_endpoint_cost_no_thread_and_no_line(capfd: pytest.Capt
 
 def test_nobody_is_said_to_wait_for_a_client_that_was_given_up() -> None:
     metrics = Metrics()
-    presence = Presence(metrics, [0, 1], wait=10.0)
+    presence = Presence(metrics, [0, 1], wait=10.0, minimum=1)
     presence.gathered(1, {0, 1}, out=set())
     presence.gathered(2, {0}, out=set())
     assert "round 2 waits for it, 10 seconds at most" in metrics.banner
@@ -189,6 +189,21 @@ def test_nobody_is_said_to_wait_for_a_client_that_was_given_up() -> None:
     assert (metrics.banner, presence.waiting) == ("", False)
     presence.trained(2, {0: (Status.CONNECTED, 32)}, {0}, out=set())
     assert (metrics.banner, [now.state for now in metrics.now]) == ("", ["training", "absent"])
+
+
+def test_a_round_that_cannot_go_on_without_a_client_is_not_said_to_wait_for_seconds_only() -> None:
+    """With the other client out, it was "10 seconds at most", and the round waited for ever."""
+    metrics = Metrics()
+    presence = Presence(metrics, [0, 1, 2], wait=10.0, minimum=2)
+    presence.gathered(2, {0, 1, 2}, out=set())
+    three = {0: (Status.CONNECTED, 32), 1: (Status.ABSENT, 32), 2: (Status.CONNECTED, 32)}
+    presence.trained(2, three, {0, 2}, out=set())
+    assert "waits for it, 10 seconds at most" in metrics.banner
+    presence.trained(2, three | {0: (Status.EXPELLED, 32)}, {2}, out={0})
+    assert "at most" not in metrics.banner
+    assert "start it again (sigil join …/clients/0001), or this command with --minimum 1" in metrics.banner
+    presence.trained(2, three | {0: (Status.EXPELLED, 32), 2: (Status.LOST, 32)}, set(), out={0})
+    assert metrics.banner.endswith("start it again (sigil join …/clients/0001).")
 
 
 def test_a_client_that_vanished_is_noticed_within_ten_seconds() -> None:

@@ -55,6 +55,8 @@ def test_the_readme_says_what_the_cells_of_desk_give() -> None:
     shown = page.read_text("utf-8").split(prose.BEGIN)[1].split(prose.END)[0].strip()
     assert shown == prose.render((RESULTS / prose.SUMMARY).read_text("utf-8"), store("desk")).strip()
     assert NOT_RUN not in shown
+    # What a mark costs in accuracy is an interval and a test, not that no difference was seen.
+    assert prose.render('{{ gained("resnet18", 0.1) }}', store("desk")) in shown
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", shown):
         assert (ROOT / link).exists(), link
 
@@ -64,11 +66,47 @@ def test_the_readme_says_what_the_cells_of_desk_give() -> None:
 )
 def test_no_number_of_results_is_typed_into_prose(page: Path) -> None:
     """No paragraph that links to results has a rate, nor has README outside of what is drawn."""
+    # That no difference was seen shows nothing: an interval and two one-sided tests say what is shown.
+    assert not re.search(r"what\s+seeds\s+differ", page.read_text("utf-8"))
     text = re.sub(f"{prose.BEGIN}.*?{prose.END}", "", page.read_text("utf-8"), flags=re.DOTALL)
     rate = r"\d+\.\d+(?: ?%| points| and \d)|log10 p[^.]{0,20} [−-]\d"
     for paragraph in re.split(r"\n\n|\n(?=\||- )", text):
         if page.name == "README.md" or "reproduction/results/" in paragraph:
             assert re.findall(rate, paragraph) == [], paragraph
+        if "reproduction/results/cpu/" in paragraph:  # what the quick scale measured stays on its pages
+            assert re.findall(r"\b\d+ of \d+\b|\b\d{2,}\b", paragraph) == [], paragraph
+
+
+def test_every_page_of_results_that_is_named_is_there() -> None:
+    """A number was said to be on a page that had long been removed."""
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "reproduction" / "src").rglob("*.py")]
+    for path in [*sources, *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
+        for name in re.findall(r"results/(?:cpu|desk)/[a-z-]+", path.read_text("utf-8")):
+            assert (ROOT / "reproduction" / name).exists(), f"{path}: {name}"
+
+
+def test_what_a_copy_survives_is_what_the_cells_say() -> None:
+    """Each row of the table of the page on tracing is one of `desk/copies`, rounded."""
+
+    def rows(page: Path, heading: str) -> list[list[str]]:
+        table = re.search(rf"\| {heading}.*?\n\n", page.read_text("utf-8") + "\n\n", re.DOTALL)
+        assert table is not None
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines()[2:-1]]
+
+    cells = RESULTS / "desk" / "copies" / "README.md"
+    measured = rows(cells, "what was done") + rows(cells, "copies")
+    shown = rows(ROOT / "docs" / "tracing.md", "what was done to the copy")
+    assert len(shown) > 10
+    for name, accuracy, deviations in shown:
+        said = re.findall(r"[\d.]+", deviations.partition(":")[0])
+        assert any(
+            accuracy == row[1]
+            and all(
+                abs(float(ours) - float(theirs)) <= (0.05 if "." in ours else 0.5) + 1e-9
+                for ours, theirs in zip(said, re.findall(r"[\d.]+", row[3]), strict=False)
+            )
+            for row in measured
+        ), name
 
 
 def test_every_page_of_results_with_prose_has_a_template() -> None:

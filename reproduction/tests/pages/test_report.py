@@ -5,18 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from harness.commands import Command
 from sigil.cli.main import main
-from sigil_reproduction import registry
+from sigil_reproduction import registry, reproduce
 from sigil_reproduction.paper import table3_fidelity as fidelity
 from sigil_reproduction.runner import scales
 from sigil_reproduction.runner.experiment import Finding, Measured
 from sigil_reproduction.runner.store import Store
 
+RESULTS = Path(__file__).parents[2] / "results"
 CURVES = {
     name: [1, 2] if name == "round" else [0.5, 0.6]
     for name in (
@@ -146,3 +150,34 @@ def test_what_is_no_result_is_one_sentence(tmp_path: Path, refused: Command) -> 
     assert "holds no results; give a folder such as results/cpu" in refused("report", tmp_path)
     assert "one folder of results" in refused("report", tmp_path, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("scale", ["cpu"])
+def test_the_committed_pages_are_what_the_cells_give(
+    scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After new cells or other words: `sigil reproduce NAME --trained` and `sigil report`, of this scale.
+
+    The report of `cpu` showed fifty rows without a number, of cells that had long been measured.
+    """
+
+    def blank(figure: Figure, target: Any, **options: Any) -> None:
+        (target.write if hasattr(target, "write") else target.write_bytes)(b"<svg></svg>")
+
+    # Words and numbers are compared, and figures take most of the time.
+    monkeypatch.setattr(Figure, "savefig", blank)
+    monkeypatch.setattr(Figure, "tight_layout", lambda figure, **options: None)
+    results = tmp_path / "results"
+    shutil.copytree(RESULTS / scale, results / scale)
+    if scale != "desk":
+        (results / "desk").symlink_to(RESULTS / "desk")
+    store = Store(scale, results=results, runs=tmp_path / "runs")
+    pages = sorted((RESULTS / scale).glob("*/README.md"))
+    for page in pages:
+        assert reproduce.show(page.parent.name, store, [0]).read_text("utf-8") == page.read_text("utf-8")
+    assert main(["report", str(results / scale)]) == 0
+    for name in ("report.md", "report.csv"):
+        assert (results / scale / name).read_text("utf-8") == (RESULTS / scale / name).read_text("utf-8")
+    for page in (*pages, RESULTS / scale / "report.md"):
+        empty = r"^\|[^|\n]*\|[^|\n]*(?:\| – ){3,}\|$"
+        assert re.findall(empty, page.read_text("utf-8"), re.MULTILINE) == [], page

@@ -30,9 +30,9 @@ def default_bits(shape: Sequence[int], seal: SealKind = "none") -> int:
     """How long a key is if nobody says: one bit for every 16 dimensions of the activation, 512 at most.
 
     It has at least 128 bits, or 64 if it will be stamped, where the cut has two dimensions for each of
-    them: shorter keys of either kind prove little or nothing once p is multiplied by the allowance. The
-    strongest attack tried leaves 128 bits in 2,048 dimensions below the level of proof and 256 in 4,096
-    above it (``results/cpu/proof``, ``results/cpu/scaling``). No key is shorter than 32 bits.
+    them: shorter keys of either kind prove little or nothing once p is multiplied by the allowance. Which
+    length is proof after which attack, ``reproduction/results/cpu/proof`` shows. No key is shorter than 32
+    bits.
     """
     dimension = math.prod(check_shape(shape))
     least = LEAST_PLAIN_BITS if seal == "none" else LEAST_STAMPED_BITS

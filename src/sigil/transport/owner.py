@@ -138,18 +138,27 @@ _WORDS = {
     Status.LOST: "given up",
     Status.EXPELLED: "out",
 }
+_NOT_HERE = ("lost", "absent", "given up", "out")
 
 
 class Presence:
     """Keeps the metrics' list of clients up to date, and says whom a round waits for and what to do about it.
 
-    `wait` is the number of seconds after which a round goes on without a client, if it does.
+    After `wait` seconds a round goes on without a client that is lost, if `minimum` others are there.
     """
 
-    def __init__(self, metrics: Metrics, clients: Collection[int], *, wait: float | None = None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        clients: Collection[int],
+        *,
+        wait: float | None = None,
+        minimum: int | None = None,
+    ) -> None:
         self._metrics = metrics
         self._clients = sorted(clients)
         self._wait = wait
+        self._minimum = len(self._clients) if minimum is None else minimum
         self._looked = time.monotonic()
         self._began: dict[int, float] = {}
         self._speeds: dict[int, float] = {}
@@ -205,36 +214,38 @@ class Presence:
         images: Mapping[int, int] | None = None,
     ) -> None:
         self._known |= set(present) | words.keys()
-        for client in self._clients:
-            # One that was never there is not missed, as it has yet to be started, nor one that was given up.
-            missed = client in awaited and client in self._known
-            word = "out" if client in out else words.get(client, "lost" if missed else "absent")
-            self._note(number, client, lost=word == "lost", back=client in present)
+        # One that was never there is not missed, as it has yet to be started, nor one that was given up.
+        missed = self._known & set(awaited)
+        states = {
+            client: "out" if client in out else words.get(client, "lost" if client in missed else "absent")
+            for client in self._clients
+        }
+        left = sum(states[client] not in _NOT_HERE for client in awaited)
+        for client, word in states.items():
+            self._note(number, client, left, lost=word == "lost", back=client in present)
             count = self._last[client].images if images is None else images.get(client, 0)
             speed = self._speeds.get(client, 0.0) if word in ("training", "finished") else 0.0
             self._last[client] = ClientNow(client, word, count, round(speed, 1))
         self._metrics.now = tuple(self._last.values())
         self._metrics.joined.set(len(set(present) & set(self._clients)))
-        self._metrics.banner = " ".join(self._sentence(number, client) for client in self._lost)
+        self._metrics.banner = " ".join(self._sentence(number, client, left) for client in self._lost)
 
-    def _note(self, number: int, client: int, *, lost: bool, back: bool) -> None:
+    def _note(self, number: int, client: int, left: int, *, lost: bool, back: bool) -> None:
         if lost and client not in self._lost:
             self._lost[client] = time.time()
-            log.warning("%s", self._sentence(number, client))
+            log.warning("%s", self._sentence(number, client, left))
         elif not lost and client in self._lost:
             seconds = time.time() - self._lost.pop(client)
             if back:
                 log.warning("Client %d is back after %.0f seconds.", client, seconds)
 
-    def _sentence(self, number: int, client: int) -> str:
+    def _sentence(self, number: int, client: int, left: int) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(self._lost[client]))
         lost = f"Client {client} is lost since {since}, and round {number} waits for it"
-        if self._wait is not None:
+        if self._wait is not None and left >= self._minimum:
             return f"{lost}, {self._wait:g} seconds at most."
-        return (
-            f"{lost}; to go on, start it again (sigil join …/clients/{client:04d}), or this command with "
-            f"--minimum {max(1, len(self._clients) - 1)} --wait 10."
-        )
+        again = f"{lost}; to go on, start it again (sigil join …/clients/{client:04d})"
+        return f"{again}, or this command with --minimum {left} --wait 10." if left else f"{again}."
 
 
 class RemoteTrainer:
@@ -259,9 +270,8 @@ class RemoteTrainer:
         self.network = network
         self._service: SplitService | None = None
         self._judge = UpdateJudge(training.halves.client, training.halves.server, settings)
-        spare = network.minimum is not None and network.minimum < len(network.clients)
         self._presence = Presence(
-            network.metrics, network.clients.keys(), wait=network.wait if spare else None
+            network.metrics, network.clients.keys(), wait=network.wait, minimum=network.minimum
         )
         self._left_out: Counter[int] = Counter()
         self._banned: set[int] = set()

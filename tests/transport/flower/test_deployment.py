@@ -77,11 +77,16 @@ def prepare_run(command: list[str], folder: Path, environment: dict[str, str]) -
 
 
 class Flower:
-    """Flower's own commands in one environment; what they say goes to one log, and all end with it."""
+    """Flower's own commands in one environment; what they say goes to one log, and all end with it.
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    Whatever is waited for, it is not waited for longer than `seconds` in all, however busy the machine is.
+    """
+
+    def __init__(self, folder: Path, environment: dict[str, str], *, seconds: float = 1800) -> None:
         self._folder, self._environment = folder, environment
+        self._last = time.monotonic() + seconds
         self.log = folder / "log"
+        self.log.touch()
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, command: list[str]) -> None:
@@ -148,9 +153,10 @@ class Flower:
         return f"{self.log}: {self.log.read_text(errors='replace')[-5000:]}"
 
     def check(self, waiting: str) -> None:
-        """Fail if a process has ended that others wait for."""
+        """Fail if a process has ended that others wait for, or if it takes too long."""
         for process in self._processes:
             assert process.poll() is None, f"{waiting}; {process.args} ended; {self.tail}"
+        assert time.monotonic() < self._last, f"{waiting}; it was waited for in vain; {self.tail}"
 
     def __enter__(self) -> Self:
         return self
@@ -169,6 +175,16 @@ def end_all(parent: subprocess.Popen[bytes]) -> None:
                 process.kill()
         psutil.wait_procs(everybody, timeout=60)
     parent.wait()
+
+
+def test_what_never_comes_is_said_and_not_waited_for(tmp_path: Path) -> None:
+    """A command that is refused again and again was given for ever, without a word of why."""
+    refused = [sys.executable, "-c", "raise SystemExit('no such federation')"]
+    with (
+        Flower(tmp_path, dict(os.environ), seconds=0) as flower,
+        pytest.raises(AssertionError, match=r"no such federation\s+; it was waited for in vain"),
+    ):
+        flower.ask(*refused)
 
 
 def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:

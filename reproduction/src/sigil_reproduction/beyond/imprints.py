@@ -30,7 +30,7 @@ from sigil.federation.run import Run
 from sigil.federation.settings import Settings, read
 from sigil.imprint import Imprint, Patterns, recipient
 from sigil.models import Model
-from sigil.pages.tables import Page, Row, Table
+from sigil.pages.tables import MISSING, Page, Row, Table
 from sigil.tracing import IMPRINTS
 from sigil_reproduction.runner.experiment import Experiment, Finding, Measured, check_claim
 from sigil_reproduction.runner.scales import PerScale, Scale
@@ -245,11 +245,11 @@ def show(measured: Measured, folder: Path) -> Page:
 
     def total(name: str, number: str) -> str:
         values = measured.values(name, number)
-        return f"{sum(values):.0f}" if values else "–"
+        return f"{sum(values):.0f}" if values else MISSING
 
     def extreme(name: str, number: str, choose: Any) -> str:
         values = measured.values(name, number)
-        return f"{choose(values):.1f}" if values else "–"
+        return f"{choose(values):.1f}" if values else MISSING
 
     rows: list[Row] = [
         [
@@ -275,13 +275,18 @@ def show(measured: Measured, folder: Path) -> Page:
         for name in names
     ]
     return [
-        Table(["training", "suspect", "traced", "named", "deviations", "wrongly", "others, at most"], rows),
+        Table(
+            ["training", "suspect", "traced", "named", "deviations", "wrongly", "others, at most"],
+            rows,
+            names=2,
+        ),
         Table(
             [
                 *("training", "seeds", "weights", "accuracy", "blocks", "MB", "refused", "names"),
                 *(f"p ≤ {x}" for x in LEVELS),
             ],
             sizes,
+            names=2,
         ),
     ]
 
