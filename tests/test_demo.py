@@ -52,8 +52,8 @@ def test_the_demonstration_proves_the_marked_model_and_its_copy_and_not_the_clea
     clean = re.search(r"clean: accuracy ([\d.]+) %.*?not shown to carry", said)
     assert marked is not None
     assert clean is not None
-    margin("accuracy, marked", float(marked[1]), above=93)
-    margin("accuracy, clean", float(clean[1]), above=93)
+    margin("accuracy, marked", float(marked[1]), above=95)
+    margin("accuracy, clean", float(clean[1]), above=95)
     margin("WSR", float(marked[2]), above=95)
     permuted = re.search(r"permuted: accuracy ([\d.]+) %.*?carries the mark.*?back in order", said)
     assert permuted is not None
