@@ -91,6 +91,8 @@ class Power:
 
     >>> Power(-12.14).text
     'p = 10^-12.1 before correction'
+    >>> Power(-0.04).text
+    'p = 10^0.0 before correction'
     """
 
     exponent: float
@@ -101,7 +103,7 @@ class Power:
     @property
     def ours(self) -> str:
         """The exponent in words."""
-        return f"{self.exponent:.1f}"
+        return f"{self.exponent:z.1f}"
 
     @property
     def text(self) -> str:

@@ -58,7 +58,7 @@ def proof(held: Held) -> str:
     """What the rules of proof make of a reading: the largest p-value of the seeds, corrected."""
     if held.log10_p is None:
         return ""
-    p = f"(10^{held.log10_p:.1f})"
+    p = f"(10^{held.log10_p:z.1f})"
     if PLAIN.proves(held.log10_p):
         return f"yes {p}"
     return f"with a stamped key {p}" if STAMPED.proves(held.log10_p) else f"no {p}"
