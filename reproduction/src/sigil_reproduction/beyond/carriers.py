@@ -363,7 +363,7 @@ AIMED = (
 BITS = PerScale(512, desk=256, cpu=128, smoke=32)
 # Where networks have learned: do more bits hold where these do not?
 MORE_BITS = PerScale(0, desk=512)
-LEVEL = PerScale(False, cpu=True)
+LEVEL = PerScale(True, smoke=False)
 WAITS = PerScale(3, smoke=1)
 EPOCHS = PerScale(4, smoke=1)
 RECORDED = PerScale(0.05, cpu=0.5, smoke=1.0)
