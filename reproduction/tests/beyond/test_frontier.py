@@ -97,8 +97,8 @@ def test_the_page_says_what_was_tried_and_names_the_recipe(tmp_path: Path) -> No
         }
     )
     page = drawing.markdown(frontier.show(found, tmp_path))
-    assert "| mark, stamped key | 1 | trial 0 | +3.00 | not run | 2.0 |" in page
-    assert "| origin, stamped key | 0 | no recipe | not run | not run | not run |" in page
+    assert "| mark, stamped key | 1 | trial 0 | +3.00 | +2.00 | not run | 2.0 |" in page
+    assert "| origin, stamped key | 0 | no recipe | not run | not run | not run | not run |" in page
     assert "2 trials, of which 1 stopped early" in page
     assert "- `MODEL=results/desk/models/a`\n- mark, plain key; mark, stamped key: `sigil attack" in page
     assert "$MODEL/owner.key --data cifar10 --lr 0.0005 --epochs 10 --flatten 10.0`\n- what is left" in page
@@ -114,9 +114,22 @@ def test_a_search_that_has_only_begun_shows_a_low_price_and_never_a_high_one() -
 
     dear, cheap = (80.0, 79.0, -14.0), (81.5, 81.5, -14.0)
     whole = frontier.TRIALS.at(scales.get("desk"))
-    assert judged() == judged(dear) == [None] * 4
-    assert judged(cheap) == [False, None, None, None]
-    assert judged(*[dear] * whole) == [True] * 4
+    # After the four prices come the three other models, on which nothing was tried.
+    assert judged() == judged(dear) == [None] * 7
+    assert judged(cheap) == [False, *[None] * 6]
+    assert judged(*[dear] * whole) == [*[True] * 4, *[None] * 3]
+
+
+def test_a_longer_or_a_stronger_mark_is_held_against_the_recipe_that_takes_both() -> None:
+    cells = [Cell("frontier", "none", 0, (), {}), Cell("frontier", "trial 0", 0, (), recipe(0))]
+    kept, gone = left(80.0, 80.5, -20.0), left(80.0, 80.5, -14.0)
+    known = {"trial 0": gone, "none, paper's mark": BEFORE, "trial 0, paper's mark": kept}
+    cells += [Cell("frontier", name, 0, (), {}) for name in known if name not in ("none", "trial 0")]
+    *_, paper, shorter, stronger = frontier.verdict(measured(known, cells))
+    assert (paper.agrees, shorter.agrees, stronger.agrees) == (True, None, None)
+    assert paper.text.endswith("stamped key: +1.50 points.")
+    *_, paper, _, _ = frontier.verdict(measured({**known, "trial 0, paper's mark": gone}, cells))
+    assert paper.agrees is False
 
 
 def test_a_trial_goes_on_only_among_the_best_third() -> None:

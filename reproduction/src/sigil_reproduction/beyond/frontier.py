@@ -292,6 +292,11 @@ class Recipe:
         return statistics.fmean(self.lost)
 
     @property
+    def by_all(self) -> float:
+        """The same by all test images, the half that chooses among them."""
+        return (self.chosen_by + self.price) / 2
+
+    @property
     def confirmed(self) -> bool:
         """Whether other thieves followed it too."""
         return len(self.left) > len(AGAIN)
@@ -390,11 +395,12 @@ def show(measured: Measured, folder: Path) -> Page:
             found, what = best(measured, goal, kind), f"{goal}, {kind} key"
             reaching = str(sum(each.reaches(goal, kind) for each in made))
             if found is None:
-                prices.append([what, reaching, Words("no recipe"), *[NOT_RUN] * 3])
+                prices.append([what, reaching, Words("no recipe"), *[NOT_RUN] * 4])
                 continue
             other = _lost(measured, found.name, PAPER)
             minutes = f"{found.seconds / 60:.1f}"
-            prices.append([what, reaching, found.name, _points(found.lost), _points(other), minutes])
+            by_all = f"{found.by_all:+.2f}"
+            prices.append([what, reaching, found.name, _points(found.lost), by_all, _points(other), minutes])
             commands.setdefault(command(found.options, measured.data(NOTHING)), []).append(what)
     beside = [NOTHING, FINETUNING, STUDENT, *(f"own labels, {count} images" for count in OWN_LABELS)]
     attempts = {
@@ -405,7 +411,10 @@ def show(measured: Measured, folder: Path) -> Page:
     blocks: list[str | Table | Picture] = [
         Picture("What is left of each proof over the accuracy that a recipe costs", "frontier.png"),
         Table(
-            ["goal", "models without proof", "cheapest recipe", "points lost", f"on the {PAPER}", "minutes"],
+            [
+                *("goal", "models without proof", "cheapest recipe", "points lost", "by all images"),
+                *(f"on the {PAPER}", "minutes"),
+            ],
             prices,
             caption="The least accuracy for which nothing that the goal names is proven any more. It takes "
             "the images of one client and these minutes of one core.",
@@ -513,6 +522,13 @@ def verdict(measured: Measured) -> list[Finding]:
         # A search that has only begun can show that the price is lower, not that it is not.
         cheap = found is not None and found.price < 2
         findings.append(Finding(f"{text}: {words}.", False if cheap else True if done else None))
+    # Would a longer or a stronger mark have held?
+    found = best(measured, "both", "stamped")
+    for model in (PAPER, WEAKER, STRONGER):
+        after = measured.first(on(model, found.name)) if found else None
+        lost = f": {_lost(measured, found.name, model)[0]:+.2f} points" if found and after else ""
+        text = f"On the {model} the recipe that takes both leaves a proof with a stamped key{lost}."
+        findings.append(Finding(text, None if after is None else not reached(after, "both", "stamped")))
     return findings
 
 

@@ -118,7 +118,7 @@ class Numbers:
     def cheap(self) -> list[str]:
         """What the search takes for less than half a point over all test images, in words."""
         found = {words: self.cheapest(goal) for goal, words in frontier.WORDS.items()}
-        return [words for words, one in found.items() if one and (one.chosen_by + one.price) / 2 < 0.5]
+        return [words for words, one in found.items() if one and one.by_all < 0.5]
 
     def tried(self) -> int:
         """How many recipes were tried, by the search and by the attempts to undercut it."""
