@@ -115,9 +115,9 @@ def across_processes(folder: Path, shots: Path | None) -> None:
         look(page, shots, "")
         clients[0].send_signal(signal.SIGCONT)
         clients[1].kill()
-        training.until(lambda: training.said("Client 1 is lost since") > 0)
+        training.until(lambda: training.said("Client 1 has been lost since") > 0)
         banner = read(chromium(WAIT, "--dump-dom", page), "banner")
-        assert "Client 1 is lost since" in banner, banner
+        assert "Client 1 has been lost since" in banner, banner
         assert "sigil join" in banner, banner
         print(f"a client was killed, and the page says: {banner}")
         look(page, shots, "lost_")

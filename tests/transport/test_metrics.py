@@ -105,7 +105,7 @@ def test_a_lost_client_is_named_until_it_is_back(caplog: pytest.LogCaptureFixtur
     assert not presence.waiting
     presence.trained(5, {0: (Status.FINISHED, 96), 1: (Status.ABSENT, 32)}, {0}, out=set())
     assert presence.waiting
-    assert "Client 1 is lost since" in metrics.banner
+    assert "Client 1 has been lost since" in metrics.banner
     assert "round 5 waits" in metrics.banner
     assert "sigil join …/clients/0001" in metrics.banner
     assert "--minimum 1" in metrics.banner, "nobody but client 0 is there"
@@ -114,7 +114,7 @@ def test_a_lost_client_is_named_until_it_is_back(caplog: pytest.LogCaptureFixtur
     presence.trained(5, {0: (Status.FINISHED, 96), 1: (Status.EXPECTED, 0)}, {0, 1}, out=set())
     assert (metrics.banner, presence.waiting) == ("", False)
     assert [record.message.partition(" since")[0].partition(" after")[0] for record in caplog.records] == [
-        "Client 1 is lost",
+        "Client 1 has been lost",
         "Client 1 is back",
     ]
 
@@ -129,7 +129,7 @@ def test_a_client_that_dies_before_its_half_is_here_is_lost() -> None:
     assert (metrics.banner, presence.waiting) == ("", False)
     presence.trained(3, both, set(), out=set(), delivered={0})
     assert [now.state for now in metrics.now] == ["finished", "lost"]
-    assert "Client 1 is lost since" in metrics.banner
+    assert "Client 1 has been lost since" in metrics.banner
     assert presence.waiting
 
 

@@ -257,7 +257,7 @@ def test_a_killed_client_is_not_counted_on_although_the_messenger_still_does(
     assert (2, 1) in messenger.asked, "it is there again"
     gate.quiet.add(net.fingerprints[1])
     federation.run_round()
-    assert "Client 1 is lost since" in caplog.text
+    assert "Client 1 has been lost since" in caplog.text
     assert "round 3 waits for it, 0 seconds at most" in caplog.text
     assert (3, 1) not in messenger.asked
 

@@ -241,7 +241,7 @@ class Presence:
 
     def _sentence(self, number: int, client: int, left: int) -> str:
         since = time.strftime("%H:%M:%S", time.localtime(self._lost[client]))
-        lost = f"Client {client} is lost since {since}, and round {number} waits for it"
+        lost = f"Client {client} has been lost since {since}, and round {number} waits for it"
         if self._wait is not None and left >= self._minimum:
             return f"{lost}, {self._wait:g} seconds at most."
         again = f"{lost}; to go on, start it again (sigil join …/clients/{client:04d})"
