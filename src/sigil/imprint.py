@@ -580,7 +580,7 @@ def read_model(path: str | os.PathLike[str]) -> Model | dict[str, Tensor]:
     storage.check_size(place)
     try:
         with safe_open(place, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a mapping
             text = (file.metadata() or {}).get(storage.METADATA_KEY)
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(

@@ -75,7 +75,7 @@ _ORDERS: Final = {
     ),
 }
 _TIME: Final = re.compile(rb"([0-9]{14})(?:\.([0-9]{0,5}[1-9]))?Z")
-# What the libraries below answer to bytes that are no certificate, no key, no signature.
+# What the libraries below answer to bytes that are neither a certificate, nor a key, nor a signature.
 _MALFORMED: Final = (
     *(IndexError, KeyError, TypeError, ValueError, UnsupportedAlgorithm),
     *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),

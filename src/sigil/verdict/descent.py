@@ -19,7 +19,7 @@ from sigil.origin import Origin
 from sigil.probing import Suspect, filters_of, module_of
 
 # With this there is nothing left to prove, whatever p is multiplied by. Both orders are paid for in any case,
-# so that leaving the second one out is no choice.
+# so that nobody chooses to leave the second one out.
 _ENOUGH: Final = -100.0
 
 
