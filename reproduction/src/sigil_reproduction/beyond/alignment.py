@@ -102,7 +102,7 @@ def _earlier(measured: Measured) -> list[str]:
 
 def _having(measured: Measured, option: str) -> list[Cell]:
     """The first seed's cells that have this option."""
-    return [cell for cell in measured.cells if cell.seed == measured.seed and option in cell.options]
+    return [cell for cell in measured.of_first_seed if option in cell.options]
 
 
 def _table(option: str, measured: Measured) -> Table:

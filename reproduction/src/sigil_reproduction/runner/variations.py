@@ -65,7 +65,10 @@ def table(
         return [
             Table(
                 [axis, *(f"λ = {strength:g}" for strength in strengths)],
-                [[f"{axis} {row}", *(place(row, each) for each in strengths)] for row in rows_of(measured)],
+                [
+                    [f"{axis} {row}", *(place(row, each) for each in strengths)]
+                    for row in measured.options("row")
+                ],
             )
         ]
 
@@ -103,8 +106,3 @@ def table(
 def name_of(row: str, strength: float) -> str:
     """Name of a cell: the row and the strength."""
     return f"{row} strength {strength:g}"
-
-
-def rows_of(measured: Measured) -> list[str]:
-    """The rows of a variation's table, in order."""
-    return list(dict.fromkeys(str(cell.options["row"]) for cell in measured.cells))
