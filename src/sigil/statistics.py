@@ -403,8 +403,8 @@ def largest_tilted(sizes: Integers, log_alpha: float, blocks: int) -> int:
     # Beyond e^700 the sum is far above alpha; cutting there avoids an overflow.
     sums = np.cumsum(law * np.exp(np.minimum(rise, 700.0)))
     limit = math.exp(log_alpha - log_moment(sizes, tilt) - tilt * near)
-    found = start + int(np.searchsorted(sums, limit, side="right")) - 1
-    return min(max(0, found), total)
+    largest = start + int(np.searchsorted(sums, limit, side="right")) - 1
+    return min(max(0, largest), total)
 
 
 def largest_subset_sum(sizes: Integers, highest: int) -> int:
@@ -484,8 +484,9 @@ def _tilted_coins(weights: Integers, counts: Integers, tilt: float, total: int) 
     length = window_length(weights, counts)
     spectrum = np.zeros(length // 2 + 1, dtype=np.complex128)
     for first in range(0, len(spectrum), _BLOCK):
-        points = np.arange(first, min(first + _BLOCK, len(spectrum)))
-        log_size, phase = np.zeros(len(points)), np.zeros(len(points))
+        points: Integers = np.arange(first, min(first + _BLOCK, len(spectrum)))
+        log_size: Floats = np.zeros(len(points))
+        phase: Floats = np.zeros(len(points))
         for weight, count in zip(weights, counts, strict=True):
             share = float(expit(-tilt * weight))
             # Whole turns are taken off while they are whole numbers: a large angle would lose its digits.
@@ -501,9 +502,8 @@ def _tilted_coins(weights: Integers, counts: Integers, tilt: float, total: int) 
                 )
             log_size += 0.5 * count * log_square
             left = log_size > _VANISHED
-            points, log_size, phase, sine, cosine = (
-                each[left] for each in (points, log_size, phase, sine, cosine)
-            )
+            points, log_size, phase = points[left], log_size[left], phase[left]
+            sine, cosine = sine[left], cosine[left]
             phase += count * np.arctan2(2.0 * share * sine * cosine, 1.0 - 2.0 * share * sine**2)
         spectrum[points] = np.exp(log_size) * (np.cos(phase) + 1j * np.sin(phase))
     return _law(spectrum, length, tilted_mean(weights, tilt, counts), total)

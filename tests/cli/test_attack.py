@@ -303,8 +303,8 @@ def test_an_attack_of_ones_own(
     ("command", "sentence"),
     [
         ("gone.py:double", "gone.py cannot be read: it does not exist"),
-        ("FOLDER.py:double", "FOLDER.py is not a file that can be read"),
-        ("PIPE.py:double", "PIPE.py is not a file that can be read"),
+        ("FOLDER.py:double", "FOLDER.py is no file that can be read"),
+        ("PIPE.py:double", "PIPE.py is no file that can be read"),
         ("my.txt:double", "'my.txt:double' does not name code of your own; write FILE.py:NAME"),
         ("my.py:", "write FILE.py:NAME"),
         ("my.py:a.b", "write FILE.py:NAME"),

@@ -52,7 +52,7 @@ def test_it_prints_a_table_and_draws_the_curves(run: Path, capsys: pytest.Captur
     rows = {line.split()[0]: line.split() for line in lines[1:3]}
     assert set(rows) == {"gradient-scrutinizer", "splitout"}
     assert 0 <= float(rows["splitout"][1]) <= 1
-    assert rows["splitout"][-1] == "52"  # one a step: 200 images in 13 batches, 4 times
+    assert rows["splitout"][-1] == "52"  # one per step: 200 images in 13 batches, 4 times
     assert rows["gradient-scrutinizer"][-1] == "1"
     assert "Client 0, 52 recorded steps" in out
     assert "A share of" not in out

@@ -43,7 +43,7 @@ def load(text: str) -> Any:
     """Execute the file and return what has the name in it."""
     path, name = split(text)
     if not path.is_file():
-        raise ConfigError(f"{path} is not a file that can be read; give a Python file as FILE.py:NAME.")
+        raise ConfigError(f"{path} is no file that can be read; give a Python file as FILE.py:NAME.")
     with path.open("rb") as file:
         source = file.read(_LONGEST_FILE + 1)
     if len(source) > _LONGEST_FILE:

@@ -53,8 +53,8 @@ def origin_of(
     else:
         shape = input_shape if input_shape is not None else key.fields.input_shape
         restored = None if shape is None else filters_origin(suspect, key, shape, layers)
-    found = [one for one in (named, restored) if one is not None]
-    return min(found, key=lambda one: one.log10_p) if found else None
+    tests = [one for one in (named, restored) if one is not None]
+    return min(tests, key=lambda one: one.log10_p) if tests else None
 
 
 def start_of(key: Key) -> Model | None:

@@ -152,14 +152,14 @@ class AlignmentFacts(Strict):
     used: bool
 
     @classmethod
-    def of(cls, found: Alignment) -> AlignmentFacts:
+    def of(cls, alignment: Alignment) -> AlignmentFacts:
         """What is known of an alignment without its order."""
         return cls(
-            compared=found.source,
-            reference=found.fingerprint,
-            sure_channels=found.sure,
-            agreement=found.agreement,
-            used=found.believed,
+            compared=alignment.source,
+            reference=alignment.fingerprint,
+            sure_channels=alignment.sure,
+            agreement=alignment.agreement,
+            used=alignment.believed,
         )
 
 

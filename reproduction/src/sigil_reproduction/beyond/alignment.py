@@ -348,8 +348,8 @@ TESTED = 2_000
 class Extent:
     """How much is tried.
 
-    ``clean`` models of other origin stand against random keys, ``pairs`` of clean and marked ones from short
-    trainings against real keys.
+    ``clean`` models of other origin are held against random keys, ``pairs`` of clean and marked ones from
+    short trainings against real keys.
     """
 
     attacks: tuple[str, ...] = ("none", "finetune 100", "prune 60 %", "prune 80 %", "INT4", "adaptive")

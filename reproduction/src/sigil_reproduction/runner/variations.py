@@ -61,15 +61,10 @@ def table(
                 for number, quantity in (("accuracy", "acc"), ("wsr", "WSR"))
             ]
 
-        strengths = tuple(reversed(STRENGTHS))
+        strengths, varied = tuple(reversed(STRENGTHS)), measured.options("row")
+        header = [axis, *(f"λ = {strength:g}" for strength in strengths)]
         return [
-            Table(
-                [axis, *(f"λ = {strength:g}" for strength in strengths)],
-                [
-                    [f"{axis} {row}", *(place(row, each) for each in strengths)]
-                    for row in measured.options("row")
-                ],
-            )
+            Table(header, [[f"{axis} {row}", *(place(row, each) for each in strengths)] for row in varied])
         ]
 
     first, *others = rows(PAPER)
