@@ -391,7 +391,7 @@ def rates(runs: list[Callable[[], None]], seconds: float) -> list[float]:
 
 
 def memory(folder: Path, settings: Settings, batch: int, clients: int) -> dict[str, float]:
-    """Megabytes of a fresh service's process: idle, and at most with so many clients at work."""
+    """Megabytes of a fresh service's process: idle, and at most with all clients at work."""
     service = Service(folder, settings, computes=True)
     activation, labels = batch_of(service.shape, batch)
     remotes = [service.client(index) for index in range(clients)]

@@ -314,7 +314,7 @@ def test_threshold_agrees_with_tail(bits, alpha):
         assert rate == math.inf
         return
     statistic = round((rate - 0.5) * 2 * 64 * bits)
-    # All weights are even, and so many of them reach every fourth value.
+    # All weights are even, and with this number of them every fourth value is reached.
     assert tail(weights, statistic).log10_p <= math.log10(alpha)
     assert tail(weights, statistic - 4).log10_p > math.log10(alpha)
 

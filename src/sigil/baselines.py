@@ -89,13 +89,7 @@ class Backdoor(ClientObserver):
         client_half.eval()
         server_half.eval()
         hits = trials = 0
-        for images, labels in evaluate_batches(
-            dataset.test,
-            dataset,
-            batch_size=500,
-            device=precision.device,
-            memory_format=precision.layout,
-        ):
+        for images, labels in evaluate_batches(dataset.test, dataset, batch_size=500, **precision.place):
             others = self.patch(images[labels != self.target])
             if len(others):
                 answers = server_half(client_half(others)).argmax(1)

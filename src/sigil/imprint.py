@@ -103,12 +103,12 @@ class Patterns:
 
     def pattern(self, recipient: str) -> Pattern:
         """n times 4 for each tensor that carries it."""
-        found, start = {}, 0
+        pattern, start = {}, 0
         for name, shape in self.shapes.items():
             octets = self.streams[recipient].octets(start, 2 * math.prod(shape))
-            found[name] = _SUMS[np.frombuffer(octets, dtype=np.uint16)].reshape(shape)
+            pattern[name] = _SUMS[np.frombuffer(octets, dtype=np.uint16)].reshape(shape)
             start += len(octets)
-        return found
+        return pattern
 
     def give(self, recipient: str, model: State) -> dict[str, Tensor]:
         """A model with the pattern of a recipient in it."""
@@ -140,13 +140,13 @@ class Patterns:
         rows = {name: self._in_steps(name, change[name]) for name in pattern}
         along = {name: float(row @ coins[name]) for name, row in rows.items()}
         size = math.sqrt(COINS * sum(row @ row for row in rows.values()))
-        found = {name: change[name] for name in pattern}
+        left = {name: change[name] for name in pattern}
         if abs(sum(along.values())) > CHANCE * size:
-            for name, value in found.items():
+            for name, value in left.items():
                 share = along[name] / max(1.0, float(coins[name] @ coins[name]))
                 removed = share * self.steps[name] * coins[name].reshape(filters_of_weight(value).shape)
-                found[name] = value - torch.from_numpy(removed.reshape(value.shape)).to(value)
-        return found
+                left[name] = value - torch.from_numpy(removed.reshape(value.shape)).to(value)
+        return left
 
     def agreement(self, changes: Mapping[str, State]) -> dict[str, dict[str, float]]:
         """How much each recipient's change agrees with the pattern of each, in standard deviations."""
@@ -155,13 +155,13 @@ class Patterns:
             for who, change in changes.items()
         }
         sizes = {who: math.sqrt(COINS) * (float(np.linalg.norm(row)) or 1.0) for who, row in rows.items()}
-        found: dict[str, dict[str, float]] = {who: {} for who in changes}
+        deviations: dict[str, dict[str, float]] = {who: {} for who in changes}
         for recipient in self.streams:
             pattern = self.pattern(recipient)
             coins = np.concatenate([pattern[name].reshape(-1) for name in self.steps]).astype(np.float64)
             for who, row in rows.items():
-                found[who][recipient] = float(row @ coins) / sizes[who]
-        return found
+                deviations[who][recipient] = float(row @ coins) / sizes[who]
+        return deviations
 
     def carried(self, changes: Mapping[str, State]) -> dict[str, str]:
         """Which recipients' changes have to do with a pattern by more than chance and honest training, in
@@ -318,17 +318,17 @@ class Imprint:
             )
         if (place / OWNER_FILE).is_symlink():
             raise ConfigError(f"{place / OWNER_FILE} is a link; put the file itself into the register.")
-        found = cls(key, read_model(place / OWNER_FILE), strength=strength)
-        found._keep(carriers, tied)
-        if found.digest != digest:
+        register = cls(key, read_model(place / OWNER_FILE), strength=strength)
+        register._keep(carriers, tied)
+        if register.digest != digest:
             raise ModelError(
                 f"{place / OWNER_FILE} is not the model of this register: its digest is "
-                f"{found.digest[:16]}… and not {shown(digest)[1:17]}…; bring back the file that was there."
+                f"{register.digest[:16]}… and not {shown(digest)[1:17]}…; bring back the file that was there."
             )
-        if found._key_check() != check:
+        if register._key_check() != check:
             raise ConfigError(f"The register {place} belongs to the key with another seal; give that one.")
-        found.copies = {each.recipient: each for each in _read_copies(place / COPIES)}
-        return found
+        register.copies = {each.recipient: each for each in _read_copies(place / COPIES)}
+        return register
 
     def _keep(self, carriers: tuple[Any, ...], tied: dict[Any, Any]) -> None:
         """Take what a register says and a file does not: which tensors are parameters, and which are one."""
@@ -356,9 +356,9 @@ class Imprint:
         """A state dict as what was given: a module with these tensors, or itself."""
         if self._model is None:
             return state
-        found = copy.deepcopy(self._model)
-        found.load_state_dict(state, assign=isinstance(found, Model))
-        return found
+        whole = copy.deepcopy(self._model)
+        whole.load_state_dict(state, assign=isinstance(whole, Model))
+        return whole
 
     def _copy(self, recipient: str) -> dict[str, Tensor]:
         state = self.patterns((recipient,)).give(recipient, self.state)
@@ -439,11 +439,11 @@ def usual_strength(weights: int) -> float:
 
 def canonical(tensor: Tensor) -> Tensor:
     """A tensor on the CPU whose zeros are all positive and whose not-a-numbers are all the same."""
-    found = tensor.detach().cpu().contiguous().clone()
-    if found.is_floating_point():
-        found = torch.where(found == 0, torch.zeros_like(found), found)
-        found = torch.where(torch.isnan(found), torch.full_like(found, math.nan), found)
-    return found
+    values = tensor.detach().cpu().contiguous().clone()
+    if values.is_floating_point():
+        values = torch.where(values == 0, torch.zeros_like(values), values)
+        values = torch.where(torch.isnan(values), torch.full_like(values, math.nan), values)
+    return values
 
 
 def _checked(model: object) -> dict[str, Tensor]:
@@ -453,7 +453,7 @@ def _checked(model: object) -> dict[str, Tensor]:
         raise ModelError(
             f"The model is of type {type(model).__name__}, but a module or a state dict is wanted."
         )
-    found = {}
+    checked = {}
     for name in sorted(state, key=str):
         tensor = state[name]
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
@@ -461,8 +461,8 @@ def _checked(model: object) -> dict[str, Tensor]:
         arguments.tensor(f"tensor {shown(name)}", tensor, raises=ModelError)
         if tensor.is_complex():
             raise ModelError(f"The tensor {shown(name)} is complex, but weights are real numbers.")
-        found[name] = canonical(tensor)
-    return found
+        checked[name] = canonical(tensor)
+    return checked
 
 
 def _carriers(model: object, state: State) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -580,7 +580,7 @@ def read_model(path: str | os.PathLike[str]) -> Model | dict[str, Tensor]:
     storage.check_size(place)
     try:
         with safe_open(place, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is not a mapping
             text = (file.metadata() or {}).get(storage.METADATA_KEY)
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(

@@ -35,7 +35,6 @@ from sigil.statistics import log10_tail
 
 Floats = npt.NDArray[np.float64]
 Levels = npt.NDArray[np.int8]
-Counts = npt.NDArray[np.int64]
 
 COINS: Final = 16
 """Fair coins per weight. With one, the midpoint of two copies that differ would be the owner's weight."""
@@ -100,10 +99,10 @@ def read(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> Reading:
     }
     unit = _unit(list(weights.values()))
     levels = {
-        name: np.clip(np.rint(found / unit), -HIGHEST, HIGHEST)
+        name: np.clip(np.rint(weight / unit), -HIGHEST, HIGHEST)
         .astype(np.int8)
         .reshape(tuple(ours[name].shape))
-        for name, found in weights.items()
+        for name, weight in weights.items()
     }
     return Reading(levels)
 
@@ -113,8 +112,8 @@ def spreads(rows: Floats) -> Floats:
 
     So short that machines which add up in another order agree.
     """
-    found = rows.std(axis=(1, 2), keepdims=True)
-    mantissa, exponent = np.frexp(found)
+    spread = rows.std(axis=(1, 2), keepdims=True)
+    mantissa, exponent = np.frexp(spread)
     return np.ldexp(np.rint(mantissa * 2.0**16), exponent - 16)
 
 
@@ -132,12 +131,12 @@ def differences(ours: Floats, theirs: Floats) -> Floats:
         if has_channels:
             # Where the owner's channel is nearly zero its slope is one: it would be that of noise.
             channels = _slope(theirs / (filters * spread), own, noise, (0, 2), pull=1e-4)
-        found = theirs / (filters * channels * spread) - own
+        difference = theirs / (filters * channels * spread) - own
         # A filter or channel that does not fit at all must not spoil the slopes of the others.
-        rows = np.mean(found**2, axis=(1, 2), keepdims=True)
-        columns = np.mean(found**2 / np.maximum(rows, _LEAST_NOISE), axis=(0, 2), keepdims=True)
+        rows = np.mean(difference**2, axis=(1, 2), keepdims=True)
+        columns = np.mean(difference**2 / np.maximum(rows, _LEAST_NOISE), axis=(0, 2), keepdims=True)
         noise = np.maximum(rows * columns, _LEAST_NOISE)
-    return found
+    return difference
 
 
 def _channel_signs(ours: Floats, theirs: Floats) -> Floats:
@@ -150,7 +149,7 @@ def _channel_signs(ours: Floats, theirs: Floats) -> Floats:
     return np.where(channels < 0, -1.0, 1.0)[None, :, None]
 
 
-def whitened(found: Floats) -> Floats:
+def whitened(difference: Floats) -> Floats:
     """q = C⁻¹ d of one layer (filters, inputs, positions), C a product of one matrix per axis.
 
     Each matrix is the second moment along its axis once the others are taken off, in turn, shrunk to a
@@ -159,19 +158,19 @@ def whitened(found: Floats) -> Floats:
     """
     inverses: list[Floats | None] = [None, None, None]
     for _ in range(_SWEEPS):
-        for axis, size in enumerate(found.shape):
+        for axis, size in enumerate(difference.shape):
             if size == 1:
                 continue
             inverses[axis] = None
-            flat = np.moveaxis(found, axis, 0).reshape(size, -1)
-            other = np.moveaxis(_times(inverses, found), axis, 0).reshape(size, -1)
+            flat = np.moveaxis(difference, axis, 0).reshape(size, -1)
+            other = np.moveaxis(_times(inverses, difference), axis, 0).reshape(size, -1)
             if size > _LARGEST:
                 moment = np.mean(flat * other, axis=1)
                 inverses[axis] = 1.0 / np.maximum(moment, 0.02 * moment.mean() + _LEAST_NOISE)
             else:
                 moment = _shrunk(flat @ other.T / flat.shape[1], flat.shape[1])
                 inverses[axis] = np.linalg.inv(moment).astype(np.float64)
-    return _times(inverses, found)
+    return _times(inverses, difference)
 
 
 def _times(inverses: Sequence[Floats | None], values: Floats) -> Floats:
@@ -206,9 +205,9 @@ def _slope(
     energy = np.sum(ours**2 / noise, axis=axes, keepdims=True)
     extra = pull * float(energy.mean())
     along = np.sum(theirs * ours / noise, axis=axes, keepdims=True)
-    found = (along + extra) / np.maximum(energy + extra, _LEAST_NOISE)
-    least = 1e-3 * max(float(np.median(np.abs(found))), 1e-9)
-    return np.where(np.abs(found) < least, least, found)
+    factor = (along + extra) / np.maximum(energy + extra, _LEAST_NOISE)
+    least = 1e-3 * max(float(np.median(np.abs(factor))), 1e-9)
+    return np.where(np.abs(factor) < least, least, factor)
 
 
 def _without_outliers(rows: Floats) -> Floats:
@@ -224,7 +223,7 @@ def _without_outliers(rows: Floats) -> Floats:
 
 def _unit(weights: Sequence[Floats]) -> float:
     """The size of one level: few weights lie beyond the highest."""
-    sizes = np.concatenate([np.abs(found).reshape(-1) for found in weights]) if weights else np.zeros(1)
+    sizes = np.concatenate([np.abs(weight).reshape(-1) for weight in weights]) if weights else np.zeros(1)
     highest = float(np.quantile(sizes, 1.0 - _SATURATED))
     return max(highest, float(np.finfo(np.float64).tiny)) / HIGHEST
 

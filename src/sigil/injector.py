@@ -60,7 +60,7 @@ _SUSPICIOUS = 32
 # Below the second number times a scale nothing was scaled by it.
 _SCALED = 64.0
 _VANISHED = 2.0**-14
-# This many gradients in a row that starve the mark are no accident of a batch.
+# This many gradients in a row that starve the mark are not an accident of one batch.
 _STARVED = 8
 # A search takes a tenth of a second, and a client decides how large its gradients are: this many in vain.
 _SEARCHES = 8

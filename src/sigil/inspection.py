@@ -186,29 +186,29 @@ def _advice(
     reached: float | None,
     rate: float,
 ) -> list[str]:
-    found = []
+    advice = []
     if reached is not None and _HOPELESS <= reached < rate < math.inf:
-        found.append(
+        advice.append(
             "The trial fell short of the rate of proof; train for many rounds, raise the strength to 0.3, "
             "and ask sigil.check after the training."
         )
     if bits * 16 > dimension:
-        found.append(
+        advice.append(
             f"{dimension / bits:.2g} dimensions per bit are few, and attacks leave less of such a mark; a "
             f"cut with {16 * bits:,} dimensions would be better."
         )
     if not rectified:
-        found.append(
+        advice.append(
             "The activation has negative values, so no ReLU ends the half, and a thief can mix its channels "
             "by any matrix and undo that behind the cut; cut behind a ReLU if the network has one."
         )
     layers = () if server is None else (part for part in server.modules() if not any(part.children()))
     if isinstance(next(iter(layers), None), _NORMS):
-        found.append(
+        advice.append(
             "A batch norm follows the cut, which undoes every shift and scale of a channel; cut behind it, "
             "or behind its rectifier."
         )
-    return found
+    return advice
 
 
 def _trial(half: nn.Module, batch: Tensor, shape: tuple[int, ...], bits: int, steps: int) -> float:

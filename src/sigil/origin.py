@@ -136,18 +136,18 @@ def compare(
 
 
 def count_signs(
-    initial: Tensor, found: Tensor, part: Tensor | None = None
+    initial: Tensor, trained: Tensor, part: Tensor | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """For each octile how many entries have the same sign in both, and how many are zero in neither.
 
     What is not a number counts as zero. `part`, bool, says which entries are tested; none: all of them.
     """
     agreeing, tested = np.zeros(OCTILES, np.int64), np.zeros(OCTILES, np.int64)
-    step = max(1, BLOCK * len(found) // max(1, found.numel()))
-    for start in range(0, len(found), step):
+    step = max(1, BLOCK * len(trained) // max(1, trained.numel()))
+    for start in range(0, len(trained), step):
         rows = slice(start, start + step)
         # Not a number compares with nothing; numbers of any size have a sign.
-        values = torch.nan_to_num(found[rows].detach().cpu().double(), nan=0.0)
+        values = torch.nan_to_num(trained[rows].detach().cpu().double(), nan=0.0)
         places = octiles(values)
         product = torch.sign(initial[rows]).cpu() * torch.sign(values)
         if part is not None:

@@ -59,7 +59,7 @@ def filters_of(suspect: Suspect, input_shape: Sequence[int]) -> tuple[Tensor, ..
     """The weights of the suspect's two-dimensional convolutions and linear layers, in the order of computing.
 
     Filters have the sign with which a batch norm behind them passes them on. A module runs on one random
-    input to show them. A suspect that is no module may tell by a method ``filters``; of one that does not,
+    input to show them. A suspect that is not a module may tell by a method ``filters``; of one that does not,
     nothing is known.
     """
     if module_of(suspect) is None:

@@ -78,6 +78,8 @@ MAX_COINS: Final = 2**36
 MAX_WEIGHT: Final = 64
 # Points of the transform that are evaluated at once.
 _BLOCK: Final = 1 << 16
+# The exponential of less is 0 in double precision.
+_VANISHED: Final = -750.0
 
 
 @dataclass(frozen=True)
@@ -401,8 +403,8 @@ def largest_tilted(sizes: Integers, log_alpha: float, blocks: int) -> int:
     # Beyond e^700 the sum is far above alpha; cutting there avoids an overflow.
     sums = np.cumsum(law * np.exp(np.minimum(rise, 700.0)))
     limit = math.exp(log_alpha - log_moment(sizes, tilt) - tilt * near)
-    found = start + int(np.searchsorted(sums, limit, side="right")) - 1
-    return min(max(0, found), total)
+    largest = start + int(np.searchsorted(sums, limit, side="right")) - 1
+    return min(max(0, largest), total)
 
 
 def largest_subset_sum(sizes: Integers, highest: int) -> int:
@@ -474,12 +476,17 @@ def log10_at_most(deficit: int, coins: Sequence[int], weights: Sequence[int]) ->
 
 
 def _tilted_coins(weights: Integers, counts: Integers, tilt: float, total: int) -> tuple[int, Floats]:
-    """The law of the tilted deficit from the returned start on."""
+    """The law of the tilted deficit from the returned start on.
+
+    No factor of the transform is larger than 1, so that a point at which some of them have vanished is left
+    out of the rest: of many coins only a few hundred points remain.
+    """
     length = window_length(weights, counts)
-    spectrum = np.empty(length // 2 + 1, dtype=np.complex128)
+    spectrum = np.zeros(length // 2 + 1, dtype=np.complex128)
     for first in range(0, len(spectrum), _BLOCK):
-        points = np.arange(first, min(first + _BLOCK, len(spectrum)))
-        log_size, phase = np.zeros(len(points)), np.zeros(len(points))
+        points: Integers = np.arange(first, min(first + _BLOCK, len(spectrum)))
+        log_size: Floats = np.zeros(len(points))
+        phase: Floats = np.zeros(len(points))
         for weight, count in zip(weights, counts, strict=True):
             share = float(expit(-tilt * weight))
             # Whole turns are taken off while they are whole numbers: a large angle would lose its digits.
@@ -494,8 +501,11 @@ def _tilted_coins(weights: Integers, counts: Integers, tilt: float, total: int) 
                     np.log((1.0 - 2.0 * share) ** 2 + spread * cosine**2),
                 )
             log_size += 0.5 * count * log_square
+            left = log_size > _VANISHED
+            points, log_size, phase = points[left], log_size[left], phase[left]
+            sine, cosine = sine[left], cosine[left]
             phase += count * np.arctan2(2.0 * share * sine * cosine, 1.0 - 2.0 * share * sine**2)
-        spectrum[first : first + len(points)] = np.exp(log_size) * (np.cos(phase) + 1j * np.sin(phase))
+        spectrum[points] = np.exp(log_size) * (np.cos(phase) + 1j * np.sin(phase))
     return _law(spectrum, length, tilted_mean(weights, tilt, counts), total)
 
 

@@ -214,15 +214,15 @@ def trace(
         alone=paid + math.log10(sum(len(each.issued) for each in searches)),
         together=paid + math.log10(len(searches)),
     )
-    found: dict[str, Recipient] = {}
+    recipients: dict[str, Recipient] = {}
     for each in (one for order in orders for one in rules.recipients(order)):
-        if each.name not in found or each.log10_p_before < found[each.name].log10_p_before:
-            found[each.name] = each
+        if each.name not in recipients or each.log10_p_before < recipients[each.name].log10_p_before:
+            recipients[each.name] = each
     # Somebody who is contained alone stays so with any other name beside.
-    least = min(each.log10_p for each in found.values())
+    least = min(each.log10_p for each in recipients.values())
     groups = [one for one in map(rules.coalition, orders) if one is not None and one.log10_p < least]
     return Trace(
-        recipients=tuple(sorted(found.values(), key=lambda one: (one.log10_p_before, one.name))),
+        recipients=tuple(sorted(recipients.values(), key=lambda one: (one.log10_p_before, one.name))),
         coalition=min(groups, key=lambda one: one.log10_p, default=None),
         level=level,
         log10_level=rules.log10_level,
@@ -269,8 +269,8 @@ def _searches(given: Any, key: Key) -> Iterator[_Search]:
         if not run.is_dir():
             return
     folders = (run if run.is_dir() else place).glob(f"{_BLOCK}*/{REGISTER_FILE}")
-    found = [] if (place / REGISTER_FILE).exists() else sorted(each.parent for each in folders)
-    for each in found or [place]:
+    blocks = [] if (place / REGISTER_FILE).exists() else sorted(each.parent for each in folders)
+    for each in blocks or [place]:
         yield _Search(each, key)
 
 
@@ -465,9 +465,9 @@ def _in_order(
     named = _renamed(tensors, ours)
     finite = {name: torch.nan_to_num(named[name]) for name in own.state_dict() if name in named}
     try:
-        found = search_known(models.from_state(own.spec, finite), own)
-        if found.result().believed:
-            return found.restored()
+        search = search_known(models.from_state(own.spec, finite), own)
+        if search.result().believed:
+            return search.restored()
     except (SuspectError, AlignmentError):  # other layers, names or widths
         pass
     # Names may lie: layers of one shape may have changed theirs.

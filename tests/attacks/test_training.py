@@ -91,7 +91,7 @@ def test_the_checkpoint_of_another_attack_is_not_gone_on_from(
     assert seen[0] == 1
     checkpoint.write_bytes(b"damaged")
     attacks.finetune(marked.whole, digits, steps=1, checkpoint=checkpoint)
-    with pytest.raises(AttackError, match="no directory"):
+    with pytest.raises(AttackError, match="is not a directory"):
         attacks.finetune(marked.whole, digits, steps=1, checkpoint=tmp_path / "missing" / "attack")
 
 

@@ -28,7 +28,7 @@ class Case:
 
 @pytest.fixture(scope="session")
 def make_case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Case]:
-    """Makes a key of so many bits, and models with and without its mark."""
+    """Makes a key of a number of bits, and models with and without its mark."""
     return lambda bits: _make_case(tmp_path_factory.mktemp("case"), bits)
 
 

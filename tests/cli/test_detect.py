@@ -52,7 +52,7 @@ def test_it_prints_a_table_and_draws_the_curves(run: Path, capsys: pytest.Captur
     rows = {line.split()[0]: line.split() for line in lines[1:3]}
     assert set(rows) == {"gradient-scrutinizer", "splitout"}
     assert 0 <= float(rows["splitout"][1]) <= 1
-    assert rows["splitout"][-1] == "52"  # one a step: 200 images in 13 batches, 4 times
+    assert rows["splitout"][-1] == "52"  # one per step: 200 images in 13 batches, 4 times
     assert rows["gradient-scrutinizer"][-1] == "1"
     assert "Client 0, 52 recorded steps" in out
     assert "A share of" not in out
@@ -181,10 +181,10 @@ def test_a_detector_of_ones_own(run: Path, capsys: pytest.CaptureFixture[str]) -
     [
         (["gone.py:Size"], "gone.py cannot be read: it does not exist"),
         (["my.py:Sizes"], "There is no Sizes in my.py"),
-        (["my.py:function"], "my.py:function is no detector"),
-        (["my.py:Detector"], "my.py:Detector is no detector"),
-        (["my.py:Nameless"], "my.py:Nameless is no detector: a class with a name"),
-        (["my.py:Numbered"], "my.py:Numbered is no detector: a class with a name"),
+        (["my.py:function"], "my.py:function is not a detector"),
+        (["my.py:Detector"], "my.py:Detector is not a detector"),
+        (["my.py:Nameless"], "my.py:Nameless is not a detector: a class with a name"),
+        (["my.py:Numbered"], "my.py:Numbered is not a detector: a class with a name"),
         (["my.py:Endless"], "A score or a curve of my.py:Endless is not a finite number"),
         (["my.py:Speaks"], "A score or a curve of my.py:Speaks is not a finite number"),
         (["my.py:Fails"], "my.py failed in line 35 (ZeroDivisionError: division by zero)"),

@@ -59,7 +59,7 @@ def test_results_without_their_package_are_one_sentence(
     monkeypatch.setattr(report, "GROUP", "sigil.commands that nobody brings")
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"sigil: {tmp_path} is no finished run. The paper's tables and figures come with a package of their "
-        "own; install it with: pip install sigil-reproduction\n"
+        f"sigil: {tmp_path} is not a finished run. The paper's tables and figures come with a package of "
+        "their own; install it with: pip install sigil-reproduction\n"
     )
     assert not list(tmp_path.iterdir())

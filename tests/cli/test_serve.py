@@ -87,7 +87,7 @@ def test_certificates_for_another_host_are_refused_with_what_to_do(
         (["--set", "federation.client=3"], "did you mean 'federation.clients'"),
         (["--key", "missing.key"], "missing.key"),
         (["--host", "0.0.0.0"], "Clients cannot connect to 0.0.0.0"),
-        (["--host", "192.0.2.7"], "no address of this machine"),
+        (["--host", "192.0.2.7"], "not an address of this machine"),
         (["--listen", "train.example"], "not an IP address"),
     ],
 )

@@ -256,6 +256,6 @@ def test_only_official_sets_can_be_fetched(tmp_path: Path, name: str) -> None:
 
 
 def test_only_web_addresses_are_used(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no http or https address"):
+    with pytest.raises(DataError, match="not an http or https address"):
         fetch("cifar10", tmp_path, base_url=f"file://{tmp_path}")
     assert list(tmp_path.iterdir()) == []

@@ -197,7 +197,7 @@ def test_test_split_may_lack_a_class_but_not_add_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("remove", "message"),
     [
-        ("../*", "no directory, but train/CLASS"),
+        ("../*", "not a directory, but train/CLASS"),
         ("train", "has the splits test"),
         ("test", "has the splits train"),
         ("train/*", "has the splits test"),

@@ -132,7 +132,7 @@ def test_a_function_has_a_page_and_no_evidence(key: Key, half: nn.Module, tmp_pa
     found = sigil.verify(lambda batch: half(batch), key)
     found.save_page(tmp_path / "page.html")
     assert "none: a function" in (tmp_path / "page.html").read_text("utf-8")
-    with pytest.raises(EvidenceError, match="The suspect was no file and has no digest"):
+    with pytest.raises(EvidenceError, match="The suspect was not a file and has no digest"):
         found.save_evidence(tmp_path / "case.json", key=key)
 
 

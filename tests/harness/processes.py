@@ -89,7 +89,7 @@ class TrainingProcesses(Closing):
     def reach(self, client: int, *, steps: int = 8, after: int = 0) -> int:
         """Wait until a client is in the middle of a round later than `after`; returns the round's number.
 
-        The middle is when the owner has counted so many more steps and this client is not through.
+        The middle is when the owner has counted `steps` more steps and this client is not through.
         """
         begun: dict[int, float] = {}
 

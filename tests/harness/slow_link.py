@@ -26,7 +26,7 @@ class Direction:
         self._free = 0.0
 
     def send(self, size: int, now: float) -> tuple[float, float]:
-        """When so many bytes have left that come now, and when they are there."""
+        """When `size` bytes that come at `now` have left, and when they are there."""
         self._free = max(self._free, now) + size * self._seconds_per_byte
         return self._free, self._free + self._delay
 

@@ -142,7 +142,7 @@ class Net:
     def open(
         self, service: SplitService, state: State, number: int = 1, clients: int | None = None
     ) -> dict[int, str]:
-        """Open a round for the first so many clients, or for all."""
+        """Open a round for the first `clients`, or for all."""
         lr = scheduled_rate(self.settings, number)
         chosen = dict(list(self.fingerprints.items())[:clients])
         return service.open_round(number, state, lr=lr, clients=chosen)
@@ -215,9 +215,9 @@ class Line:
 
 
 class Proxy:
-    """A network between clients and a service that a test can cut: at once, or after so many bytes.
+    """A network between clients and a service that a test can cut: at once, or after a number of bytes.
 
-    With `hold`, each connection stands still after so many bytes, as if every packet were lost, until
+    With `hold`, each connection stands still after that many bytes, as if every packet were lost, until
     :meth:`release`: so a test finds a client in the middle of its round however fast the machine is.
     """
 
@@ -245,7 +245,7 @@ class Proxy:
                 line.free.set()
 
     def cut_after(self, count: int) -> None:
-        """Cut all connections when so many more bytes have passed, in either direction."""
+        """Cut all connections when `count` more bytes have passed, in either direction."""
         self._left = count
 
     def cut(self) -> None:

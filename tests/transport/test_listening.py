@@ -46,8 +46,8 @@ def test_a_name_of_this_machine_is_its_address(monkeypatch: pytest.MonkeyPatch) 
     [
         ("0.0.0.0", None, "Clients cannot connect to"),
         ("::", None, "Clients cannot connect to"),
-        ("192.0.2.7", None, "no address of this machine"),
-        ("127.0.0.1", "192.0.2.7", "--listen 192.0.2.7 is no address"),
+        ("192.0.2.7", None, "not an address of this machine"),
+        ("127.0.0.1", "192.0.2.7", "--listen 192.0.2.7 is not an address"),
         ("127.0.0.1", "name", "not an IP address"),
     ],
 )

@@ -436,7 +436,7 @@ def test_what_is_not_a_half_does_not_enter_the_average(net: Any, remote: Any, fo
     assert same(federation.client_state, client_state)
     assert same(federation.server_state, server_state)
     federation.run_round()
-    assert (2, 0) not in messenger.asked, "whoever does that is out of the run"
+    assert (2, 0) not in messenger.asked, "who does that is out of the run"
 
 
 def _scaled(update: RoundUpdate) -> RoundUpdate:

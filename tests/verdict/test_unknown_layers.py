@@ -174,7 +174,7 @@ def test_channels_may_be_split_and_idle_ones_added(how: dict[str, object], margi
 
 
 def test_which_part_of_a_channel_is_taken_makes_no_difference(margin: Margin) -> None:
-    """With this key so many were taken that are read with the other sign that nothing was recognised."""
+    """With this key too many were taken that are read with the other sign: nothing was recognised."""
     key = key_of(2)
     copied = widened(half_of(descendant(key)), extra=1.0, shares=(5.0, -4.0))
     found = origin_of(Renamed(copied), key, INPUT)

@@ -45,8 +45,7 @@ def dodge(
     if channels < 2:
         raise AttackError("The activation at the cut has one channel, which cannot change its place.")
     precision = tuning.chosen_precision
-    before = copy.deepcopy(attacked.front).to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
-    before.eval()
+    before = precision.move(copy.deepcopy(attacked.front)).eval()
     # A random cycle: every channel takes the place of another.
     cycle = torch.randperm(channels, generator=generator(tuning.seed, "attack", "dodge"))
     source = torch.empty_like(cycle)

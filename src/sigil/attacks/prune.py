@@ -26,7 +26,7 @@ def prune(
     """Set a share ``ratio`` of the weights of a copy to zero, those of the smallest magnitude.
 
     Weights and biases of convolutions and linear layers are pruned; with ``norms`` also the scales and
-    shifts of batch norms (the running statistics, which are no weights, never are). ``scope`` says which of
+    shifts of batch norms (the running statistics, which are not weights, never are). ``scope`` says which of
     them are ranked together:
 
     - ``layer``: those of one layer, so every layer loses the same share,

@@ -75,7 +75,7 @@ def find_in_mean(
     check_not_negative("weight gamma", gamma)
     if len(attacked.shape) < 2 or math.prod(attacked.shape[1:]) < 2:
         raise AttackError(
-            f"The model cut at {attacked.cut!r} has activations of {attacked.shape}, which are no maps with "
+            f"The model cut at {attacked.cut!r} has activations of {attacked.shape}, which are not maps with "
             "positions, so there is no mean map to read; attack at an earlier cut."
         )
     seen = mean_activation(attacked, data, tuning)

@@ -140,7 +140,7 @@ def measure(
     right = None
     if data is not None and copied.spec.part == "whole":
         precision = precision or choose()
-        copied.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
+        precision.move(copied)
         right = accuracy(copied, nn.Identity(), data, precision=precision)
     return Measurement(right, report)
 

@@ -195,13 +195,12 @@ def train(
         mean=data.mean,
         std=data.std,
         augment=data.augment,
-        device=precision.device,
-        memory_format=precision.layout,
+        **precision.place,
     )
     saved = None
     if tuning.checkpoint is not None:
         saved = AttackCheckpoint(tuning.checkpoint, settings_digest(model, data, identity, tuning, precision))
-    model.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
+    precision.move(model)
     trained = model if only is None else only
     model.requires_grad_(only is None).train(only is None)
     trained.requires_grad_(True).train()
@@ -309,7 +308,7 @@ class Task:
     def __init__(self, teacher: Sequence[Model], tuning: Tuning) -> None:
         self.teacher, self.tuning, self.precision = teacher, tuning, tuning.chosen_precision
         for half in teacher:
-            half.to(device=self.precision.device, memory_format=self.precision.layout).eval()  # type: ignore[call-overload]
+            self.precision.move(half).eval()
 
     def loss(
         self, images: Tensor, labels: Tensor, logits: Tensor, activation: Tensor | None = None
@@ -369,15 +368,9 @@ def mean_activation(attacked: OpenedAtCut, data: Dataset, tuning: Tuning) -> Ten
     """The mean over ``data.train`` of the activation at the cut, (*shape), as the model is now."""
     precision = tuning.chosen_precision
     home, mode = next(attacked.whole.parameters()).device, attacked.whole.training
-    attacked.whole.to(device=precision.device, memory_format=precision.layout).eval()  # type: ignore[call-overload]
+    precision.move(attacked.whole).eval()
     total, count = torch.zeros(attacked.shape, dtype=torch.float64), 0
-    for images, _ in evaluate_batches(
-        data.train,
-        data,
-        batch_size=256,
-        device=precision.device,
-        memory_format=precision.layout,
-    ):
+    for images, _ in evaluate_batches(data.train, data, batch_size=256, **precision.place):
         with precision.autocast():
             activation = attacked.front(images)
         total += activation.double().sum(0).cpu()
@@ -404,7 +397,9 @@ class AttackCheckpoint:
         self.path = Path(path)
         self.settings_digest = settings_digest
         if not self.path.parent.is_dir():
-            raise AttackError(f"The checkpoint {path} cannot be written: {self.path.parent} is no directory.")
+            raise AttackError(
+                f"The checkpoint {path} cannot be written: {self.path.parent} is not a directory."
+            )
 
     def write(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: Mapping[str, Tensor], done: int

@@ -127,15 +127,15 @@ def registers(register: Path | None, run: Path | None) -> list[Path]:
     """The registers that are meant: the one that is named, and those of a run's clients and recipients."""
     from sigil.tracing import IMPRINTS, beside
 
-    found = [place for place in (register, run) if place is not None]
+    places = [place for place in (register, run) if place is not None]
     if run is not None and not (run / IMPRINTS).is_dir() and not beside(run).is_dir():
         raise ConfigError(
             f"{run} has no copies: neither its clients' (federation.imprint) nor a register "
             f"{beside(run)} (sigil issue); give --register DIR."
         )
-    if not found:
+    if not places:
         raise ConfigError("A trace needs a register of copies; give --register DIR or --run RUN.")
-    return found
+    return places
 
 
 def trace(

@@ -149,7 +149,7 @@ def _load(name: str) -> type[Detector]:
         isinstance(kind, type) and issubclass(kind, Detector) and isinstance(getattr(kind, "name", None), str)
     ):
         raise DetectorError(
-            f"{name} is no detector: a class with a name, derived from sigil.detectors.Detector."
+            f"{name} is not a detector: a class with a name, derived from sigil.detectors.Detector."
         )
     return kind
 

@@ -83,7 +83,7 @@ _NOT_FILES = frozenset({"--inputs", "--data", "--data-dir"})
 
 
 def there(path: Path) -> bool:
-    """Whether a file or folder exists; what is no possible name is left to its reader to explain."""
+    """Whether a file or folder exists; an impossible name is left to its reader to explain."""
     try:
         return os.path.lexists(path)
     except (OSError, ValueError):
@@ -180,7 +180,7 @@ def _same(first: Path, other: Path) -> bool:
         if os.path.samefile(first, other):
             return True
     except (OSError, ValueError):
-        pass  # one of them does not exist, or is no possible name
+        pass  # one of them does not exist, or its name is impossible
     return _folded(first) == _folded(other)
 
 

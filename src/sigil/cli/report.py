@@ -71,7 +71,7 @@ def report(
         outputs.check(outputs.page("--out", page, force=redraw), inputs=inputs)
         written = [write_runs(folders, page)]
     else:
-        write = load("report", f"{folders[0]} is no finished run. ")
+        write = load("report", f"{folders[0]} is not a finished run. ")
         written = write(folders, out, summary=summary, redraw=redraw, inputs=inputs)
     for path in written:
         typer.echo(printable(str(path)))

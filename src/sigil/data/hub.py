@@ -39,7 +39,9 @@ def source(name: str, *, downloads: Path, size: int | None = None, folder: bool 
     local = Path(name).expanduser()
     is_local = local.is_dir()
     if folder and not is_local:
-        raise DataError(f"{local} is no directory, but train/CLASS/*.png and test/CLASS/*.png are expected.")
+        raise DataError(
+            f"{local} is not a directory, but train/CLASS/*.png and test/CLASS/*.png are expected."
+        )
 
     def decode(allocate: Allocate) -> int:
         target = str(local.resolve()) if is_local else name

@@ -28,7 +28,7 @@ from sigil.data.cache import Dataset
 from sigil.errors import DataError, reason, shown
 
 LEAST_INPUTS: Final = 256
-"""Fewer inputs than this are no sample of a task, and are refused."""
+"""Fewer inputs than this do not sample a task, and are refused."""
 
 MOST_PICTURES: Final = 200_000
 MAX_INPUTS: Final = 10**7

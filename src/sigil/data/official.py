@@ -331,7 +331,7 @@ def fetch(
         return target
     address = (base_url or official.address).rstrip("/")
     if not address.startswith(("http://", "https://")):
-        raise DataError(f"The address '{address}' is no http or https address: give one that is.")
+        raise DataError(f"The address '{address}' is not an http or https address: give one.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, because a rename must not cross file systems.

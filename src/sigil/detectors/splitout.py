@@ -165,10 +165,7 @@ def local_gradients(
             f"are needed for local gradients; give a share of at least {least:.2g} or more data."
         )
     precision = precision or choose("cpu", "float32")
-    client_half, server_half = (
-        copy.deepcopy(half).to(device=precision.device, memory_format=precision.layout).train()  # type: ignore[call-overload]
-        for half in halves
-    )
+    client_half, server_half = (precision.move(copy.deepcopy(half)).train() for half in halves)
     parameters = [*client_half.parameters(), *server_half.parameters()]
     optimizer = eager.Adam(parameters, lr=lr, amsgrad=amsgrad)
     random = generator(seed, "local gradients")
@@ -181,8 +178,7 @@ def local_gradients(
         mean=dataset.mean,
         std=dataset.std,
         augment=dataset.augment if augment else "none",
-        device=precision.device,
-        memory_format=precision.layout,
+        **precision.place,
     )
     gradients = []
     # Layers with randomness of their own (dropout) draw from torch's global stream.

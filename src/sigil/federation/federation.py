@@ -259,13 +259,7 @@ def accuracy(
     client_half.eval()
     server_half.eval()
     right = torch.zeros((), dtype=torch.long, device=precision.device)
-    for images, labels in evaluate_batches(
-        dataset.test,
-        dataset,
-        batch_size=500,
-        device=precision.device,
-        memory_format=precision.layout,
-    ):
+    for images, labels in evaluate_batches(dataset.test, dataset, batch_size=500, **precision.place):
         with precision.autocast():
             logits = server_half(client_half(images))
         right += (logits.argmax(1) == labels).sum()

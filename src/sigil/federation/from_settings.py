@@ -139,7 +139,7 @@ def build_halves(
     shape = models.activation_shape(client_half, input_shape)
     if precision is not None:
         for half in (client_half, server_half):
-            half.to(device=precision.device, memory_format=precision.layout)  # type: ignore[call-overload]
+            precision.move(half)
     return Halves(client_half, server_half, cut, shape)
 
 
@@ -309,8 +309,7 @@ class Training:
             mean=dataset.mean,
             std=dataset.std,
             augment=dataset.augment if settings.data.augment else "none",
-            device=self.precision.device,
-            memory_format=self.precision.layout,
+            **self.precision.place,
         )
         order = generator(settings.run.seed, "batches", round_number, client)
         # Layers with randomness of their own (dropout) draw from torch's global stream.

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
+from torch import nn
 
 from sigil import hardware
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class Place(TypedDict):
+    """A device and a memory layout, by the names that PyTorch's functions have for them."""
+
+    device: torch.device
+    memory_format: torch.memory_format
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,16 @@ class Precision:
     @property
     def layout(self) -> torch.memory_format:
         return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    @property
+    def place(self) -> Place:
+        """Where images are to be, and in which layout."""
+        return {"device": self.device, "memory_format": self.layout}
+
+    def move(self, module: Module) -> Module:
+        """Bring a module to that place; returns it."""
+        moved: Module = module.to(**self.place)  # type: ignore[call-overload]
+        return moved
 
     @property
     def number_format(self) -> Literal["float32", "bfloat16"]:

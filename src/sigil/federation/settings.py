@@ -202,10 +202,10 @@ def read(file: Path | None = None, changes: Iterable[str] = (), *, preset: str |
 
 def _beneath(values: dict[str, Any], preset: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """A preset with the values on top of it."""
-    found: dict[str, Any] = {section: dict(fields) for section, fields in preset.items()}
+    merged: dict[str, Any] = {section: dict(fields) for section, fields in preset.items()}
     for section, given in values.items():
-        found[section] = {**found.get(section, {}), **given} if isinstance(given, dict) else given
-    return found
+        merged[section] = {**merged.get(section, {}), **given} if isinstance(given, dict) else given
+    return merged
 
 
 def to_toml(settings: Settings) -> str:

@@ -37,12 +37,12 @@ class Value:
 
     def parts(self) -> list[Value]:
         """The values inside a constructed one."""
-        found = []
+        values = []
         rest = self.content
         while rest:
             value, rest = _first(rest)
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
     def inside(self, tag: int) -> list[Value]:
         """The values inside, if the tag is this one."""

@@ -269,10 +269,10 @@ def _fetch(path: Path) -> bytes:
 
 def _open_at_once(path: str, flags: int) -> int:
     """Open without waiting for somebody to write, should the file be a pipe; one that is filled is read."""
-    found = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if hasattr(os, "O_NONBLOCK"):
-        os.set_blocking(found, True)
-    return found
+        os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def _warn_if_open(path: Path) -> None:

@@ -75,7 +75,7 @@ _ORDERS: Final = {
     ),
 }
 _TIME: Final = re.compile(rb"([0-9]{14})(?:\.([0-9]{0,5}[1-9]))?Z")
-# What the libraries below answer to bytes that are no certificate, no key, no signature.
+# What the libraries below answer to bytes that are neither a certificate, nor a key, nor a signature.
 _MALFORMED: Final = (
     *(IndexError, KeyError, TypeError, ValueError, UnsupportedAlgorithm),
     *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
@@ -175,12 +175,12 @@ def read_roots(path: Path) -> list[x509.Certificate]:
             f"The root certificate {path} cannot be read ({error.strerror}); check the path."
         ) from None
     try:
-        found = x509.load_pem_x509_certificates(content) if len(content) <= MAX_ROOTS else []
+        certificates = x509.load_pem_x509_certificates(content) if len(content) <= MAX_ROOTS else []
     except ValueError:
-        found = []
-    if not found:
+        certificates = []
+    if not certificates:
         raise SealError(f"{path} holds no certificate in PEM form; give the root of the authority you trust.")
-    return found
+    return certificates
 
 
 def _read(response: bytes, digest: bytes) -> Seal:
@@ -304,17 +304,17 @@ def _attributes(value: der.Value) -> dict[str, der.Value]:
     attributes = value.inside(_FIRST)
     if not der.is_sorted(attributes):
         raise der.DerError("its attributes are not sorted")
-    found = {}
+    by_name = {}
     for attribute in attributes:
         kind, values = attribute.inside(der.SEQUENCE)
         name = kind.oid()
         (only,) = values.inside(der.SET)
-        if name in found:
+        if name in by_name:
             raise der.DerError("it has an attribute twice")
-        found[name] = only
-    if not {_CONTENT_TYPE, _MESSAGE_DIGEST} <= found.keys():
+        by_name[name] = only
+    if not {_CONTENT_TYPE, _MESSAGE_DIGEST} <= by_name.keys():
         raise der.DerError("it lacks a signed attribute")
-    return found
+    return by_name
 
 
 def _named(values: dict[str, der.Value], certificates: list[x509.Certificate]) -> x509.Certificate:
@@ -382,11 +382,11 @@ def _algorithm(value: der.Value) -> str:
 
 
 def _time(value: der.Value) -> datetime:
-    found = _TIME.fullmatch(value.octets(der.TIME))
-    if found is None:
+    match = _TIME.fullmatch(value.octets(der.TIME))
+    if match is None:
         raise der.DerError("its time is not written in its one form")
-    moment = datetime.strptime(found[1].decode(), "%Y%m%d%H%M%S").replace(tzinfo=UTC)
-    return moment.replace(microsecond=int((found[2] or b"0").ljust(6, b"0")))
+    moment = datetime.strptime(match[1].decode(), "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+    return moment.replace(microsecond=int((match[2] or b"0").ljust(6, b"0")))
 
 
 def _shown(name: str) -> str:

@@ -106,7 +106,7 @@ def load(path: str | os.PathLike[str]) -> Model:
     description = read_description(path)
     try:
         with safe_open(path, framework="pt") as file:
-            # safe_open is no mapping: it has keys() only
+            # safe_open is not a mapping: it has keys() only
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             model = fill(description.spec, shapes, file.get_tensor, source=str(path))
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:

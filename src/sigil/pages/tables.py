@@ -82,7 +82,7 @@ class Answer:
 
 
 class Words(Answer):
-    """What is no number, with the little Markdown that pages use."""
+    """Words in place of a number, with the little Markdown that pages use."""
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def read_plain(path: Path) -> bytes:
     try:
         with open(os.open(path, flags | getattr(os, "O_BINARY", 0)), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file")
+                raise OSError(errno.EINVAL, "it is not a regular file")
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         why = "it is a link" if error.errno == errno.ELOOP else error.strerror

@@ -92,7 +92,7 @@ def _resolved(host: str) -> str:
         if _can_bind(address):
             return address
     where = ", ".join(outside or addresses)
-    trouble = "is no address of this machine" if outside else "other machines cannot reach"
+    trouble = "is not an address of this machine" if outside else "other machines cannot reach"
     raise NetworkError(
         f"{host} means {where} here, which {trouble}; add --listen ADDRESS with the address to listen on, "
         "0.0.0.0 for all."
@@ -106,7 +106,7 @@ def _own(address: str, *, option: str) -> str:
         raise NetworkError(f"{option} {address} is not an IP address; write 192.0.2.7, say.") from None
     if not _can_bind(address):
         raise NetworkError(
-            f"{option} {address} is no address of this machine; choose one that is, or add --listen with it."
+            f"{option} {address} is not an address of this machine; choose one of its own, or add --listen."
         )
     return address
 

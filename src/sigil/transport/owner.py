@@ -503,7 +503,7 @@ class RemoteTrainer:
 
     def _ban(self, outcome: RoundOutcome) -> None:
         for client, result in outcome.clients.items():
-            # A bad connection is no offence.
+            # A bad connection is not held against a client.
             if result.status is Status.EXPELLED and result.reason is not Reason.RECONNECTS:
                 self._banned.add(client)
 

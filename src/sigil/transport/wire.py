@@ -149,7 +149,7 @@ def unpack(message: bytes) -> Header:
         raise Rejection(Reason.MALFORMED, f"A header has {HEADER_BYTES} bytes, this one {len(message)}.")
     magic, version, kind, code, number, client, step, order, axes, zero, *rest = _HEADER.unpack(message)
     if magic != MAGIC:
-        raise Rejection(Reason.MALFORMED, "This is no frame of the protocol.")
+        raise Rejection(Reason.MALFORMED, "This is not a frame of the protocol.")
     if version != VERSION:
         raise Rejection(
             Reason.VERSION, f"The frame has version {version} of the protocol, but this is {VERSION}."
@@ -303,7 +303,7 @@ class Assembly:
         scales, steps = self._numbers.split([_SCALE_BYTES * count, math.prod(self._header.shape)])
         # A copy, as the bytes of the numbers need not begin where a float may.
         factors = scales.clone().view(torch.float32)[:, None]
-        # Whoever sends them: with such a scale nothing can be computed. NaN is in no interval.
+        # No matter who sends them: with such a scale nothing can be computed. NaN is in no interval.
         largest = torch.finfo(self._target).max
         if not bool(((factors >= 0) & (factors <= largest / 127)).all()):
             raise Rejection(Reason.VALUES, "The scale of a sample is negative, too large or no number.")

@@ -32,7 +32,7 @@ def chosen(
     """What was chosen that nobody may choose, in words."""
     stated = key.fields
     spec = getattr(module_of(suspect), "spec", None)
-    found = [
+    choices = [
         (seed is not None, "the seed of the noise was chosen"),
         (probes not in (None, stated.probes), f"the key asks for {stated.probes} probes and not {probes}"),
         (alpha > ALPHA, f"the level of {alpha:g} is not one of proof, which begins at {ALPHA:g}"),
@@ -58,7 +58,7 @@ def chosen(
         ),
         (key.awaits_seal, "the key is not sealed yet"),
     ]
-    return tuple(words for true, words in found if true)
+    return tuple(words for true, words in choices if true)
 
 
 def chosen_normalisation(

@@ -19,7 +19,7 @@ from sigil.origin import Origin
 from sigil.probing import Suspect, filters_of, module_of
 
 # With this there is nothing left to prove, whatever p is multiplied by. Both orders are paid for in any case,
-# so that leaving the second one out is no choice.
+# so that nobody chooses to leave the second one out.
 _ENOUGH: Final = -100.0
 
 
@@ -53,8 +53,8 @@ def origin_of(
     else:
         shape = input_shape if input_shape is not None else key.fields.input_shape
         restored = None if shape is None else filters_origin(suspect, key, shape, layers)
-    found = [one for one in (named, restored) if one is not None]
-    return min(found, key=lambda one: one.log10_p) if found else None
+    tests = [one for one in (named, restored) if one is not None]
+    return min(tests, key=lambda one: one.log10_p) if tests else None
 
 
 def start_of(key: Key) -> Model | None:

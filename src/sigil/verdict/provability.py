@@ -102,7 +102,7 @@ def judge(readings: Sequence[Reading], key: Key, price: Price, chosen: Sequence[
 
 
 def _sentence(readings: Sequence[Reading], reached: Sequence[Reading], key: Key, price: Price) -> str:
-    found = ", ".join(
+    rates = ", ".join(
         f"{wording.percent(reading.wsr)} on {reading.kind}"
         if reading.readable
         else f"unreadable on {reading.kind}"
@@ -114,23 +114,23 @@ def _sentence(readings: Sequence[Reading], reached: Sequence[Reading], key: Key,
         others = [reading.kind for reading in readings if reading.kind not in by and reading not in uncounted]
         limits = f", and not on {' and on '.join(others)}" if others else ""
         aside = f" {wording.NOT_COUNTED}" if uncounted else ""
-        return f"The mark is provable on {' and on '.join(by)}{limits} (WSR {found}; {kind}).{aside}"
+        return f"The mark is provable on {' and on '.join(by)}{limits} (WSR {rates}; {kind}).{aside}"
     if not any(reading.readable for reading in readings):
         return f"The mark is NOT provable: {wording.NOT_READABLE}."
     alpha = float(key.fields.alpha)
     if key.bits < price.shortest_bits(alpha):
         other = ", or a stamped key" if key.kind == "plain" else ""
         short = wording.too_short(key.bits, key.kind, price, alpha)
-        return f"The mark is NOT provable: {short}{other} (WSR {found})."
+        return f"The mark is NOT provable: {short}{other} (WSR {rates})."
     if reached:
-        return f"The mark is NOT provable so, though it would be on these inputs (WSR {found}; {kind}). " + (
+        return f"The mark is NOT provable so, though it would be on these inputs (WSR {rates}; {kind}). " + (
             wording.NOT_COUNTED
         )
     advice = "train longer, raise the strength or cut deeper"
     if all(reading.kind != "inputs" for reading in readings):
         advice = "try inputs of the task, on which it is read best"
     return (
-        f"The mark is NOT provable: WSR {found}, and a {key.kind} key of {key.bits} bits"
+        f"The mark is NOT provable: WSR {rates}, and a {key.kind} key of {key.bits} bits"
         f"{wording.left_open(price)} needs "
         f"{wording.needed_percent(price.needed_rate(key.bits, alpha))} {wording.IF_ALL_AGREE}; {advice}."
     )

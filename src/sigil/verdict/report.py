@@ -1,7 +1,7 @@
 """What one verification found: what is returned, printed, drawn on a page and signed.
 
-None of what a record holds is secret. The seed, the matrix M and the bits b are no part of a report, and what
-it knows in the order of the key's bits stays out of records: a list in that order would answer, for every
+None of what a record holds is secret. The seed, the matrix M and the bits b are not part of it, and what a
+report knows in the order of the key's bits stays out of records: a list in that order would answer, for every
 column of M, a question that the maker of the suspect has chosen; sorted, it says no more than the test needs.
 """
 
@@ -152,14 +152,14 @@ class AlignmentFacts(Strict):
     used: bool
 
     @classmethod
-    def of(cls, found: Alignment) -> AlignmentFacts:
+    def of(cls, alignment: Alignment) -> AlignmentFacts:
         """What is known of an alignment without its order."""
         return cls(
-            compared=found.source,
-            reference=found.fingerprint,
-            sure_channels=found.sure,
-            agreement=found.agreement,
-            used=found.believed,
+            compared=alignment.source,
+            reference=alignment.fingerprint,
+            sure_channels=alignment.sure,
+            agreement=alignment.agreement,
+            used=alignment.believed,
         )
 
 
@@ -282,8 +282,8 @@ class Record(Strict):
             raise ConfigError("The key is not the one that the suspect was examined with; give that one.")
         if self.subject is None:
             raise EvidenceError(
-                "The suspect was no file and has no digest, so that nothing says what was examined; give a "
-                "file, or verify a module."
+                "The suspect was not a file and has no digest, so that nothing says what was examined; give "
+                "a file, or verify a module."
             )
         if isinstance(sign_with, str | os.PathLike):
             sign_with = envelope.load_private_key(sign_with)

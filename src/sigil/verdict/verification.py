@@ -396,16 +396,16 @@ class _Examiner:
 
     def origin(self) -> Reading | None:
         """Which weights have the sign of their initial value, if the key draws initial weights."""
-        found = origin_of(self.suspect, self.key, self.shape, self.layers)
-        if found is None:
+        test = origin_of(self.suspect, self.key, self.shape, self.layers)
+        if test is None:
             return None
         return Reading(
             kind="origin",
-            count=found.count,
-            wsr=found.share,
-            log10_p_before=found.log10_p,
-            aligned=found.restored,
-            agreements=found.agreeing + found.tested,
+            count=test.count,
+            wsr=test.share,
+            log10_p_before=test.log10_p,
+            aligned=test.restored,
+            agreements=test.agreeing + test.tested,
         )
 
     def in_order(self, alignment: Alignment | None) -> Reading | None:

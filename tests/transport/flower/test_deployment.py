@@ -209,7 +209,7 @@ def test_flowers_own_commands_train_a_run(tmp_path: Path) -> None:
         flower.listening(port)
         flower.ask(*register)
         flower.start(supernode)
-        # Whoever runs the app like this hears why it ended: there is no key for the first run.
+        # Who runs the app like this hears why it ended: there is no key for the first run.
         hidden = (tmp_path / "owner.key").rename(tmp_path / "hidden.key")
         failed = flower.run(*run)
         said = flower.ask("flwr", "log", failed["run-id"], "--show")

@@ -302,7 +302,7 @@ def test_a_client_that_pushes_more_than_its_answer_can_have_is_refused_and_named
     assert front.over_allowance() == {greedy}
     assert refusals(metrics) == {"allowance": 1}
     front.begin_round(300_000)
-    assert [push(0, 1), push(0, 1, "push-messages")] == [413, 413], "whoever was over stays so"
+    assert [push(0, 1), push(0, 1, "push-messages")] == [413, 413], "who was over stays so"
     assert [push(1, 100_000) for _ in range(3)] == [503] * 3
     assert push(0, 1000, "pull-messages") == 503, "it may still ask, and hear that the training is over"
     assert honest not in front.over_allowance()

@@ -1,4 +1,4 @@
-"""One process for one client, whoever comes second."""
+"""One process for one client, no matter who comes second."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _earlier(measured: Measured) -> list[str]:
 
 def _having(measured: Measured, option: str) -> list[Cell]:
     """The first seed's cells that have this option."""
-    return [cell for cell in measured.cells if cell.seed == measured.seed and option in cell.options]
+    return [cell for cell in measured.of_first_seed if option in cell.options]
 
 
 def _table(option: str, measured: Measured) -> Table:
@@ -348,8 +348,8 @@ TESTED = 2_000
 class Extent:
     """How much is tried.
 
-    ``clean`` models of other origin stand against random keys, ``pairs`` of clean and marked ones from short
-    trainings against real keys.
+    ``clean`` models of other origin are held against random keys, ``pairs`` of clean and marked ones from
+    short trainings against real keys.
     """
 
     attacks: tuple[str, ...] = ("none", "finetune 100", "prune 60 %", "prune 80 %", "INT4", "adaptive")

@@ -507,22 +507,14 @@ Points = dict[int, tuple[float, float]]
 
 def lost(measured: Measured, task: str, name: str, attack: str) -> Points:
     """By seed: points of accuracy that the attack costs, and log10 p afterwards."""
-    found = {}
-    for seed in sorted({cell.seed for cell in measured.cells}):
-        before, after = (measured.results.get((name_of(task, name, each), seed)) for each in ("none", attack))
-        if before is not None and after is not None:
-            cost = before.numbers["accuracy"] - after.numbers["accuracy"]
-            found[seed] = (cost, float(after.numbers["log10_p_inputs"]))
-    return found
-
-
-def _distinct(measured: Measured, option: str) -> list[str]:
-    return list(dict.fromkeys(str(cell.options[option]) for cell in measured.cells))
+    before, after = (measured.by_seed(name_of(task, name, each), "accuracy") for each in ("none", attack))
+    left = measured.by_seed(name_of(task, name, attack), "log10_p_inputs")
+    return {seed: (before[seed] - after[seed], left[seed]) for seed in sorted(before.keys() & after.keys())}
 
 
 def show(measured: Measured, folder: Path) -> Page:
     """Per task the curves and a table of all attacks; before them what was tried and what removed it."""
-    names, tasks = _distinct(measured, "carriers"), _distinct(measured, "task")
+    names, tasks = measured.options("carriers"), measured.options("task")
     page: list[str | Table | Picture] = [
         Table(
             ["carriers", "seeds", "embeds", "cheapest removal", "proof after all attacks of two points"],
@@ -648,8 +640,8 @@ def verdict(measured: Measured) -> list[Finding]:
             },
             lambda x: x <= PROOF,
         )
-        for task in _distinct(measured, "task")
-        for name in _distinct(measured, "carriers")
+        for task in measured.options("task")
+        for name in measured.options("carriers")
     ]
 
 

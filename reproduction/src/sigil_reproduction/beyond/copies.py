@@ -226,7 +226,7 @@ def show(measured: Measured, folder: Path) -> Page:
     """A table per thief: of one copy, of several, of a training's rounds."""
     before = measured.first(NOTHING)
     whole = None if before is None else float(before["accuracy"])
-    first = [cell for cell in measured.cells if cell.seed == measured.seed]
+    first = measured.of_first_seed
     single: list[Row] = [
         _row(cell.name, measured.first(cell.name), whole) for cell in first if cell.name in ATTACKS
     ]

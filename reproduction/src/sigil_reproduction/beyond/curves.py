@@ -163,20 +163,13 @@ class Point:
 def curve(measured: Measured, scheme: str, attack: str) -> list[Point]:
     """The points of an attack that were measured, means over seeds, exponents the largest of them."""
     found = []
-    for cell in measured.cells:
+    before = measured.by_seed(f"{scheme} {NOTHING}", "accuracy")
+    for cell in measured.of_first_seed:
         options = cell.options
-        if cell.seed != measured.seed or (options["scheme"], options["attack"]) != (scheme, attack):
+        if (options["scheme"], options["attack"]) != (scheme, attack):
             continue
-        before = {
-            seed: result.numbers["accuracy"]
-            for (name, seed), result in measured.results.items()
-            if name == f"{scheme} {NOTHING}"
-        }
-        rows = {
-            seed: result.numbers
-            for (name, seed), result in measured.results.items()
-            if name == cell.name and seed in before
-        }
+        known = {seed: measured.results.get((cell.name, seed)) for seed in before}
+        rows = {seed: result.numbers for seed, result in known.items() if result is not None}
         if rows:
             lost = statistics.fmean(before[seed] - row["accuracy"] for seed, row in rows.items())
             found.append(Point(cell.name, options, lost, _summary(list(rows.values()))))
@@ -209,7 +202,11 @@ def show(measured: Measured, folder: Path) -> Page:
             f"## {scheme}: {words}",
             Table(
                 ["attack", "accuracy", "lost", *READINGS],
-                [_row(measured, scheme, cell.name) for cell in measured.cells if _of(cell, scheme, measured)],
+                [
+                    _row(measured, scheme, cell.name)
+                    for cell in measured.of_first_seed
+                    if cell.options["scheme"] == scheme
+                ],
                 notes=NOTES,
             ),
         ]
@@ -229,10 +226,6 @@ NOTES = (
     f"mark is proof at {KEYS['plain'].log10_level():.1f} or below with a plain key, at "
     f"{KEYS['stamped'].log10_level():.1f} or below with a stamped one."
 )
-
-
-def _of(cell: Cell, scheme: str, measured: Measured) -> bool:
-    return cell.seed == measured.seed and cell.options["scheme"] == scheme
 
 
 def price(measured: Measured, scheme: str, attack: str, proof: str) -> float | None:

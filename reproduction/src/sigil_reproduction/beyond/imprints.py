@@ -241,7 +241,7 @@ def _by_chance(key: sigil.Key, folder: Path, innocents: Sequence[State]) -> dict
 
 def show(measured: Measured, folder: Path) -> Page:
     """One row per training and kind of suspect; what it costs; and names that nobody has."""
-    names = list(dict.fromkeys(cell.name for cell in measured.cells))
+    names = measured.names
 
     def total(name: str, number: str) -> str:
         values = measured.values(name, number)
@@ -293,10 +293,9 @@ def show(measured: Measured, folder: Path) -> Page:
 
 def verdict(measured: Measured) -> list[Finding]:
     """Nobody is named wrongly, no honest change is refused, and a copy that leaks as it was given names."""
-    names = list(dict.fromkeys(cell.name for cell in measured.cells))
 
     def total(what: str) -> float | None:
-        values = [value for name in names for value in measured.values(name, what)]
+        values = [value for name in measured.names for value in measured.values(name, what)]
         return sum(values) if values else None
 
     wrongly = {kind: total(f"{kind}: wrongly") for kind in KINDS}

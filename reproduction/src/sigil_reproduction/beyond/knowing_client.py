@@ -154,8 +154,7 @@ def show(measured: Measured, folder: Path) -> Page:
     _draw(measured, folder / "informed.png")
     rows = [
         [cell.options["setting"], stealth.label(cell.options["server"]), *_row(measured.first(cell.name))]
-        for cell in measured.cells
-        if cell.seed == measured.seed
+        for cell in measured.of_first_seed
     ]
     header = ["training", "server", "WSR", "common", "AUC", "AUC, round 1", "above own limit", "persistence"]
     notes = (
@@ -190,12 +189,8 @@ def _in_round_1(found: dict[str, Any]) -> float | None:
     return next(iter(found["curves"]["auc"]), None)
 
 
-def _settings(measured: Measured) -> list[str]:
-    return list(dict.fromkeys(cell.options["setting"] for cell in measured.cells))
-
-
 def _draw(measured: Measured, path: Path) -> None:
-    settings = _settings(measured)
+    settings = measured.options("setting")
     figure, axes = figures.panels(2 * len(settings), columns=2)
     for number, setting in enumerate(settings):
         left, right = axes[2 * number : 2 * number + 2]
@@ -215,7 +210,7 @@ def verdict(measured: Measured) -> list[Finding]:
     """Is the mark as hidden from a client that knows of it as the paper finds it from published detectors?"""
 
     def separation(server: str) -> dict[str, float | None]:
-        found = {setting: measured.first(f"{setting} {server}") for setting in _settings(measured)}
+        found = {setting: measured.first(f"{setting} {server}") for setting in measured.options("setting")}
         return {
             setting: None if numbers is None else _in_round_1(numbers) for setting, numbers in found.items()
         }

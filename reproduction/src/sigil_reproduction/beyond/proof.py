@@ -49,7 +49,7 @@ def measure(cell: Cell, runs: list[Run], store: Store) -> dict[str, Any]:
 
 def show(measured: Measured, folder: Path) -> Page:
     """One row per length, one column per attack, and which lengths are proof after each."""
-    lengths = _lengths(measured)
+    lengths = sorted(measured.options("bits"))
     rows: list[Row] = [
         [
             str(bits),
@@ -63,10 +63,6 @@ def show(measured: Measured, folder: Path) -> Page:
         Table(["bits", *ATTACKS, "SplitOut's outliers in 256"], rows),
         Table(["after", f"lengths that are proof (log10 p ≤ {PLAIN.log10_level():.1f})"], proven),
     ]
-
-
-def _lengths(measured: Measured) -> list[int]:
-    return sorted({int(cell.options["bits"]) for cell in measured.cells if "bits" in cell.options})
 
 
 def _proving(measured: Measured, attack: str, lengths: list[int]) -> str | Number:
@@ -85,7 +81,7 @@ def verdict(measured: Measured) -> list[Finding]:
         found = [measured.values(f"{bits} bits {attack}", "log10_p") for attack in attacks]
         return max(map(max, found)) if all(found) else None
 
-    lengths = _lengths(measured)
+    lengths = sorted(measured.options("bits"))
     return [
         check_claim(
             "Every length is proof before an attack (largest log10 p)",

@@ -96,8 +96,7 @@ def show(measured: Measured, folder: Path) -> Page:
             stealth.label(cell.options["server"]),
             *(stealth.said(measured.first(cell.name), name, SAID) for name in readings),
         ]
-        for cell in measured.cells
-        if cell.seed == measured.seed
+        for cell in measured.of_first_seed
     ]
     return [
         Picture("Similarities and score over training", "scrutinizer.png"),

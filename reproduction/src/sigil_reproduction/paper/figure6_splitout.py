@@ -105,7 +105,7 @@ def _lengths(run: Run) -> list[float]:
 def show(measured: Measured, folder: Path) -> Page:
     """Outliers over training, then the tables: servers, split points, lengths."""
     _draw(measured, folder / "splitout.png")
-    own = [cell for cell in measured.cells if cell.seed == measured.seed]
+    own = measured.of_first_seed
     servers = [
         [
             cell.options.get("setting") or f"{cell.options['cut']}, live",

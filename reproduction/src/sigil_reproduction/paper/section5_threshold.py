@@ -128,7 +128,6 @@ def show(measured: Measured, folder: Path) -> Page:
     """The histogram with the exact null and the paper's normal fit over it, p-values, and the table."""
     groups = grouped(measured)
     _draw(groups, folder / "threshold.png")
-    names = dict.fromkeys(cell.name for cell in measured.cells)
     table = Table(
         [
             "clean models",
@@ -140,7 +139,7 @@ def show(measured: Measured, folder: Path) -> Page:
             "keys with p ≤ 3e-7",
             "p-values uniform? (KS test, each model)",
         ],
-        [[name, *_row(name, groups.get(name))] for name in names],
+        [[name, *_row(name, groups.get(name))] for name in measured.names],
     )
     return [Picture("Random keys on clean models", "threshold.png"), table]
 
@@ -192,8 +191,7 @@ class Group:
 
 def grouped(measured: Measured) -> dict[str, Group]:
     """What was measured, by kind of model."""
-    names = dict.fromkeys(cell.name for cell in measured.cells)
-    found = {name: measured.every(name) for name in names}
+    found = {name: measured.every(name) for name in measured.names}
     return {name: Group(numbers) for name, numbers in found.items() if numbers}
 
 

@@ -96,11 +96,11 @@ def _seconds(cell: Cell) -> dict[str, Any]:
     width, batch = cell.options["width"], cell.options["batch"]
     precision = choose("cpu")
     client_half, server_half = _halves(width)
-    server_half.to(device=precision.device, memory_format=precision.layout).train()  # type: ignore[call-overload]
+    precision.move(server_half).train()
     shape = models.activation_shape(client_half, IMAGE)
     random = torch.Generator().manual_seed(cell.seed)
     activation = torch.rand(batch, *shape, generator=random)
-    activation = activation.to(device=precision.device, memory_format=precision.layout)
+    activation = activation.to(**precision.place)
     step = ServerStep(server_half, activation, precision=precision)
     injector = Injector(_key(shape, cell), 0.1)
     gradient = step()

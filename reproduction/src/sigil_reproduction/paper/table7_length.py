@@ -47,11 +47,6 @@ def name_of(bits: int, column: str) -> str:
     return f"{bits} bits {column}"
 
 
-def lengths(cells: Sequence[Cell]) -> list[int]:
-    """The rows of the table."""
-    return sorted({int(cell.options["bits"]) for cell in cells if "bits" in cell.options})
-
-
 def show(measured: Measured, folder: Path) -> Page:
     """The table, ours with the paper's in brackets."""
     published = paper.numbers()["ablation_length"]
@@ -63,14 +58,14 @@ def show(measured: Measured, folder: Path) -> Page:
                 for column in COLUMNS
             ),
         ]
-        for bits in lengths(measured.cells)
+        for bits in sorted(measured.options("bits"))
     ]
     return [Table(["", *COLUMNS], rows, notes=ablations.NOTE)]
 
 
 def verdict(measured: Measured) -> list[Finding]:
     """The paper's claims on capacity and its price."""
-    rows = lengths(measured.cells)
+    rows = sorted(measured.options("bits"))
 
     def numbers(column: str, number: str) -> dict[str, float | None]:
         return {f"k = {bits}": measured.mean(name_of(bits, column), number) for bits in rows}

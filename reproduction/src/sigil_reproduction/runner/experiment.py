@@ -45,6 +45,20 @@ class Measured:
         """The first seed, whose curves are drawn."""
         return min((cell.seed for cell in self.cells), default=0)
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the cells, each once, in their order."""
+        return list(dict.fromkeys(cell.name for cell in self.cells))
+
+    @property
+    def of_first_seed(self) -> list[Cell]:
+        """The cells of the first seed: one for each name, where every seed has the same."""
+        return [cell for cell in self.cells if cell.seed == self.seed]
+
+    def options(self, option: str) -> list[Any]:
+        """The values of an option of the cells, each once, in their order."""
+        return list(dict.fromkeys(cell.options[option] for cell in self.cells if option in cell.options))
+
     def data(self, name: str) -> str:
         """The data set that a cell's training learns, by the name that the settings have for it."""
         return next(cell.trainings[0].data.name for cell in self.cells if cell.name == name)

@@ -61,12 +61,10 @@ def table(
                 for number, quantity in (("accuracy", "acc"), ("wsr", "WSR"))
             ]
 
-        strengths = tuple(reversed(STRENGTHS))
+        strengths, varied = tuple(reversed(STRENGTHS)), measured.options("row")
+        header = [axis, *(f"λ = {strength:g}" for strength in strengths)]
         return [
-            Table(
-                [axis, *(f"λ = {strength:g}" for strength in strengths)],
-                [[f"{axis} {row}", *(place(row, each) for each in strengths)] for row in rows_of(measured)],
-            )
+            Table(header, [[f"{axis} {row}", *(place(row, each) for each in strengths)] for row in varied])
         ]
 
     first, *others = rows(PAPER)
@@ -103,8 +101,3 @@ def table(
 def name_of(row: str, strength: float) -> str:
     """Name of a cell: the row and the strength."""
     return f"{row} strength {strength:g}"
-
-
-def rows_of(measured: Measured) -> list[str]:
-    """The rows of a variation's table, in order."""
-    return list(dict.fromkeys(str(cell.options["row"]) for cell in measured.cells))

@@ -118,7 +118,7 @@ class HttpsFront(ServerThread):
             http="h11",
             ws="none",
             log_config=None,
-            # What strangers send is no news for the owner's terminal; refusals are counted.
+            # What strangers send does not concern the owner's terminal; refusals are counted.
             log_level="critical",
         )
         self._config.load()
