@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +283,48 @@ def test_after_the_three_lines_check_and_verify_say_which_inputs_count_and_why(
     assert "carries the mark" in str(report)
     for said in (str(found), str(report)):
         assert why not in said
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (lambda key, half: key.initialise(half), None),
+        (
+            lambda key, half: None,
+            "did not begin as the key draws them; call key.initialise on this very half",
+        ),
+        (
+            lambda key, half: key.initialise(nn.Sequential(half, nn.Flatten())),
+            "did not begin as the key draws",
+        ),
+        (lambda key, half: key.initialise(nn.DataParallel(half)), "did not begin as the key draws them"),
+    ],
+    ids=["right", "forgotten", "in a whole model", "in a wrapper"],
+)
+def test_check_says_that_the_second_proof_was_lost(
+    images: torch.Tensor, begin: Callable[[sigil.Key, nn.Module], object], said: str | None
+) -> None:
+    """Weights of other names were drawn without a word, and "provable on noise and on inputs" was all."""
+    torch.manual_seed(0)
+    half = nn.Sequential(nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU())
+    layers = sigil.alignment.layers_of(half, (1, 8, 8))
+    key = sigil.Key.generate("ACME", (64, 2, 2), seed=bytes(32), input_shape=(1, 8, 8), model=layers)
+    begin(key, half)
+    sentence = str(sigil.check(half, key, images))
+    assert ("The origin is NOT provable" in sentence) is (said is not None)
+    assert (said or "The mark is") in sentence
+    assert sigil.verify(half, key, images).descends is (said is None)
+    assert "the key states the layers of another module" in str(
+        sigil.check(nn.DataParallel(half), key, images)
+    )
+
+
+def test_a_key_with_the_size_of_the_batch_is_told_so() -> None:
+    """It was "has the shape (8, 64, 2, 2), but the key is for batches of (8, 64, 2, 2)"."""
+    activation = torch.rand(8, 64, 2, 2, requires_grad=True)
+    injector = sigil.Injector(sigil.Key.generate("ACME", activation.shape), 0.3)
+    with pytest.raises(ShapeError, match=r"without the size of the batch: activation.shape\[1:\]\."):
+        injector.attach(activation)
+    injector = sigil.Injector(sigil.Key.generate("ACME", (32, 4, 4)), 0.3)
+    with pytest.raises(ShapeError, match=r"for batches of activations of shape \(32, 4, 4\); make .* cut\."):
+        injector.attach(activation)
