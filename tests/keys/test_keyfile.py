@@ -271,7 +271,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
     (tmp_path / "large.key").write_bytes(whole + b" " * 65_536)
     (tmp_path / "cut.key").write_bytes(whole[:200])
-    (tmp_path / "published.txt").write_text(FIELDS.statement + "\n", "utf-8")
+    (tmp_path / "published.txt").write_text('{"alpha":"3e-7","format":"sigil-statement/2"}\n', "utf-8")
     (tmp_path / "bad.key").write_bytes(whole.replace(b"[256,8,8]", b"[256,8,9]"))
     expected = {
         sentence(tmp_path / "none.key"): "there is no such file",
@@ -297,7 +297,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected[sentence(locked)] = "permission is denied"
     for text, words in expected.items():
         assert re.search(words, text), text
-    assert len(expected) == 13
+    assert len(expected) == 14
 
 
 def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:
