@@ -124,10 +124,10 @@ def sentence(verdict: Report) -> str:
         )
     if not verdict.best.readable:
         return f"The suspect is not shown to carry the mark: {NOT_READABLE}."
-    before = bounded(verdict.log10_p_before, verdict.exact)
+    before = "1" if verdict.log10_p_before >= 0 else bounded(verdict.log10_p_before, verdict.exact)
     reached = f"which chance alone would reach with a probability of {before} before correction"
     if verdict.best.counts:
-        reached += f" and {chance(verdict)} after it"
+        reached += f" and {'1' if verdict.log10_p >= 0 else chance(verdict)} after it"
     proof = out_of_reach(verdict)
     if needed is not None:
         proof = f"proof (p <= {verdict.alpha:.1g}) takes {_closed(needed)}"
@@ -164,13 +164,18 @@ def too_short(bits: int, kind: str, price: Price, alpha: float = ALPHA) -> str:
     )
 
 
-def explanation(owned: bool) -> str:
+def explanation(verdict: Report) -> str:
     """What the probability says, with the places of the ``{chance}`` and the ``{level}`` of proof."""
+    if verdict.log10_p >= 0:
+        return (
+            "After correction for everything that could have been chosen, an agreement like this is {chance} "
+            "among keys that have nothing to do with this model; proof here asks for {level} or less."
+        )
     found = (
         "By chance alone, a key that has nothing to do with this model would agree with it this well with a "
         "probability of {chance}, after correction for everything that could have been chosen"
     )
-    return f"{found}." if owned else f"{found}; proof here asks for {{level}} or less."
+    return f"{found}." if verdict.owned else f"{found}; proof here asks for {{level}} or less."
 
 
 _NO_VERDICT_ON_THE_MARK = (
@@ -247,7 +252,8 @@ def p_value(verdict: Report) -> str:
 def by_chance(verdict: Report) -> str:
     """The p-value in words and as a number, and what proof asks for."""
     asked = "proof asks for" if verdict.alpha <= ALPHA else "compared with"
-    return f"{chance(verdict)} ({p_value(verdict)} after correction; {asked} {verdict.alpha:g})"
+    said = rarity(verdict.log10_p, verdict.exact)
+    return f"{said} ({p_value(verdict)} after correction; {asked} {verdict.alpha:g})"
 
 
 def corrections(verdict: Report) -> str:
@@ -369,6 +375,11 @@ def chance(verdict: Report) -> str:
 def bounded(log10_p: float, exact: bool) -> str:
     """A p-value in words, and whether it is a bound: "at most one in 3.3 million"."""
     return ("" if exact else "at most ") + statistics.in_words(log10_p)
+
+
+def rarity(log10_p: float, exact: bool) -> str:
+    """The same; a corrected p of 1 is a bound, and no probability that anything happens for certain."""
+    return "not rare" if log10_p >= 0 else bounded(log10_p, exact)
 
 
 def channel_order(found: AlignmentFacts | None) -> list[tuple[str, str]]:
