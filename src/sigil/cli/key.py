@@ -551,8 +551,8 @@ def what_proves(key: Key, remedy: str = "--bits ", *, wider: str = "") -> str:
     rate = price.needed_rate(key.bits, alpha)
     if rate <= 1:
         return (
-            f"A {kind} key of {key.bits} bits{wording.left_open(price)} proves from a success rate (WSR) of "
-            f"{wording.needed_percent(rate)} on {wording.IF_ALL_AGREE}."
+            f"A {kind} key of {key.bits} bits{wording.left_open(price)} is proof at a success rate (WSR) of "
+            f"{wording.needed_percent(rate)} or more {wording.IF_ALL_AGREE}."
         )
     ways, bits = ["take a cut with more activations"], LEAST_STAMPED_BITS
     if kind == "plain":

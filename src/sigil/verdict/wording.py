@@ -153,7 +153,7 @@ def out_of_reach(verdict: Report) -> str:
 
 def left_open(price: Price) -> str:
     """What a key that does not state everything is called by, behind its name."""
-    return " that leaves its cut or input shape open" if price.cuts > 1 else ""
+    return f" that leaves {price.cuts} cuts and input shapes open" if price.cuts > 1 else ""
 
 
 def too_short(bits: int, kind: str, price: Price, alpha: float = ALPHA) -> str:
