@@ -66,7 +66,7 @@ def source(name: str, *, downloads: Path, size: int | None = None, folder: bool 
                 labels[:] = _labels(rows, label_column, classes, name=name)
             if len(classes) < 2:
                 raise DataError(
-                    f"The data set '{name}' has one class, from which nothing can be learned: put the pictures "
+                    f"The data set '{name}' has one class, from which nothing can be learned: put pictures "
                     "of each class into a directory of their own."
                 )
             return len(classes)
