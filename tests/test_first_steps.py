@@ -319,6 +319,15 @@ def test_check_says_that_the_second_proof_was_lost(
     )
 
 
+def test_a_loop_that_never_attached_is_asked_whether_it_did(
+    half: nn.Module, key: sigil.Key, images: torch.Tensor
+) -> None:
+    """It was "train longer, raise the strength or cut deeper"."""
+    asked = "Nothing of a mark is read: is injector.attach called for each batch, before backward()?"
+    assert str(sigil.check(half, key, images)).endswith(asked)
+    assert asked not in str(sigil.check(Learned(half, key), key, images))
+
+
 def test_a_key_with_the_size_of_the_batch_is_told_so() -> None:
     """It was "has the shape (8, 64, 2, 2), but the key is for batches of (8, 64, 2, 2)"."""
     activation = torch.rand(8, 64, 2, 2, requires_grad=True)

@@ -17,7 +17,7 @@ from sigil.alignment import LAYERS
 from sigil.data.inputs import Array, Inputs
 from sigil.errors import ConfigError
 from sigil.keys.key import Key
-from sigil.models import default_cut
+from sigil.models import Model, default_cut
 from sigil.probing import Suspect
 from sigil.rules import Price
 from sigil.verdict import choices, wording
@@ -29,6 +29,7 @@ from sigil.verdict.verification import read_mark
 # How a training's metrics call what was read; the name without a kind is that of noise, the paper's probe.
 _KINDS: Final[tuple[tuple[Kind, str], ...]] = (("noise", ""), ("inputs", "_inputs"))
 
+_NO_MARK: Final = "Nothing of a mark is read: is injector.attach called for each batch, before backward()?"
 _NO_ORIGIN: Final = (
     "The origin is NOT provable: these weights did not begin as the key draws them; call key.initialise on "
     "this very half before the training."
@@ -81,6 +82,9 @@ def check(
     readings = read_mark(client_half, key, inputs, inputs_from=inputs_from, input_shape=shape)
     price = choices.price(key, cuts=choices.count_cuts(client_half, key))
     judged = judge(readings, key, price, chosen)
+    nothing = all(reading.readable and reading.log10_p_before > -2 for reading in readings)
+    if nothing and not isinstance(client_half, Model):  # whose trainings are mostly Sigil's own, which attach
+        judged = replace(judged, sentence=f"{judged.sentence} {_NO_MARK}")
     if (key.fields.model or "").startswith(LAYERS) and shape is not None:
         layers = stated_layers(client_half, key, shape)
         origin = None if layers is None else origin_of(client_half, key, shape, layers)
