@@ -273,7 +273,7 @@ def test_after_the_three_lines_check_and_verify_say_which_inputs_count_and_why(
         "Inputs that nobody but the key's owner chose do not count: state them in the key before the training"
     )
     assert "though it would be on these inputs" in str(found)
-    assert "On the inputs 100% agree." in str(report)
+    assert "On the inputs 100 % agree." in str(report)
     for said in (str(found), str(report)):
         assert why in said
     # Chosen by somebody else they count, and both agree.

@@ -96,10 +96,10 @@ def test_a_bound_is_called_one() -> None:
 def test_the_sentence_claims_no_more_than_the_other_texts() -> None:
     """It once rounded 99.96 % to 100.0%, and a rate just short of proof to the rate of proof."""
     nearly = wording.sentence(verdict(wsr=0.9996))
-    assert "in 99.96% of cases" in nearly
+    assert "in 99.96 % of cases" in nearly
     short = verdict(owned=False, wsr=0.82984, threshold=0.83016)
-    assert "in 82.98% of cases" in wording.sentence(short)
-    assert "takes 83.02%." in wording.sentence(short)
+    assert "in 82.98 % of cases" in wording.sentence(short)
+    assert "takes 83.02 %." in wording.sentence(short)
 
 
 @pytest.mark.parametrize("owned", [True, False])
@@ -258,4 +258,4 @@ def test_every_p_is_said_to_be_corrected_or_not() -> None:
     line = wording.reading(own)
     assert "chosen by the claimant alone, so that they do not count; p = 1e-20 before correction" in line
     said = wording.sentence(verdict(owned=False, readings=(own,)))
-    assert "On the inputs 99.0% agree. Inputs that nobody but the key's owner chose do not count" in said
+    assert "On the inputs 99.0 % agree. Inputs that nobody but the key's owner chose do not count" in said

@@ -112,7 +112,7 @@ def titles(verdict: Report) -> Titles:
 def sentence(verdict: Report) -> str:
     """The verdict in one sentence for people."""
     wsr, needed = success_rate(verdict)
-    found = f"its bits agree with the key of {verdict.owner} in {_closed(wsr)} of cases"
+    found = f"its bits agree with the key of {verdict.owner} in {wsr} of cases"
     if verdict.aligned:
         found += " once its channels are back in order"
     if verdict.experiment:
@@ -130,7 +130,7 @@ def sentence(verdict: Report) -> str:
         reached += f" and {'1' if verdict.log10_p >= 0 else chance(verdict)} after it"
     proof = out_of_reach(verdict)
     if needed is not None:
-        proof = f"proof (p <= {verdict.alpha:.1g}) takes {_closed(needed)}"
+        proof = f"proof (p <= {verdict.alpha:.1g}) takes {needed}"
     said = f"The suspect is not shown to carry the mark: {found}, {reached}; {proof}."
     return " ".join([said, *uncounted(verdict)])
 
@@ -138,7 +138,7 @@ def sentence(verdict: Report) -> str:
 def uncounted(verdict: Report) -> list[str]:
     """One sentence about inputs that were read and do not count, if there are any."""
     own = [one for one in verdict.readings if one.source == "claimant" and one.readable]
-    return [f"On the inputs {_closed(percent(one.wsr))} agree. {NOT_COUNTED}" for one in own[:1]]
+    return [f"On the inputs {percent(one.wsr)} agree. {NOT_COUNTED}" for one in own[:1]]
 
 
 def out_of_reach(verdict: Report) -> str:
@@ -463,7 +463,3 @@ def _hundredths(log10: float) -> float:
 def unbroken(text: str) -> str:
     """Keep a number and what belongs to it on one line."""
     return text.replace(" ", "\u00a0")
-
-
-def _closed(percentage: str) -> str:
-    return percentage.replace(" %", "%")
