@@ -93,6 +93,13 @@ def test_a_key_that_can_prove_nothing_warns(activation: torch.Tensor, stated: di
         sigil.Key.for_activation(activation, "ACME", **stated)
 
 
+def test_a_key_with_more_bits_than_activations_hold_warns() -> None:
+    with pytest.warns(
+        UserWarning, match=r"512 bits, but activations of shape \(64, 2, 2\) hold 128: give fewer"
+    ):
+        sigil.Key.for_activation(torch.zeros(4, 64, 2, 2), "ACME", bits=512)
+
+
 def test_a_key_that_can_prove_something_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

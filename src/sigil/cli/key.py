@@ -542,22 +542,23 @@ def what_proves(key: Key, remedy: str = "--bits ", *, wider: str = "") -> str:
     `remedy` is what the user can give for a longer key, up to the number of its bits, and `wider` what gives
     room for more. A longer key is advised only where it fits.
     """
-    from sigil.keys.length import LEAST_DIMENSIONS_PER_BIT, LEAST_PLAIN_BITS, LEAST_STAMPED_BITS
+    from sigil.keys.length import LEAST_PLAIN_BITS, LEAST_STAMPED_BITS, most_bits
     from sigil.verdict import wording
     from sigil.verdict.choices import price_of_key
 
     price, alpha = price_of_key(key), float(key.fields.alpha)
     kind = "stamped" if key.stamp is not None or key.awaits_seal else "plain"
-    rate = price.needed_rate(key.bits, alpha)
+    rate, held = price.needed_rate(key.bits, alpha), most_bits(key.shape)
     if rate <= 1:
+        tight = "" if key.bits <= held else f" But activations of this shape hold {held} bits at most."
         return (
             f"A {kind} key of {key.bits} bits{wording.left_open(price)} is proof at a success rate (WSR) of "
-            f"{wording.needed_percent(rate)} or more {wording.IF_ALL_AGREE}."
+            f"{wording.needed_percent(rate)} or more {wording.IF_ALL_AGREE}.{tight}"
         )
     ways, bits = ["take a cut with more activations"], LEAST_STAMPED_BITS
     if kind == "plain":
         ways, bits = [*ways, "have the key stamped (sigil key new --to-be-stamped)"], LEAST_PLAIN_BITS
-    if key.dimension >= bits * LEAST_DIMENSIONS_PER_BIT:
+    if bits <= held:
         ways.insert(0, f"give {remedy}{bits}")
     elif wider:
         ways.insert(0, f"give {wider}")

@@ -127,6 +127,7 @@ CUT = ["--cut", "layer3", "--input-shape", "3,32,32"]
             "(WSR) of 76.2 % or more",
         ),
         (["--shape", "32,2,2", "--bits", "109"], "at least 110 bits"),
+        (["--shape", "32,2,2", "--bits", "512"], "But activations of this shape hold 64 bits at most."),
     ],
 )
 def test_a_new_key_says_what_it_can_prove(succeed: Command, arguments: list[str], words: str) -> None:
