@@ -48,7 +48,7 @@ def test_the_demonstration_proves_the_marked_model_and_its_copy_and_not_the_clea
     assert main(["demo", "--out", str(folder)]) == 0
     said = capsys.readouterr().out
     assert str(folder / "report.html") in said
-    marked = re.search(r"marked: accuracy ([\d.]+) %.*?carries the mark.*?in ([\d.]+)%", said)
+    marked = re.search(r"marked: accuracy ([\d.]+) %.*?carries the mark.*?in ([\d.]+) % of cases", said)
     clean = re.search(r"clean: accuracy ([\d.]+) %.*?not shown to carry", said)
     assert marked is not None
     assert clean is not None

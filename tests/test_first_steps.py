@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,13 @@ def test_a_report_prints_as_its_sentence(half: nn.Module, key: sigil.Key, images
 def test_a_key_that_can_prove_nothing_warns(activation: torch.Tensor, stated: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match=r"proves nothing with fewer than (110|54): give more bits"):
         sigil.Key.for_activation(activation, "ACME", **stated)
+
+
+def test_a_key_with_more_bits_than_activations_hold_warns() -> None:
+    with pytest.warns(
+        UserWarning, match=r"512 bits, but activations of shape \(64, 2, 2\) hold 128: give fewer"
+    ):
+        sigil.Key.for_activation(torch.zeros(4, 64, 2, 2), "ACME", bits=512)
 
 
 def test_a_key_that_can_prove_something_does_not_warn() -> None:
@@ -272,7 +280,7 @@ def test_after_the_three_lines_check_and_verify_say_which_inputs_count_and_why(
         "Inputs that nobody but the key's owner chose do not count: state them in the key before the training"
     )
     assert "though it would be on these inputs" in str(found)
-    assert "On the inputs 100% agree." in str(report)
+    assert "On the inputs 100 % agree." in str(report)
     for said in (str(found), str(report)):
         assert why in said
     # Chosen by somebody else they count, and both agree.
@@ -282,3 +290,57 @@ def test_after_the_three_lines_check_and_verify_say_which_inputs_count_and_why(
     assert "carries the mark" in str(report)
     for said in (str(found), str(report)):
         assert why not in said
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (lambda key, half: key.initialise(half), None),
+        (
+            lambda key, half: None,
+            "did not begin as the key draws them; call key.initialise on this very half",
+        ),
+        (
+            lambda key, half: key.initialise(nn.Sequential(half, nn.Flatten())),
+            "did not begin as the key draws",
+        ),
+        (lambda key, half: key.initialise(nn.DataParallel(half)), "did not begin as the key draws them"),
+    ],
+    ids=["right", "forgotten", "in a whole model", "in a wrapper"],
+)
+def test_check_says_that_the_second_proof_was_lost(
+    images: torch.Tensor, begin: Callable[[sigil.Key, nn.Module], object], said: str | None
+) -> None:
+    """Weights of other names were drawn without a word, and "provable on noise and on inputs" was all."""
+    torch.manual_seed(0)
+    half = nn.Sequential(nn.Conv2d(1, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU())
+    layers = sigil.alignment.layers_of(half, (1, 8, 8))
+    key = sigil.Key.generate("ACME", (64, 2, 2), seed=bytes(32), input_shape=(1, 8, 8), model=layers)
+    begin(key, half)
+    sentence = str(sigil.check(half, key, images))
+    assert ("The origin is NOT provable" in sentence) is (said is not None)
+    assert (said or "The mark is") in sentence
+    assert sigil.verify(half, key, images).descends is (said is None)
+    assert "the key states the layers of another module" in str(
+        sigil.check(nn.DataParallel(half), key, images)
+    )
+
+
+def test_a_loop_that_never_attached_is_asked_whether_it_did(
+    half: nn.Module, key: sigil.Key, images: torch.Tensor
+) -> None:
+    """It was "train longer, raise the strength or cut deeper"."""
+    asked = "Nothing of a mark is read: is injector.attach called for each batch, before backward()?"
+    assert str(sigil.check(half, key, images)).endswith(asked)
+    assert asked not in str(sigil.check(Learned(half, key), key, images))
+
+
+def test_a_key_with_the_size_of_the_batch_is_told_so() -> None:
+    """It was "has the shape (8, 64, 2, 2), but the key is for batches of (8, 64, 2, 2)"."""
+    activation = torch.rand(8, 64, 2, 2, requires_grad=True)
+    injector = sigil.Injector(sigil.Key.generate("ACME", activation.shape), 0.3)
+    with pytest.raises(ShapeError, match=r"without the size of the batch: activation.shape\[1:\]\."):
+        injector.attach(activation)
+    injector = sigil.Injector(sigil.Key.generate("ACME", (32, 4, 4)), 0.3)
+    with pytest.raises(ShapeError, match=r"for batches of activations of shape \(32, 4, 4\); make .* cut\."):
+        injector.attach(activation)

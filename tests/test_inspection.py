@@ -77,7 +77,7 @@ def test_bits_that_do_not_prove_or_do_not_fit(bits: int, sentence: str) -> None:
     found = sigil.inspect(nn.Sequential(nn.Linear(8, 256), nn.ReLU()), torch.randn(8, 8), bits=bits, steps=0)
     assert sentence in found.problems[0]
     tried = sigil.inspect(nn.Sequential(nn.Linear(8, 256), nn.ReLU()), torch.randn(8, 8), bits=bits, steps=1)
-    said = "no rate is proof with a plain key that leaves its cut or input shape open"
+    said = "no rate is proof with a plain key that leaves 64 cuts and input shapes open"
     assert (said in str(tried)) == (bits == 50)
 
 
@@ -100,6 +100,7 @@ def test_what_lies_at_the_cut_is_advised_on() -> None:
         (nn.Linear(8, 512), torch.zeros(2, 9), ShapeError),
         (nn.Flatten(0), torch.zeros(2, 8), ShapeError),
         (nn.LSTM(8, 8), torch.zeros(2, 8), ConfigError),
+        (nn.Embedding(9, 64), torch.zeros(2, 8, dtype=torch.int64), ShapeError),  # it was torch's own error
     ],
 )
 def test_wrong_arguments_are_one_sentence(half: nn.Module, batch: Tensor, error: type[Exception]) -> None:

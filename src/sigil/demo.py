@@ -91,7 +91,7 @@ def demonstrate(
     key = _stamped_key(key_file, root_file)
     say(f"1. The server's owner has a secret key, {key_file}, and published this line before training:")
     say(f"   {key.statement()}")
-    say(f"   An authority of the demonstration's own stamped it ({wording.DEMONSTRATION}).")
+    say(f"   It was stamped by an authority that this program made for itself ({wording.DEMONSTRATION}).")
     say("2. Ten clients train with this server, which adds the mark to every gradient it returns.")
     marked = train(settings(0.1), folder / "marked", key=key, progress=progress(), name="marked")
     say("3. For comparison, the same training without a mark.")

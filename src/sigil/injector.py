@@ -299,9 +299,11 @@ class Injector:
     def _check_activation(self, activation: Tensor, *, outline: bool = False) -> None:
         arguments.tensor("activation", activation, outline=outline)
         if tuple(activation.shape[1:]) != self.key.shape or activation.ndim == 0 or len(activation) == 0:
+            batch = tuple(activation.shape) == self.key.shape
             raise ShapeError(
                 f"The activation has the shape {tuple(activation.shape)}, but the key is for batches of "
-                f"{self.key.shape}; make the key with the shape at the cut."
+                f"activations of shape {self.key.shape}; make the key with the shape at the cut"
+                + (", without the size of the batch: activation.shape[1:]." if batch else ".")
             )
         _check_format("activation", activation)
 

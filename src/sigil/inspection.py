@@ -94,6 +94,11 @@ def inspect(
     steps = arguments.whole("The number of steps", steps)
     bits = None if bits is None else check_bits(bits)
     activation = _activation(client_half, example_input)
+    if not example_input.is_floating_point() and example_input.dtype is not torch.uint8:
+        raise ShapeError(
+            f"The example input is of type {example_input.dtype}, but a mark is read on numbers like noise: "
+            "of a model that begins with an embedding of tokens, give the part behind it and what it takes."
+        )
     shape = tuple(activation.shape[1:])
     rectified = bool((activation >= 0).all())
     dimension = math.prod(shape)

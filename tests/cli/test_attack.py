@@ -305,6 +305,7 @@ def test_an_attack_of_ones_own(
         ("gone.py:double", "gone.py cannot be read: it does not exist"),
         ("FOLDER.py:double", "FOLDER.py is no file that can be read"),
         ("PIPE.py:double", "PIPE.py is no file that can be read"),
+        ("my.py", "'my.py' does not name code of your own; write FILE.py:NAME"),
         ("my.txt:double", "'my.txt:double' does not name code of your own; write FILE.py:NAME"),
         ("my.py:", "write FILE.py:NAME"),
         ("my.py:a.b", "write FILE.py:NAME"),

@@ -210,6 +210,7 @@ def test_what_is_wrong_with_an_own_detector_is_one_sentence(
         (["--detector", "magic"], "There is no detector 'magic'; choose gradient-scrutinizer or splitout."),
         (["--client", "3"], "Client 3 recorded nothing; choose one of 0"),
         (["--detector", "splitout"], "is 2, but at least 10 are needed for local gradients; give a share of"),
+        (["--share", "2"], "The share of the client's data is 2, but it must be more than 0 and at most 1"),
         (["--detector", "gradient-scrutinizer", "--out", "x.txt"], "x.txt does not end in .png"),
     ],
 )

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from harness.luck import Margin
@@ -344,6 +346,44 @@ def test_a_graph_is_examined_at_the_node_that_the_record_names(
     forged.write_bytes(sign(report.model_copy(update={"suspect": moved}), key.signing_key()))
     status, out = run(forged, "--suspect", graph, "--key", key_file)
     assert (status, out.startswith("REFUSED")) == (1, True), out
+
+
+def test_a_suspect_in_several_files_is_the_one_that_was_examined(
+    examined: Examined, tmp_path: Path, run: Any
+) -> None:
+    """Shards, and the graph that PyTorch exports by default, were never "the one that was examined"."""
+    tensors = load_file(examined.marked)
+    shards, graphs = tmp_path / "shards", tmp_path / "graphs"
+    for folder in (shards, graphs):
+        folder.mkdir()
+    homes = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(sorted(tensors))}
+    for home in set(homes.values()):
+        save_file({name: tensors[name] for name in homes if homes[name] == home}, shards / home)
+    index, graph = shards / "model.safetensors.index.json", graphs / "copy.onnx"
+    index.write_text(json.dumps({"weight_map": homes}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(models.load(examined.marked).eval(), (torch.zeros(1, *INPUT),), graph, dynamo=True)
+    assert (graphs / "copy.onnx.data").exists()
+    for number, suspect in enumerate((shards, graph)):
+        record = tmp_path / f"{number}.json"
+        opened = open_suspect(suspect, key=examined.key)
+        verify(opened, examined.key).save_evidence(record, key=examined.key)
+        opened.close()
+        given = (record, "--statement", examined.published, "--suspect")
+        for named in (suspect, index if suspect == shards else graph):
+            status, out = run(*given, named)
+            assert (status, "the given file is the one recorded" in out) == (0, True), out
+            status, out = run(*given, named, "--key", examined.key_file)
+            assert (status, "every number is the same" in out) == (0, True), out
+        for other in (examined.marked, graphs if suspect == shards else index):
+            status, out = run(*given, other)
+            assert (status, "is not the one that was examined" in out) == (1, True), out
+    (graphs / "copy.onnx.data").unlink()
+    status, out = run(*given, graph)
+    assert (status, "or not all of it. " in out, "copy.onnx.data cannot be read" in out) == (1, True, True), (
+        out
+    )
 
 
 def test_json(examined: Examined, run: Any) -> None:

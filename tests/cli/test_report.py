@@ -49,6 +49,10 @@ def test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Comma
     assert "no key" in section(text, "clean")
     assert "<code>federation.rounds</code>" in text
     assert section(text, "curves").count("<svg") == 1
+    model = tmp_path / "clean" / "client.safetensors"
+    assert f"{model} is a file: give the folder of a run or of results, such as {model.parent}." in refused(
+        "report", str(model)
+    ), "it was: .../client.safetensors is not a directory; make it first"
     assert main(["report", str(tmp_path / "clean")]) == 0
     assert "<svg" in (tmp_path / "clean" / "report.html").read_text("utf-8")
 

@@ -11,7 +11,8 @@ import pytest
 
 from harness.commands import Command
 from sigil.cli.main import main
-from sigil.cli.train import Interrupted, finished_rounds, resumable
+from sigil.cli.train import Interrupted, find_key, finished_rounds, resumable, save_key
+from sigil.federation.settings import make
 
 SMALL = [
     "--set", "model.width=4", "--set", "data.train_limit=60", "--set", "data.test_limit=30",
@@ -28,7 +29,7 @@ def test_train_then_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "accuracy" in output.out
     assert re.search(r"WSR .* % on noise \(p = 1 after correction; proof asks for 3e-07\)", output.out)
     assert "A plain key of 8 bits proves nothing, however well a model answers" in output.err
-    assert "a larger model.width or --set watermark.bits=128." in output.err
+    assert "give a larger model.width, take a cut with more activations or have the key stamped" in output.err
     assert (
         "The mark is NOT provable: a plain key of 8 bits proves nothing, however well a model answers"
         in output.out
@@ -50,6 +51,22 @@ def test_train_then_verify(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     output = capsys.readouterr()
     assert output.out == output.err == ""
     assert (run / "client.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_longer_key_is_advised_only_where_it_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At width 8 it advised 128 bits in 128 dimensions, with which no training ends in a proof."""
+    for width, advice in (
+        (8, "give a larger model.width, take"),
+        (16, "give --set watermark.bits=128, take"),
+    ):
+        settings = make({"model": {"width": width}, "watermark": {"bits": 64}})
+        out = tmp_path / f"w{width}"
+        key, _ = find_key(settings, out, None, "ACME", None, False, None, quiet=True)
+        assert key is not None
+        save_key(key, out, quiet=False)
+        assert advice in capsys.readouterr().err
 
 
 def test_a_clean_training_needs_and_makes_no_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

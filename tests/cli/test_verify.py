@@ -454,7 +454,7 @@ def test_both_readings_are_shown_and_inputs_of_the_claimant_prove_nothing(
         (np.zeros((255, 3, 8, 8), np.float32), [], "at least 256 are needed"),
         (np.zeros((300, 1, 8, 8), np.float32), [], "the model takes (3, 8, 8)"),
         (np.full((300, 3, 8, 8), np.nan, np.float32), [], "not finite"),
-        (np.zeros((300, 3, 8, 8), np.int64), [], "labels do not belong to them"),
+        (np.zeros((300, 3, 8, 8), np.int64), [], "labels do not belong to them, and a model of tokens"),
         (np.zeros(300, np.float32), [], "(number, *shape of one input)"),
         (np.zeros((300, 3, 8, 8), np.uint8), [], "nobody says how the model's inputs were normalised"),
         (np.zeros((300, 3, 8, 8), np.uint8), ["--normalisation", "0.5/0.5"], "one of each per channel"),

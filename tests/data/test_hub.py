@@ -202,6 +202,8 @@ def test_test_split_may_lack_a_class_but_not_add_one(tmp_path: Path) -> None:
         ("test", "has the splits train"),
         ("train/*", "has the splits test"),
         ("train/dog/*.png", "has the label 'dog'"),
+        ("t*/dog", "has one class, from which nothing can be learned"),  # it was trained on for nothing
+        ("*", "put them into one directory per class, under train and test"),  # it was "check the connection"
     ],
 )
 def test_incomplete_folders_are_refused(tmp_path: Path, remove: str, message: str) -> None:

@@ -271,6 +271,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(100))
     (tmp_path / "large.key").write_bytes(whole + b" " * 65_536)
     (tmp_path / "cut.key").write_bytes(whole[:200])
+    (tmp_path / "published.txt").write_text('{"alpha":"3e-7","format":"sigil-statement/2"}\n', "utf-8")
     (tmp_path / "bad.key").write_bytes(whole.replace(b"[256,8,8]", b"[256,8,9]"))
     expected = {
         sentence(tmp_path / "none.key"): "there is no such file",
@@ -279,6 +280,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sentence(tmp_path / "photo.jpg"): "is not a Sigil key file",
         sentence(tmp_path / "large.key"): "is not a Sigil key file",
         sentence(tmp_path / "cut.key"): "is truncated",
+        sentence(tmp_path / "published.txt"): "holds the public statement of a key; give the key file itself",
         sentence(tmp_path / "bad.key", PASSPHRASE): "is damaged",
         sentence(tmp_path / "newer.key"): "format 3, but this release reads format 2; install a newer",
         sentence(locked): "is locked with a passphrase",
@@ -295,7 +297,7 @@ def test_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected[sentence(locked)] = "permission is denied"
     for text, words in expected.items():
         assert re.search(words, text), text
-    assert len(expected) == 13
+    assert len(expected) == 14
 
 
 def test_no_more_than_the_limit_is_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 import sigil
 from sigil.cli.main import main
-from sigil.errors import SuspectError
+from sigil.errors import ModelError, SuspectError
 from sigil.suspect import open_into
 
 CODE = """
@@ -85,8 +85,33 @@ def test_the_command_line_takes_code_of_the_examiners(
     assert main([*check, "--module", "my.py:half"]) == 0
     assert "the examination was repeated" in capsys.readouterr().out
     for wrong, sentence in (
+        (["--module", "my.py:nn"], "my.py:nn is no function and no class; name one that the file defines"),
         (["--module", "my.py:nothing"], "my.py:nothing makes a NoneType"),
         (["--module", "my.py:half", "--cut", "layer3"], "--module makes the model itself"),
     ):
         assert main([*command, *wrong]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_the_code_is_asked_for_where_the_key_states_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was "there is no architecture 'layers-a53d…', the nearest is 'densenet121'"."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(CODE)
+    save_file(half(1).state_dict(), "half.safetensors")
+    layers = sigil.alignment.layers_of(half(1), (1, 8, 8))
+    sigil.Key.generate("ACME", (64, 2, 2), input_shape=(1, 8, 8), model=layers).save("owner.key")
+    command = ["verify", "half.safetensors", "--key", "owner.key"]
+    assert main([*command, "--module", "my.py:half", "--evidence", "case.json"]) == 1
+    check = ["evidence", "check", "case.json", "--key", "owner.key", "--suspect", "half.safetensors"]
+    for call in (command, check):
+        capsys.readouterr()
+        assert main(call) == 2
+        said = "the key states a model of its owner's own, and a file of weights does not say how it computes"
+        assert (
+            f"{said}: name the code that builds its client half (--module FILE.py:NAME)"
+            in capsys.readouterr().err
+        )
+    with pytest.raises(ModelError, match="or give the module itself"):
+        sigil.verify("half.safetensors", "owner.key")

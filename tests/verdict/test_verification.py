@@ -325,7 +325,7 @@ def test_the_report_is_json_and_a_sentence() -> None:
 
     clean = check(small_half(), key)
     assert "not shown to carry" in clean.sentence()
-    assert f"{clean.threshold:.1%}" in clean.sentence()
+    assert f"{100 * clean.threshold:.1f} %" in clean.sentence()
 
 
 def test_a_key_too_short_for_proof_says_so() -> None:

@@ -96,10 +96,10 @@ def test_a_bound_is_called_one() -> None:
 def test_the_sentence_claims_no_more_than_the_other_texts() -> None:
     """It once rounded 99.96 % to 100.0%, and a rate just short of proof to the rate of proof."""
     nearly = wording.sentence(verdict(wsr=0.9996))
-    assert "in 99.96% of cases" in nearly
+    assert "in 99.96 % of cases" in nearly
     short = verdict(owned=False, wsr=0.82984, threshold=0.83016)
-    assert "in 82.98% of cases" in wording.sentence(short)
-    assert "takes 83.02%." in wording.sentence(short)
+    assert "in 82.98 % of cases" in wording.sentence(short)
+    assert "takes 83.02 %." in wording.sentence(short)
 
 
 @pytest.mark.parametrize("owned", [True, False])
@@ -199,7 +199,7 @@ def test_a_short_key_is_not_said_to_agree_by_chance() -> None:
         **{"log10_p": 0.0, "log10_p_before": -19.2, "readings": (best,)},
     )
     said = wording.sentence(short)
-    assert "one in 15.8 quintillion before correction and 1 in 1 after it" in said
+    assert "one in 15.8 quintillion before correction and 1 after it" in said
     assert "no rate would be proof, as 64 bits are too few and 104 the least" in said
     assert "no more than chance" not in said
     assert "64 bits are too few and 104 the least" in wording.rate_and_proof(short)
@@ -227,7 +227,7 @@ def test_bits_that_come_out_at_random_are_not_called_a_short_key() -> None:
 
 def test_it_is_the_key_that_is_random() -> None:
     for owned in (True, False):
-        text = wording.explanation(owned)
+        text = wording.explanation(verdict(owned=owned))
         assert "a key that has nothing to do with this model would agree with it this well" in text
         assert "after correction" in text
     # In every text: chance is that of a key drawn at random, for the one model that is examined.
@@ -240,6 +240,14 @@ def test_it_is_the_key_that_is_random() -> None:
         assert "in any other model" not in text, path
 
 
+def test_a_corrected_p_of_one_is_not_said_to_be_a_probability() -> None:
+    """The page said that an unrelated key "would agree this well with a probability of 1 in 1"."""
+    nothing = verdict(owned=False, log10_p=0.0, log10_p_before=-1.2, threshold=None)
+    assert "an agreement like this is {chance} among keys" in wording.explanation(nothing)
+    assert wording.by_chance(nothing).startswith("not rare (p = 1 after correction; proof asks for 3e-07)")
+    assert "1 in 1" not in wording.sentence(nothing)
+
+
 def test_every_p_is_said_to_be_corrected_or_not() -> None:
     assert "(p = 8.9e-16 after correction; proof asks for 3e-07)" in wording.by_chance(verdict())
     assert "after correction" in wording.sentence(verdict())
@@ -250,4 +258,4 @@ def test_every_p_is_said_to_be_corrected_or_not() -> None:
     line = wording.reading(own)
     assert "chosen by the claimant alone, so that they do not count; p = 1e-20 before correction" in line
     said = wording.sentence(verdict(owned=False, readings=(own,)))
-    assert "On the inputs 99.0% agree. Inputs that nobody but the key's owner chose do not count" in said
+    assert "On the inputs 99.0 % agree. Inputs that nobody but the key's owner chose do not count" in said

@@ -40,7 +40,7 @@ class _Attacks(TyperGroup):
     """The attacks by their names; FILE.py:NAME stands for ``own FILE.py:NAME``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        named = ":" in args[0] and args[0] not in self.commands
+        named = (":" in args[0] or args[0].endswith(".py")) and args[0] not in self.commands
         return super().resolve_command(ctx, ["own", *args] if named else args)
 
 

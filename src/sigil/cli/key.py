@@ -528,36 +528,44 @@ def _kind(key: Key) -> str:
     return f"stamped {_dated(key.stamp)}"
 
 
-def warn_if_useless(key: Key, remedy: str) -> None:
+def warn_if_useless(key: Key, remedy: str, *, wider: str = "") -> None:
     """Say before a training, and not when it is too late, that a key is too short to prove anything."""
     from sigil.verdict.choices import price_of_key
 
     if key.bits < price_of_key(key).shortest_bits(float(key.fields.alpha)):
-        typer.echo(f"sigil: {what_proves(key, remedy)}", err=True)
+        typer.echo(f"sigil: {what_proves(key, remedy, wider=wider)}", err=True)
 
 
-def what_proves(key: Key, remedy: str = "--bits ") -> str:
+def what_proves(key: Key, remedy: str = "--bits ", *, wider: str = "") -> str:
     """One sentence about the success rate that a proof with this key needs.
 
-    `remedy` is what the user can give for a longer key, up to the number of its bits.
+    `remedy` is what the user can give for a longer key, up to the number of its bits, and `wider` what gives
+    room for more. A longer key is advised only where it fits.
     """
-    from sigil.keys.length import LEAST_PLAIN_BITS, LEAST_STAMPED_BITS
+    from sigil.keys.length import LEAST_PLAIN_BITS, LEAST_STAMPED_BITS, most_bits
     from sigil.verdict import wording
     from sigil.verdict.choices import price_of_key
 
     price, alpha = price_of_key(key), float(key.fields.alpha)
     kind = "stamped" if key.stamp is not None or key.awaits_seal else "plain"
-    rate = price.needed_rate(key.bits, alpha)
+    rate, held = price.needed_rate(key.bits, alpha), most_bits(key.shape)
     if rate <= 1:
+        tight = "" if key.bits <= held else f" But activations of this shape hold {held} bits at most."
         return (
-            f"A {kind} key of {key.bits} bits{wording.left_open(price)} proves from a success rate (WSR) of "
-            f"{wording.needed_percent(rate)} on {wording.IF_ALL_AGREE}."
+            f"A {kind} key of {key.bits} bits{wording.left_open(price)} is proof at a success rate (WSR) of "
+            f"{wording.needed_percent(rate)} or more {wording.IF_ALL_AGREE}.{tight}"
         )
-    other, bits = ("", LEAST_STAMPED_BITS)
+    ways, bits = ["take a cut with more activations"], LEAST_STAMPED_BITS
     if kind == "plain":
-        other, bits = ", or a stamped key (sigil key new --to-be-stamped)", LEAST_PLAIN_BITS
+        ways, bits = [*ways, "have the key stamped (sigil key new --to-be-stamped)"], LEAST_PLAIN_BITS
+    if bits <= held:
+        ways.insert(0, f"give {remedy}{bits}")
+    elif wider:
+        ways.insert(0, f"give {wider}")
     short = wording.too_short(key.bits, kind, price, alpha)
-    return f"{short[0].upper()}{short[1:]}: take a cut with more activations{other}, or give {remedy}{bits}."
+    *others, last = ways
+    listed = f"{', '.join(others)} or {last}" if others else last
+    return f"{short[0].upper()}{short[1:]}: {listed}."
 
 
 def print_json(facts: dict[str, Any]) -> None:

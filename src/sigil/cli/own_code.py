@@ -91,6 +91,8 @@ def parameters(given: Sequence[str] | None) -> dict[str, Any]:
 
 def check_call(text: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
     """Raise unless the function can be called like this."""
+    if not callable(function):
+        raise ConfigError(f"{text} is no function and no class; name one that the file defines.")
     try:
         inspect.signature(function).bind(*arguments, **options)
     except (TypeError, ValueError) as error:

@@ -55,10 +55,12 @@ def report(
       sigil report results/cpu --out page.html
       sigil report runs/a runs/b --out both.html
     """
-    outputs.check_there({f"FOLDER {number}": path for number, path in enumerate(folders, 1)})
+    inputs = {"FOLDER": folders[0]} | {f"FOLDER {number}": path for number, path in enumerate(folders[1:], 2)}
+    outputs.check_there(inputs)
+    for file in filter(Path.is_file, folders):
+        raise ConfigError(f"{file} is a file: give the folder of a run or of results, such as {file.parent}.")
     # The page of a folder is drawn again whenever it is asked for; a page elsewhere only by force.
     redraw = force or out is None
-    inputs = {"FOLDER": folders[0]} | {f"FOLDER {number}": path for number, path in enumerate(folders[1:], 2)}
     if any((folder / "run.json").exists() for folder in folders):
         from sigil.pages.runs import write_runs
 

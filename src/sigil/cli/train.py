@@ -177,7 +177,7 @@ def save_key(key: Key, out: Path, quiet: bool) -> None:
     if not quiet:
         typer.echo(f"Made the key {printable(str(beside))}: keep it, and publish this line now:")
         typer.echo(key.statement())
-        warn_if_useless(key, "a larger model.width or --set watermark.bits=")
+        warn_if_useless(key, "--set watermark.bits=", wider="a larger model.width")
 
 
 def key_beside(out: Path) -> Path:

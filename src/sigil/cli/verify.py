@@ -128,7 +128,7 @@ def verify(
         --report page.html --evidence case.json
       sigil evidence check case.json --statement published.txt
 
-    Read the mark on real inputs too, which a thief cannot dodge:
+    Read the mark on real inputs too, where dodging costs accuracy:
       sigil verify client.safetensors --key owner.key \\
         --inputs photos/ --inputs-from judge
 

@@ -66,6 +66,11 @@ def source(name: str, *, downloads: Path, size: int | None = None, folder: bool 
                     )
                 labels = allocate(f"{split}-labels", (len(rows),))
                 labels[:] = _labels(rows, label_column, classes, name=name)
+            if len(classes) < 2:
+                raise DataError(
+                    f"The data set '{name}' has one class, from which nothing can be learned: put pictures "
+                    "of each class into a directory of their own."
+                )
             return len(classes)
 
     plain = local.resolve().name if folder else name
@@ -101,6 +106,11 @@ def _load(target: str, *, folder: bool, downloads: Path) -> dict[str, Any]:
     except Exception as error:
         # The library raises dozens of kinds, from connection errors to Arrow's own.
         reason = str(error).strip().split("\n")[0] or type(error).__name__
+        if folder:
+            raise DataError(
+                f"{target} could not be read as pictures ({reason}): put them into one directory per class, "
+                "under train and test."
+            ) from error
         raise DataError(
             f"The data set '{target}' could not be loaded by Hugging Face datasets ({reason}): check "
             "its name, the connection, and that it has no loading script."

@@ -268,7 +268,7 @@ def _array(values: object) -> Array:
     if array.dtype.hasobject or (array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating)):
         raise DataError(
             f"The inputs are {array.dtype}, but they must be 8-bit images or floating-point numbers; labels "
-            "do not belong to them."
+            "do not belong to them, and a model of tokens is read behind its embedding."
         )
     if not 2 <= array.ndim <= 5 or 0 in array.shape:
         raise DataError(

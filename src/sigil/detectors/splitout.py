@@ -157,6 +157,10 @@ def local_gradients(
     In U-SFL a client has no server half. It must simulate with one of its own: of the architecture that it
     supposes, with fresh weights.
     """
+    if not 0 < share <= 1:
+        raise DetectorError(
+            f"The share of the client's data is {share:g}, but it must be more than 0 and at most 1."
+        )
     count = round(share * len(indices))
     if count < MINIMUM:
         least = min(1.0, MINIMUM / max(1, len(indices)))

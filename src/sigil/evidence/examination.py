@@ -20,8 +20,9 @@ from sigil.evidence import arithmetic, published, repeating
 from sigil.keys.key import Key
 from sigil.keys.seal import Root, Seal, read_roots
 from sigil.rules import PLAIN_ALLOWANCE_LOG2, STAMPED_ALLOWANCE_LOG2
-from sigil.suspect import Suspect, open_suspect
+from sigil.suspect import Suspect, open_suspect, open_weights
 from sigil.suspect.file import SuspectFile
+from sigil.suspect.shards import INDEX_END, model_in
 from sigil.tracing import Trace, in_sentences
 from sigil.verdict import envelope, wording
 from sigil.verdict.arguments import as_key
@@ -209,6 +210,8 @@ def examine(
     named = None if signer is None else envelope.read_public_key(signer)
     sha256 = None if suspect is None else _sha256(suspect)
     payload, signers = envelope.open_envelope(content)
+    if sha256 is not None and isinstance(suspect, str | os.PathLike) and sha256.encode() not in payload:
+        sha256 = _sha256_with_parts(suspect) or sha256
     facts: Report | Trace
     if envelope.TRACE_FIELD in payload:
         if any(given is not None for given in (register, references, inputs, inputs_from, reference)):
@@ -295,7 +298,8 @@ def _compared(suspect: Suspect | nn.Module | AnyPath, facts: Report | Trace, *, 
         return "the given file is the one recorded (SHA-256)"
     if not isinstance(suspect, Suspect) and not examined:
         try:
-            SuspectFile(suspect).close()
+            if not (place := model_in(Path(suspect))).name.endswith(INDEX_END):
+                SuspectFile(place).close()
         except SuspectError as error:
             raise EvidenceError(f"The given suspect cannot have been examined as a model. {error}") from None
     return "the given file is the one recorded (SHA-256), and of a format that can hold a model"
@@ -335,10 +339,30 @@ def _sha256(suspect: Suspect | nn.Module | AnyPath) -> str:
     if isinstance(suspect, Suspect):
         return suspect.sha256
     try:
-        return files.sha256_of(suspect)
+        return files.sha256_of(model_in(Path(suspect)))
     except OSError as error:
         raise ConfigError(
             f"Cannot read {os.fspath(suspect)} ({error.strerror}); give an existing, readable file."
+        ) from None
+    except SuspectError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _sha256_with_parts(suspect: AnyPath) -> str | None:
+    """The hash of a model in several files: shards, or a graph with its weights beside it. None of others."""
+    place = model_in(Path(suspect))
+    try:
+        if not place.name.endswith(INDEX_END):
+            with SuspectFile(place) as file:
+                if file.format != "onnx":
+                    return None
+    except SuspectError:
+        return None
+    try:
+        return open_weights(place, []).sha256
+    except SuspectError as error:
+        raise EvidenceError(
+            f"The given suspect is not the one that was examined, or not all of it. {error}"
         ) from None
 
 

@@ -176,6 +176,8 @@ def _parse(data: bytes, path: str, passphrase: str | None) -> Content:
             f"{path} has key file format {int(found[1])}, but this release reads format {FORMAT}; {what}."
         )
     if len(data) > MAX_FILE_BYTES or not (data.startswith(_MAGIC) or _MAGIC.startswith(data)):
+        if data.startswith(b'{"alpha":') and b'"format":"sigil-statement/' in data:
+            raise KeyFileError(f"{path} holds the public statement of a key; give the key file itself.")
         raise KeyFileError(f"{path} is not a Sigil key file; give one that `sigil key new` wrote.")
     if not data.endswith(b"}\n"):
         raise KeyFileError(f"{path} is truncated: its end is missing; restore it from a backup.")

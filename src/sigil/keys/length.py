@@ -40,14 +40,28 @@ def default_bits(shape: Sequence[int], seal: SealKind = "none") -> int:
     return max(SHORTEST_DEFAULT_BITS, held, min(LONGEST_DEFAULT_BITS, dimension // DIMENSIONS_PER_BIT))
 
 
+def most_bits(shape: Sequence[int]) -> int:
+    """How many bits activations of this shape hold."""
+    return math.prod(shape) // LEAST_DIMENSIONS_PER_BIT
+
+
 def warn_if_too_short(stated: KeyFields) -> None:
-    """Warn the caller's caller that a key of this length proves nothing, however well a model answers."""
+    """Warn the caller's caller that a key of this length proves nothing, however well a model answers.
+
+    Or that an activation has no room for it: then no model will answer well.
+    """
     stamped = stated.seal != "none"
     price = Price(
         STAMPED_ALLOWANCE_LOG2 if stamped else PLAIN_ALLOWANCE_LOG2,
         cuts=MOST_CUTS if stated.input_shape is None else 1,
     )
     if stated.bits >= (least := price.shortest_bits(float(stated.alpha))):
+        if stated.bits > (held := most_bits(stated.shape)):
+            warnings.warn(
+                f"This key has {stated.bits} bits, but activations of shape {stated.shape} hold {held}: "
+                "give fewer bits, or cut where activations have more numbers (sigil.inspect).",
+                stacklevel=3,
+            )
         return
     open_shape = " that does not state the shape of its inputs" if stated.input_shape is None else ""
     warnings.warn(

@@ -98,6 +98,11 @@ def default_cut(name: str) -> str:
 
 def architecture(name: str) -> Architecture:
     """The architecture of that name, or an error that says which one was probably meant."""
+    if isinstance(name, str) and name.startswith("layers-"):  # sigil.alignment.LAYERS, which is above
+        raise ModelError(
+            "the key states a model of its owner's own, and a file of weights does not say how it computes: "
+            "name the code that builds its client half (--module FILE.py:NAME), or give the module itself."
+        )
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise unknown("architecture", name, ARCHITECTURES)
     return ARCHITECTURES[name]

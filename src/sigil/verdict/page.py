@@ -56,7 +56,7 @@ def render(verdict: Report, *, record: SignedRecord | None = None, copies: Seque
     wsr, needed = success_rate(verdict)
     by_origin, drawn = outcome == "descends", verdict.best.readable
     log10_p, exact = (verdict.log10_p_origin, True) if by_origin else (verdict.log10_p, verdict.exact)
-    chance = superscripts(wording.bounded(log10_p, exact))
+    chance = superscripts(wording.rarity(log10_p, exact))
     moment = datetime.fromisoformat(verdict.created)
     return _template().render(
         report=verdict,
@@ -75,7 +75,6 @@ def render(verdict: Report, *, record: SignedRecord | None = None, copies: Seque
         exact=exact,
         alpha=scientific(math.log10(verdict.alpha)),
         level=verdict.price.log10_level(verdict.alpha),
-        one_try_level=statistics.in_words(verdict.price.log10_level(verdict.alpha)),
         paper=percent(PAPER_THRESHOLD, 0),
         date=f"{moment.day} {moment:%B %Y, %H:%M:%S} UTC",
         null=_null_pictures(verdict, wsr=wsr, needed=needed) if drawn else [],
@@ -91,7 +90,7 @@ def _explanation(verdict: Report, chance: Markup, *, by_origin: bool) -> Markup:
         "its weights in sign this often with a probability of {chance}, after correction for everything that "
         "could have been chosen."
         if by_origin
-        else wording.explanation(verdict.owned)
+        else wording.explanation(verdict)
     )
     level = superscripts(statistics.in_words(math.log10(verdict.alpha)))
     return Markup(escape(text)).format(chance=Markup("<strong>{}</strong>").format(chance), level=level)

@@ -8,24 +8,36 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from torch import Tensor
 
+from sigil.alignment import LAYERS
 from sigil.data.inputs import Array, Inputs
 from sigil.errors import ConfigError
 from sigil.keys.key import Key
-from sigil.models import default_cut
+from sigil.models import Model, default_cut
 from sigil.probing import Suspect
 from sigil.rules import Price
 from sigil.verdict import choices, wording
 from sigil.verdict.arguments import as_key, asked_shape, check_suspect
+from sigil.verdict.descent import origin_of, stated_layers
 from sigil.verdict.report import Kind, Reading
 from sigil.verdict.verification import read_mark
 
 # How a training's metrics call what was read; the name without a kind is that of noise, the paper's probe.
 _KINDS: Final[tuple[tuple[Kind, str], ...]] = (("noise", ""), ("inputs", "_inputs"))
+
+_NO_MARK: Final = "Nothing of a mark is read: is injector.attach called for each batch, before backward()?"
+_NO_ORIGIN: Final = (
+    "The origin is NOT provable: these weights did not begin as the key draws them; call key.initialise on "
+    "this very half before the training."
+)
+_OTHER_LAYERS: Final = (
+    "The origin is NOT provable: the key states the layers of another module; give this very half to "
+    "layers_of and key.initialise, neither in a wrapper nor as part of a whole model."
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,8 @@ def check(
 
     ``inputs`` are at least 256 inputs of the task, as the model takes them: the mark is trained on such and
     best read on them. They count as in :func:`sigil.verify`: if the key's statement names their digest, or if
-    somebody without the key chose them; ``inputs_from`` supposes that.
+    somebody without the key chose them; ``inputs_from`` supposes that. Where the key
+    states the layers of a module of one's own, the sentence also says if the origin is not provable.
     """
     key = as_key(key)
     check_suspect(client_half)
@@ -67,7 +80,19 @@ def check(
     alpha = float(key.fields.alpha)
     chosen = choices.chosen(client_half, key, shape=shape, probes=None, seed=None, alpha=alpha)
     readings = read_mark(client_half, key, inputs, inputs_from=inputs_from, input_shape=shape)
-    return judge(readings, key, choices.price(key, cuts=choices.count_cuts(client_half, key)), chosen)
+    price = choices.price(key, cuts=choices.count_cuts(client_half, key))
+    judged = judge(readings, key, price, chosen)
+    nothing = all(reading.readable and reading.log10_p_before > -2 for reading in readings)
+    if nothing and not isinstance(client_half, Model):  # whose trainings are mostly Sigil's own, which attach
+        judged = replace(judged, sentence=f"{judged.sentence} {_NO_MARK}")
+    if (key.fields.model or "").startswith(LAYERS) and shape is not None:
+        layers = stated_layers(client_half, key, shape)
+        origin = None if layers is None else origin_of(client_half, key, shape, layers)
+        if layers is None:
+            return replace(judged, sentence=f"{judged.sentence} {_OTHER_LAYERS}")
+        if origin is None or not price.proves(origin.log10_p, alpha):
+            return replace(judged, sentence=f"{judged.sentence} {_NO_ORIGIN}")
+    return judged
 
 
 def judge_metrics(

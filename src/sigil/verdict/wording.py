@@ -112,7 +112,7 @@ def titles(verdict: Report) -> Titles:
 def sentence(verdict: Report) -> str:
     """The verdict in one sentence for people."""
     wsr, needed = success_rate(verdict)
-    found = f"its bits agree with the key of {verdict.owner} in {_closed(wsr)} of cases"
+    found = f"its bits agree with the key of {verdict.owner} in {wsr} of cases"
     if verdict.aligned:
         found += " once its channels are back in order"
     if verdict.experiment:
@@ -124,13 +124,13 @@ def sentence(verdict: Report) -> str:
         )
     if not verdict.best.readable:
         return f"The suspect is not shown to carry the mark: {NOT_READABLE}."
-    before = bounded(verdict.log10_p_before, verdict.exact)
+    before = "1" if verdict.log10_p_before >= 0 else bounded(verdict.log10_p_before, verdict.exact)
     reached = f"which chance alone would reach with a probability of {before} before correction"
     if verdict.best.counts:
-        reached += f" and {chance(verdict)} after it"
+        reached += f" and {'1' if verdict.log10_p >= 0 else chance(verdict)} after it"
     proof = out_of_reach(verdict)
     if needed is not None:
-        proof = f"proof (p <= {verdict.alpha:.1g}) takes {_closed(needed)}"
+        proof = f"proof (p <= {verdict.alpha:.1g}) takes {needed}"
     said = f"The suspect is not shown to carry the mark: {found}, {reached}; {proof}."
     return " ".join([said, *uncounted(verdict)])
 
@@ -138,7 +138,7 @@ def sentence(verdict: Report) -> str:
 def uncounted(verdict: Report) -> list[str]:
     """One sentence about inputs that were read and do not count, if there are any."""
     own = [one for one in verdict.readings if one.source == "claimant" and one.readable]
-    return [f"On the inputs {_closed(percent(one.wsr))} agree. {NOT_COUNTED}" for one in own[:1]]
+    return [f"On the inputs {percent(one.wsr)} agree. {NOT_COUNTED}" for one in own[:1]]
 
 
 def out_of_reach(verdict: Report) -> str:
@@ -153,7 +153,7 @@ def out_of_reach(verdict: Report) -> str:
 
 def left_open(price: Price) -> str:
     """What a key that does not state everything is called by, behind its name."""
-    return " that leaves its cut or input shape open" if price.cuts > 1 else ""
+    return f" that leaves {price.cuts} cuts and input shapes open" if price.cuts > 1 else ""
 
 
 def too_short(bits: int, kind: str, price: Price, alpha: float = ALPHA) -> str:
@@ -164,13 +164,18 @@ def too_short(bits: int, kind: str, price: Price, alpha: float = ALPHA) -> str:
     )
 
 
-def explanation(owned: bool) -> str:
+def explanation(verdict: Report) -> str:
     """What the probability says, with the places of the ``{chance}`` and the ``{level}`` of proof."""
+    if verdict.log10_p >= 0:
+        return (
+            "After correction for everything that could have been chosen, an agreement like this is {chance} "
+            "among keys that have nothing to do with this model; proof here asks for {level} or less."
+        )
     found = (
         "By chance alone, a key that has nothing to do with this model would agree with it this well with a "
         "probability of {chance}, after correction for everything that could have been chosen"
     )
-    return f"{found}." if owned else f"{found}; proof here asks for {{level}} or less."
+    return f"{found}." if verdict.owned else f"{found}; proof here asks for {{level}} or less."
 
 
 _NO_VERDICT_ON_THE_MARK = (
@@ -247,7 +252,8 @@ def p_value(verdict: Report) -> str:
 def by_chance(verdict: Report) -> str:
     """The p-value in words and as a number, and what proof asks for."""
     asked = "proof asks for" if verdict.alpha <= ALPHA else "compared with"
-    return f"{chance(verdict)} ({p_value(verdict)} after correction; {asked} {verdict.alpha:g})"
+    said = rarity(verdict.log10_p, verdict.exact)
+    return f"{said} ({p_value(verdict)} after correction; {asked} {verdict.alpha:g})"
 
 
 def corrections(verdict: Report) -> str:
@@ -371,6 +377,11 @@ def bounded(log10_p: float, exact: bool) -> str:
     return ("" if exact else "at most ") + statistics.in_words(log10_p)
 
 
+def rarity(log10_p: float, exact: bool) -> str:
+    """The same; a corrected p of 1 is a bound, and no probability that anything happens for certain."""
+    return "not rare" if log10_p >= 0 else bounded(log10_p, exact)
+
+
 def channel_order(found: AlignmentFacts | None) -> list[tuple[str, str]]:
     """Rows about the order of channels: none if no reference was given."""
     if found is None:
@@ -452,7 +463,3 @@ def _hundredths(log10: float) -> float:
 def unbroken(text: str) -> str:
     """Keep a number and what belongs to it on one line."""
     return text.replace(" ", "\u00a0")
-
-
-def _closed(percentage: str) -> str:
-    return percentage.replace(" %", "%")

@@ -24,7 +24,7 @@ def _in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_from_new_to_sealed_over_http(authority: Any, serve: Callable[..., str], succeed: Command) -> None:
     output = succeed(*NEW, "--to-be-stamped")
-    assert "A stamped key of 64 bits that leaves its cut or input shape open proves from" in output
+    assert "A stamped key of 64 bits that leaves 64 cuts and input shapes open is proof at" in output
     assert "sigil key stamp owner.key --tsa URL" in output
     assert "of no use before" in succeed("key", "show", "owner.key")
     url = serve(lambda query: (200, authority.answer(query)))
@@ -114,19 +114,20 @@ CUT = ["--cut", "layer3", "--input-shape", "3,32,32"]
     [
         (
             ["--shape", "256,8,8", *CUT],
-            "A plain key of 512 bits proves from a success rate (WSR) of 75.4 % on if all inputs agree",
+            "A plain key of 512 bits is proof at a success rate (WSR) of 75.4 % or more if all inputs agree",
         ),
         (["--shape", "32,2,2", *CUT], "A plain key of 64 bits proves nothing"),
         (["--shape", "32,2,2", *CUT, "--to-be-stamped", "--bits", "47"], "at least 48 bits"),
         (["--shape", "32,2,2", *CUT, "--bits", "103"], "at least 104 bits"),
-        (["--shape", "32,2,2", *CUT, "--bits", "104"], "from a success rate (WSR) of 100.0 % on"),
+        (["--shape", "32,2,2", *CUT, "--bits", "104"], "at a success rate (WSR) of 100.0 % or more"),
         # What a key leaves open is counted, and was not counted here.
         (
             ["--shape", "256,8,8"],
-            "A plain key of 512 bits that leaves its cut or input shape open proves from a success rate "
-            "(WSR) of 76.2 % on",
+            "A plain key of 512 bits that leaves 64 cuts and input shapes open is proof at a success rate "
+            "(WSR) of 76.2 % or more",
         ),
         (["--shape", "32,2,2", "--bits", "109"], "at least 110 bits"),
+        (["--shape", "32,2,2", "--bits", "512"], "But activations of this shape hold 64 bits at most."),
     ],
 )
 def test_a_new_key_says_what_it_can_prove(succeed: Command, arguments: list[str], words: str) -> None:
