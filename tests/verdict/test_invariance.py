@@ -26,8 +26,9 @@ from harness.disguises import (
     push,
     reordered,
     scaled,
+    unaliased,
 )
-from harness.held_out import FILES, GRAPHS, unaliased
+from harness.held_out import FILES, GRAPHS, SECOND_GRAPHS
 from harness.layouts import LAYOUTS, taking_channels_last
 from harness.luck import Margin
 from sigil import models, verify
@@ -95,6 +96,13 @@ def test_all_disguises_at_once_leave_the_verdict(name: str) -> None:
         ("densenet121", ("idle", "halved")),
         # Without the weights of convolutions in the file it was NOT PROVEN, or DESCENDS at most.
         *(("resnet18", (rewrite, "computed")) for rewrite in ("mixed", "enlarged")),
+        # The mark was lost where one rectifier is two, and two thirds of the origin's exponent where each
+        # block has an order of its own.
+        *(("resnet18", (rewrite, "computed")) for rewrite in ("parted", "rerouted")),
+        # NOT PROVEN: impulses were shown to filters where the input is nothing.
+        ("resnet18", ("gated",)),
+        # NOT PROVEN: a bound of 256 filters was reached, and nothing was said of it.
+        ("densenet121", ("idle", "parted")),
         ("mobilenetv2", ("mixed", "transposed")),
     ],
 )
@@ -106,13 +114,6 @@ def test_a_graph_written_otherwise_has_the_verdict_of_the_plain_copy(
     assert report.owned
     assert report.descends
     assert origin(report) < -100
-
-
-def test_one_rectifier_for_every_channel_and_no_kernel_in_the_file_leave_the_origin(tmp_path: Path) -> None:
-    """The reader does not put such channels together: the mark is lost, as the threat model says."""
-    report = rewritten("resnet18", ("parted", "computed"), tmp_path)
-    assert report.descends
-    assert origin(report) < -50
 
 
 def rewritten(name: str, rewrites: tuple[str, ...], folder: Path) -> Report:
@@ -214,6 +215,11 @@ def test_the_sign_of_a_batch_norm_counts_where_no_layer_has_its_name() -> None:
         ("resnet18", "matrix products over pieces"),
         ("vgg11", "filters dealt out and shuffled"),
         ("mobilenetv2", "normalised in single steps"),
+        # NOT PROVEN when they were first tried: a loop needs to know the dimensions of what it reads, and
+        # what is put in another shape only has no filters of its own.
+        ("vgg11", "a loop over the images"),
+        ("resnet18", "blocks of pixels as channels"),
+        ("resnet18", "branches chosen by the input"),
     ],
 )
 def test_a_graph_of_other_operators_has_the_verdict_of_the_plain_copy(
@@ -223,7 +229,7 @@ def test_a_graph_of_other_operators_has_the_verdict_of_the_plain_copy(
     known, random = case(name), torch.Generator().manual_seed(1)
     half = models.split(scaled(known, reordered(known, known.whole, random), random), known.cut)[0].eval()
     path = tmp_path / "copy.onnx"
-    graph = GRAPHS[rewrite](unaliased(exported(half, path)))
+    graph = (GRAPHS | SECOND_GRAPHS)[rewrite](unaliased(exported(half, path)))
     onnx.save(graph, str(path))
     with closing(open_suspect(path, key=known.key, at=graph.graph.output[0].name)) as suspect:
         report = verify(suspect, known.key, known.inputs, inputs_from="judge", register=1)
