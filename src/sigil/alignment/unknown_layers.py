@@ -132,9 +132,9 @@ def _by_likeness(
                 search.match(following.writes)
                 continue
         if fitting:
-            # What a graph does to channels, which comes first, has them in one order throughout.
+            # What a graph does to channels, which comes last, has them in one order throughout.
             least = max(alike) - AS_GOOD * abs(max(alike))
-            place, search.theirs[link.layer] = fitting[next(n for n, one in enumerate(alike) if one >= least)]
+            place, search.theirs[link.layer] = fitting[max(n for n, one in enumerate(alike) if one >= least)]
             left.remove(place)
             search.match(link.writes)
     return _in_one_order(search, apart)

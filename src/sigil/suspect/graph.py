@@ -190,9 +190,7 @@ def open_graph(
             inputs = np.random.default_rng(0).standard_normal((3 * count, *shapes[-1]), np.float32)
         answers, left = responses(part, opened, inputs.reshape(3, count, *inputs.shape[1:]), until)
         # A layer that does nothing is often there several times, and each is compared with each of ours.
-        different: dict[tuple[tuple[int, ...], bytes], Any] = {}
-        for one in answers + found:
-            different.setdefault((one.shape, hashlib.sha256(one.data).digest()), one)
+        different = {(one.shape, hashlib.sha256(one.data).digest()): one for one in found + answers}
         return list(different.values()), cut_off + left
 
     known = len(rest) == len(sizes) - 1 and bool(rest)

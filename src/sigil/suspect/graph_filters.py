@@ -401,10 +401,8 @@ class _Parts(_Cutter):
             sorted_now.append((name, () if linear else tuple(sources)))
             if linear:
                 self.bases[name] = depends
-                places = self._places(name, four[0], depends) if floats else None
-                if places is None:
+                if not floats or not self._join(name, four[0], depends):
                     continue
-                self._join(name, depends, places)
             else:
                 self._begin(name, sources)
             self.values[name] = np.asarray(four[0], np.float64)
@@ -427,14 +425,23 @@ class _Parts(_Cutter):
             (base, one, np.arange(shape[1])) for one in alike if one in self.values and len(shape) > 1
         ]
 
-    def _join(self, base: str, bases: Sequence[str], places: Places) -> None:
-        """The same for one that has numbers of other bases in these places."""
+    def _join(self, base: str, answer: Any, bases: Sequence[str]) -> bool:
+        """The same for one that only has numbers of other bases in other places; False if it is none."""
+        if not bases or self.entry in bases or self._maps(answer) is None:
+            return False
+        if any(len(self.values[other]) != self.batch for other in bases):
+            # Which numbers are those of one image is not known.
+            known = np.concatenate([self.values[other].ravel() for other in bases])
+            return np.array_equal(np.sort(known), np.sort(answer.astype(np.float64), axis=None))
+        places = self._places(base, answer, bases)
+        if places is None:
+            return False
         if self.shapes[base] == self.shapes[bases[0]] and len(bases) == 1:
             channels = places.reshape(len(places), -1) // math.prod(places.shape[1:])
             if (channels == channels[:, :1]).all():
                 self.going_on.append((base, bases[0], channels[:, 0]))
         if not all(other in self.origins for other in bases):
-            return
+            return True
         ends: list[str] = []
         from_ends, start = [], 0
         for other in bases:
@@ -443,6 +450,7 @@ class _Parts(_Cutter):
             ends += those
             start += sum(math.prod(self.shapes[end][1:]) for end in those)
         self.origins[base] = tuple(ends), np.concatenate(from_ends)[places]
+        return True
 
     def _places(self, name: str, answer: Any, bases: Sequence[str]) -> Places | None:
         """Where a tensor with maps has the numbers of its bases; None if that is not all that it is.
@@ -450,8 +458,6 @@ class _Parts(_Cutter):
         Of one base it must have all, or it is a part of it; of several it may leave some out.
         """
         known = [self.values[base][0].ravel() for base in bases]
-        if not known or self.entry in bases or self._maps(answer) is None:
-            return None
         everything = np.concatenate(known)
         if answer[0].size > everything.size or not np.isin(answer[0].ravel()[:SAMPLE], everything).all():
             return None
@@ -474,15 +480,16 @@ class _Parts(_Cutter):
             places += found[0].astype(np.int64) << digit
         if places.max() >= everything.size:
             return None
-        if len(bases) == 1 and self._are_blocks(bases[0], answer):
+        if len(bases) > 1:
+            return places
+        if not np.array_equal(np.unique(everything), np.unique(everything[places])):
             return None
-        whole = len(bases) > 1 or np.array_equal(np.unique(everything), np.unique(everything[places]))
-        return places if whole and not np.array_equal(places.ravel(), numbers) else None
-
-    def _are_blocks(self, base: str, answer: Any) -> bool:
-        """Whether pixels beside each other have become channels."""
-        maps = self._maps(self.values[base])
-        return maps is not None and maps.size == answer.size and maps.shape[1] < self._maps(answer).shape[1]
+        # A base that has maps is shown impulses there, in whatever shape it goes on.
+        maps = self._maps(self.values[bases[0]])
+        if maps is None:
+            return places
+        blocks = maps.size == answer.size and maps.shape[1] < self._maps(answer).shape[1]
+        return None if blocks or np.array_equal(places.ravel(), numbers) else places
 
     def _maps(self, values: Any) -> Any:
         """A tensor as (n, channels, height, width), wherever its channels are; None if it has no maps.
