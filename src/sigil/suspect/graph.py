@@ -146,10 +146,10 @@ def open_graph(
     _check_input(sizes[:1], rest, source)
     dtype = _FLOATS[kind.elem_type]
 
-    def opened(content: bytes) -> Any:
-        return _session(content, source, threads=threads, memory=memory)
+    def opened(content: bytes, *, optimised: bool = False) -> Any:
+        return _session(content, source, threads=threads, memory=memory, optimised=optimised)
 
-    session, settled = opened(part.SerializeToString()), False
+    session, settled = opened(part.SerializeToString(), optimised=True), False
     shapes: list[tuple[int, ...]] = [tuple(rest)] if len(rest) == len(sizes) - 1 and rest else []
     asked: list[Numbers] = []  # the first inputs: real ones are, before noise
 
@@ -162,7 +162,7 @@ def open_graph(
             if batch.ndim != 4 or settled:
                 raise
             turned = _taking_channels_first(part)
-            with_channels_last = opened(turned.SerializeToString())
+            with_channels_last = opened(turned.SerializeToString(), optimised=True)
             try:
                 found = _run(with_channels_last, batch, dtype, sizes, source)
             except SuspectError:
@@ -410,7 +410,7 @@ def _extract(model: ModelProto, tensor: str, source: Path, beside: Mapping[str, 
             "the cut takes images and nothing else."
         )
     graph = onnx.helper.make_graph(
-        [model.graph.node[index] for index in sorted(needed)],
+        [node for index in sorted(needed) for node in _apart(model.graph.node[index])],
         "suspect",
         list(entries.values()),
         [ValueInfoProto(name=tensor)],
@@ -418,6 +418,29 @@ def _extract(model: ModelProto, tensor: str, source: Path, beside: Mapping[str, 
     )
     opsets = [opset for opset in model.opset_import if opset.domain in (*_STANDARD, _OPTIMISER)]
     return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=model.ir_version)
+
+
+def _apart(node: NodeProto) -> list[NodeProto]:
+    """A convolution and the rectifier that onnxruntime has put into it, so that filters end in between."""
+    said = {one.name: one for one in node.attribute}
+    if (node.domain, node.op_type) != (_OPTIMISER, "FusedConv") or "activation" not in said:
+        return [node]
+    kind = said.pop("activation").s.decode(errors="replace")
+    numbers = said.pop("activation_params").floats if "activation_params" in said else []
+    if numbers and kind != "Clip":
+        return [node]
+    made = node.output[0]
+    steps = [onnx.helper.make_node("Conv", node.input[:3], [f"{made}, convolved"])]
+    steps[0].attribute.extend(said.values())
+    if len(node.input) > 3:
+        steps.append(onnx.helper.make_node("Add", [*steps[0].output, node.input[3]], [f"{made}, added"]))
+    bounds = [f"{made}, bound {place}" for place in range(len(numbers))]
+    rectifier = onnx.helper.make_node(kind, [*steps[-1].output, *bounds], node.output[:1])
+    constants = [
+        onnx.helper.make_node("Constant", [], [bound], value_float=number)
+        for bound, number in zip(bounds, numbers, strict=True)
+    ]
+    return [*constants, *steps, rectifier]
 
 
 def _check_node(node: NodeProto, source: Path) -> None:
@@ -537,8 +560,10 @@ def _limit_memory(limit: int) -> None:
     onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(arena))
 
 
-def _session(content: bytes, source: Path, *, threads: int, memory: int) -> Any:
+def _session(content: bytes, source: Path, *, threads: int, memory: int, optimised: bool) -> Any:
     options = onnxruntime.SessionOptions()
+    if not optimised:  # parts that are asked a few times: it would take longer than what it saves
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.use_deterministic_compute = True

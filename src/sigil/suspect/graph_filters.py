@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -92,15 +93,13 @@ def convolution_filters(part: ModelProto, open_session: Open) -> tuple[list[Floa
     what follows them channel by channel, as a batch norm, passes them on. With them comes the number of
     convolutions that there was no room for.
     """
-    nodes = [node for node in part.graph.node if node.op_type == "Conv" and len(node.input) > 1]
-    known = {weights.name: weights for weights in part.graph.initializer}
+    nodes = list(_convolutions(part.graph, ChainMap()))
     behind = _Behind(part, open_session)
-    values = behind.computed(node.input[1] for node in nodes if node.input[1] not in known)
+    values = behind.computed(node.input[1] for node, known in nodes if known is None)
     found: list[Floats] = []
     numbers = 0
-    for number, node in enumerate(nodes):
-        name = node.input[1]
-        weight = onnx.numpy_helper.to_array(known[name]) if name in known else values.get(name)
+    for number, (node, known) in enumerate(nodes):
+        weight = values.get(node.input[1]) if known is None else onnx.numpy_helper.to_array(known)
         if weight is None or weight.ndim != 4 or weight.dtype.kind != "f":
             continue
         numbers += weight.size
@@ -111,6 +110,20 @@ def convolution_filters(part: ModelProto, open_session: Open) -> tuple[list[Floa
         signs = behind.signs(node.output[0], weight)
         found.append(filters * signs[:, None, None, None].astype(np.float32))
     return found, 0
+
+
+def _convolutions(
+    graph: GraphProto, known: ChainMap[str, TensorProto]
+) -> Iterable[tuple[NodeProto, TensorProto | None]]:
+    """The convolutions of a graph, its branches and loops, each with its kernel if that is written there."""
+    known = known.new_child({weights.name: weights for weights in graph.initializer})
+    for node in graph.node:
+        if node.op_type == "Constant":
+            known.update((node.output[0], one.t) for one in node.attribute if one.HasField("t"))
+        if node.op_type == "Conv" and len(node.input) > 1:
+            yield node, known.get(node.input[1])
+        for inner in graphs_in(node):
+            yield from _convolutions(inner, known)
 
 
 class _Cutter:
