@@ -156,12 +156,13 @@ def examined(case: Case, way: str, chance: np.random.Generator | None) -> dict[s
 
 def table(count: int, done: Container[tuple[str, int]]) -> Iterator[dict[str, Any]]:
     """Compositions for each architecture, number 0 being the plain model, without those that are done."""
-    for place, name in enumerate(models.names()):
-        for number in (number for number in range(count + 1) if (name, number) not in done):
-            case = cached(name)
-            chance = np.random.default_rng((place, number)) if number else None
-            way = WAYS[number % len(WAYS)]
-            yield {"model": name, "number": number, "way": way} | examined(case, way, chance)
+    for number, (place, name) in itertools.product(range(count + 1), enumerate(models.names())):
+        if (name, number) in done:
+            continue
+        case = cached(name)
+        chance = np.random.default_rng((place, number)) if number else None
+        way = WAYS[number % len(WAYS)]
+        yield {"model": name, "number": number, "way": way} | examined(case, way, chance)
 
 
 def own_network(key: Key | None = None) -> nn.Sequential:

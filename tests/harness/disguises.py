@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
@@ -566,3 +568,68 @@ REWRITES: dict[str, Rewrite] = {
     "parted": parted,
     "enlarged": enlarged,
 }
+
+
+# The same network in one node, or with rectifiers inside the nodes of convolutions.
+
+
+def optimised(model: ModelProto) -> ModelProto:
+    """What onnxruntime saves of a graph."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = f"{folder}/optimised.onnx"
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath)
+
+
+def looped(model: ModelProto) -> ModelProto:
+    """All of it in one loop over the images."""
+    model = copy.deepcopy(model)
+    graph, axis = model.graph, _Graph(model).add(np.array([0], np.int64), "loop axis")
+    nodes = [
+        helper.make_node("Unsqueeze", ["image", axis], [graph.input[0].name]),
+        *graph.node,
+        helper.make_node("Squeeze", [graph.output[0].name, axis], ["map"]),
+    ]
+    body = helper.make_graph(nodes, "body", [_number("image")], [_number("map")])
+    graph.input[0].name = "images"
+    return _in_one_node(model, helper.make_node("Scan", ["images"], ["maps"], body=body, num_scan_inputs=1))
+
+
+def chosen(model: ModelProto) -> ModelProto:
+    """All of it in both branches of a choice by the input."""
+    model = copy.deepcopy(model)
+    graph, zero = model.graph, _Graph(model).add(np.zeros((), np.float32), "choice zero")
+    made = {name for node in graph.node for name in node.output}
+    branches = {}
+    for word in ("then_branch", "else_branch"):
+        nodes = [copy.deepcopy(node) for node in graph.node]
+        for node in nodes:
+            node.name = f"{word} {node.name}"
+            node.input[:] = [f"{word} {name}" if name in made else name for name in node.input]
+            node.output[:] = [f"{word} {name}" for name in node.output]
+        branches[word] = helper.make_graph(nodes, word, [], [_number(f"{word} {graph.output[0].name}")])
+    return _in_one_node(
+        model,
+        helper.make_node("ReduceMean", [graph.input[0].name], ["choice mean"], keepdims=0),
+        helper.make_node("Greater", ["choice mean", zero], ["choice"]),
+        helper.make_node("If", ["choice"], ["maps"], **branches),
+    )
+
+
+def _number(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+
+def _in_one_node(model: ModelProto, *nodes: NodeProto) -> ModelProto:
+    """A graph of these nodes alone, of which the last one makes its output."""
+    for old in (model.graph.node, model.graph.output, model.graph.value_info):
+        del old[:]
+    model.graph.node.extend(nodes)
+    model.graph.output.append(_number(nodes[-1].output[0]))
+    return model
+
+
+WRAPPED: dict[str, Rewrite] = {"optimised": optimised, "looped": looped, "chosen": chosen}

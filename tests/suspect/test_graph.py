@@ -408,7 +408,7 @@ def test_branches_are_read_with_what_they_take_from_around_them(tmp_path: Path) 
     (*written, found), left = opened.filters(60.0)
     torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
     # What is written in the branches comes first, the one that is not taken with it.
-    torch.testing.assert_close(torch.from_numpy(np.stack(written)), torch.stack([wanted, -wanted]))
+    torch.testing.assert_close(torch.from_numpy(np.stack(written)), torch.stack([-wanted, wanted]))
     assert left == 0
 
 
