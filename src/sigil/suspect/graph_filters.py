@@ -29,6 +29,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from sigil.errors import SuspectError
 
+KERNELS: Final = {"Conv": (1,), "FusedConv": (1,), "ConvInteger": (1, 3), "QLinearConv": (3, 5, 4)}
+"""Where convolutions have their kernels; for integers, where is what stands for zero, and the size of one."""
 MOST_FILTERS: Final = 1024
 """Of either kind."""
 MOST_NUMBERS: Final = 1 << 26
@@ -95,12 +97,17 @@ def convolution_filters(part: ModelProto, open_session: Open) -> tuple[list[Floa
     """
     nodes = list(_convolutions(part.graph, ChainMap()))
     behind = _Behind(part, open_session)
-    values = behind.computed(node.input[1] for node, known in nodes if known is None)
+    values = behind.computed(
+        node.input[place]
+        for node, known in nodes
+        for place in KERNELS[node.op_type]
+        if place < len(node.input) and node.input[place] not in known
+    )
     found: list[Floats] = []
     numbers = 0
     for number, (node, known) in enumerate(nodes):
-        weight = values.get(node.input[1]) if known is None else onnx.numpy_helper.to_array(known)
-        if weight is None or weight.ndim != 4 or weight.dtype.kind != "f":
+        weight = _kernel(node, known, values)
+        if weight is None:
             continue
         numbers += weight.size
         if numbers > MOST_NUMBERS or len(found) == MOST_FILTERS:
@@ -114,16 +121,37 @@ def convolution_filters(part: ModelProto, open_session: Open) -> tuple[list[Floa
 
 def _convolutions(
     graph: GraphProto, known: ChainMap[str, TensorProto]
-) -> Iterable[tuple[NodeProto, TensorProto | None]]:
-    """The convolutions of a graph, its branches and loops, each with its kernel if that is written there."""
+) -> Iterable[tuple[NodeProto, ChainMap[str, TensorProto]]]:
+    """The convolutions of a graph, its branches and loops, each with the tensors that are written there."""
     known = known.new_child({weights.name: weights for weights in graph.initializer})
     for node in graph.node:
         if node.op_type == "Constant":
             known.update((node.output[0], one.t) for one in node.attribute if one.HasField("t"))
-        if node.op_type == "Conv" and len(node.input) > 1:
-            yield node, known.get(node.input[1])
+        if node.op_type in KERNELS:
+            yield node, known
         for inner in graphs_in(node):
             yield from _convolutions(inner, known)
+
+
+def _kernel(
+    node: NodeProto, known: Mapping[str, TensorProto], values: Mapping[str, Any]
+) -> npt.NDArray[Any] | None:
+    """The kernel of a convolution, if it is of integers what these stand for; None if it is not known."""
+    names = [node.input[place] for place in KERNELS[node.op_type] if place < len(node.input)]
+    kernel, *others = [
+        onnx.numpy_helper.to_array(known[name]) if name in known else values.get(name) for name in names
+    ] or [None]
+    if kernel is None or kernel.ndim != 4 or kernel.dtype.kind not in "fiu":
+        return None
+    if kernel.dtype.kind == "f":
+        return kernel
+    zero, scale = (
+        np.float32(neutral)
+        if other is None or other.size not in (1, len(kernel))
+        else other.reshape(-1, 1, 1, 1).astype(np.float32)
+        for other, neutral in zip([*others, None, None], (0, 1), strict=False)
+    )
+    return (kernel - zero) * scale
 
 
 class _Cutter:
