@@ -1,6 +1,6 @@
 """Clean models that are handed on as graphs, and keys that nobody used: are p-values those of the null?
 
-    PYTHONPATH=tests python benchmarks/disguised_null.py --json benchmarks/results/disguised_null.json
+    PYTHONPATH=tests python benchmarks/disguised_null.py --draws draws.json --json disguised_null.json
 
 Halves of VGG11 are trained on digits without a key and exported to ONNX, so that nothing but filters is
 known of them: the path that a disguised copy takes. Filters are found once per model, as they do not depend
@@ -46,7 +46,8 @@ from sigil.verdict.readings import read
 from sigil.verdict.verification import INPUTS_READ
 
 NAME, CUT = SHORT
-EVERY = 250
+EVERY = 100
+"""Keys for one model before the next one has its turn."""
 
 
 class Graph:
@@ -136,7 +137,8 @@ def main() -> None:
             known["draws"][str(begin)] = list(draws(clean(model), dataset, range(begin, begin + EVERY)))
             arguments.draws.write_text(json.dumps(known))
         every = [one for some in known["draws"].values() for one in some]
-        outcome = {"reader": known["reader"], "clean_models": arguments.clean} | judged(every)
+        models = {int(begin) // EVERY % arguments.clean for begin in known["draws"]}
+        outcome = {"reader": known["reader"], "clean_models": len(models)} | judged(every)
         print(
             f"{len(every)} draws; validity: {[outcome[one]['valid_pvalue'] for one in every[0]]}",
             flush=True,
