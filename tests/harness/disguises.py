@@ -496,7 +496,7 @@ def rerouted(model: ModelProto) -> ModelProto:
         node.input[place] = graph.add(graph.weights[name], name)
 
     for node in model.graph.node:
-        made, read = node.output[0], node.input[0]
+        made, read = node.output[0], next(iter(node.input), "")
         if node.op_type in ("Relu", "AveragePool") and read in orders:
             orders[made] = orders[read]
         elif node.op_type == "Conv" and read in orders:
