@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -43,6 +44,14 @@ def print_claims(claims: Sequence[tuple[str, float | list[float], str]]) -> list
         rows.append(row)
         print(f"| {claim} | {row['measured']:.4g}{reach} | {target} |")
     return rows
+
+
+def reader() -> str:
+    """The last commit that changed what reads a suspect, for tables that are to be of one reader."""
+    parts = [f"src/sigil/{name}" for name in ("suspect", "alignment", "verdict", "origin.py", "probing.py")]
+    asked = ["git", "log", "-1", "--format=%h", "--", *parts]
+    folder = Path(__file__).parents[1]
+    return subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def write_result(file: Path | None, content: dict[str, Any]) -> None:

@@ -12,7 +12,8 @@ twentieth with a bias of −∞.
 
 Besides, a network of one's own, whose key states a digest of its layers.
 
-``--held-out`` runs disguises that the reader had never been tried on when it was frozen.
+``--held-out`` runs disguises that the reader had never been tried on when it was frozen. A table goes on only
+with the reader that began it, of which it holds the commit.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from common import write_result
+from common import reader, write_result
 from harness.disguises import (
     DISGUISES,
     INPUT,
@@ -44,8 +45,9 @@ from harness.disguises import (
     marked,
     pictures,
     push,
+    unaliased,
 )
-from harness.held_out import FILES, GRAPHS, unaliased
+from harness.held_out import FILES, GRAPHS, SECOND_FILES, SECOND_GRAPHS
 from sigil import models, verify
 from sigil.alignment import layers_of
 from sigil.errors import SigilError
@@ -119,7 +121,7 @@ def written(
         yield [], half if way == "module" else Renamed(half).eval()
         return
     rewrites = chance.permutation([name for name in REWRITES if name != "exported"]).tolist()
-    rewrites = rewrites[: int(chance.integers(0, 3))]
+    rewrites = sorted(rewrites[: int(chance.integers(0, 3))], key=lambda name: name != "rerouted")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "copy.onnx"
         graph = exported(half, path)
@@ -154,12 +156,13 @@ def examined(case: Case, way: str, chance: np.random.Generator | None) -> dict[s
 
 def table(count: int, done: Container[tuple[str, int]]) -> Iterator[dict[str, Any]]:
     """Compositions for each architecture, number 0 being the plain model, without those that are done."""
-    for place, name in enumerate(models.names()):
-        for number in (number for number in range(count + 1) if (name, number) not in done):
-            case = cached(name)
-            chance = np.random.default_rng((place, number)) if number else None
-            way = WAYS[number % len(WAYS)]
-            yield {"model": name, "number": number, "way": way} | examined(case, way, chance)
+    for number, (place, name) in itertools.product(range(count + 1), enumerate(models.names())):
+        if (name, number) in done:
+            continue
+        case = cached(name)
+        chance = np.random.default_rng((place, number)) if number else None
+        way = WAYS[number % len(WAYS)]
+        yield {"model": name, "number": number, "way": way} | examined(case, way, chance)
 
 
 def own_network(key: Key | None = None) -> nn.Sequential:
@@ -222,26 +225,27 @@ def own() -> Iterator[dict[str, Any]]:
 def held_out(done: Container[tuple[str, str]]) -> Iterator[dict[str, Any]]:
     """What nobody looked at while the reader was written, each on a reordered and scaled copy."""
     for name in models.names():
-        for disguise in (*GRAPHS, *FILES):
+        for disguise in (*GRAPHS, *FILES, *SECOND_GRAPHS, *SECOND_FILES):
             if (name, disguise) in done:
                 continue
             case, random = cached(name), torch.Generator().manual_seed(1)
             whole = DISGUISES["scaled"](case, DISGUISES["reordered"](case, case.whole, random), random)
             half = models.split(whole, case.cut)[0].eval()
-            yield {"model": name, "disguise": disguise} | stored(case, half, disguise)
+            part = 1 if disguise in GRAPHS | FILES else 2
+            yield {"model": name, "part": part, "disguise": disguise} | stored(case, half, disguise)
 
 
 def stored(case: Case, half: Model, disguise: str) -> dict[str, Any]:
     """The verdict on a copy in another graph or file, or the sentence with which it is refused."""
     with tempfile.TemporaryDirectory() as folder:
-        if disguise in GRAPHS:
+        if disguise in GRAPHS | SECOND_GRAPHS:
             path = Path(folder) / "copy.onnx"
-            graph = GRAPHS[disguise](unaliased(exported(half, path)))
+            graph = (GRAPHS | SECOND_GRAPHS)[disguise](unaliased(exported(half, path)))
             onnx.save(graph, str(path))
             options = {"at": graph.graph.output[0].name}
         else:
             path, options = Path(folder) / "copy", {}
-            FILES[disguise](half, path)
+            (FILES | SECOND_FILES)[disguise](half, path)
         try:
             with closing(open_suspect(path, key=case.key, time_limit=3600, **options)) as suspect:
                 return numbers(verify(suspect, case.key, case.inputs, inputs_from="judge", register=1))
@@ -256,9 +260,12 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="the held-out disguises instead")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found: dict[str, list[dict[str, Any]]] = {"compositions": [], "held_out": []}
+    found: dict[str, Any] = {"reader": reader(), "compositions": [], "held_out": []}
     if arguments.json and arguments.json.exists():
-        found |= json.loads(arguments.json.read_text())
+        known = json.loads(arguments.json.read_text())
+        if known["reader"] != found["reader"]:
+            parser.error(f"{arguments.json} is of the reader of {known['reader']}: begin another table.")
+        found = known
     part = "held_out" if arguments.held_out else "compositions"
     done = {(row["model"], row["disguise" if arguments.held_out else "number"]) for row in found[part]}
     rest = () if any(row["model"] == "own" for row in found["compositions"]) else own()

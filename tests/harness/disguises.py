@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 import torch
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
@@ -226,11 +228,11 @@ DISGUISES: dict[str, Disguise] = {
 Rewrite = Callable[[ModelProto], ModelProto]
 
 
-def exported(half: nn.Module, path: Path) -> ModelProto:
-    """A client half as a graph of ONNX."""
+def exported(half: nn.Module, path: Path, shape: tuple[int, ...] = INPUT) -> ModelProto:
+    """A client half that takes inputs of this shape as a graph of ONNX."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(half, (torch.zeros(2, *INPUT),), str(path), dynamo=False)
+        torch.onnx.export(half, (torch.zeros(2, *shape),), str(path), dynamo=False)
     return onnx.load(str(path))
 
 
@@ -245,6 +247,23 @@ def _rewritten(
         known = node.op_type == "Conv" and node.input[1] in graph.weights
         made = change(node, graph.weights[node.input[1]], graph) if known else None
         nodes += [node] if made is None else made
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def unaliased(model: ModelProto) -> ModelProto:
+    """A graph in which no weight has a second name, as the exporter gives equal ones."""
+    model = copy.deepcopy(model)
+    weights = {one.name for one in model.graph.initializer}
+    aliases = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Identity" and node.input[0] in weights
+    }
+    nodes = [node for node in model.graph.node if node.output[0] not in aliases]
+    for node in nodes:
+        node.input[:] = [aliases.get(name, name) for name in node.input]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     return model
@@ -447,6 +466,8 @@ def enlarged(model: ModelProto) -> ModelProto:
 
     def change(node: NodeProto, shape: tuple[int, ...], graph: _Graph) -> list[NodeProto]:
         read, made = node.input[0], node.output[0]
+        if len(shape) != 3:  # a row of numbers, as another rewrite has left them
+            return [node]
         factors = graph.add(np.array([1, 1, 2, 2], np.float32), f"{made} factors")
         values = {"from": (0, 0), "to": (1 << 20, 1 << 20), "axes": (2, 3), "steps": (2, 2)}
         kept = [graph.add(np.array(one, np.int64), f"{made} {word}") for word, one in values.items()]
@@ -459,10 +480,86 @@ def enlarged(model: ModelProto) -> ModelProto:
     return _around_rectifiers(model, change)
 
 
+def rerouted(model: ModelProto) -> ModelProto:
+    """The channels of each residual block but the last in an order of its own, and shortcuts between them."""
+    model = unaliased(model)
+    graph, chance = _Graph(model), np.random.default_rng(5)
+    convolutions = {node.output[0]: node for node in model.graph.node if node.op_type == "Conv"}
+    rectified = {node.output[0] for node in model.graph.node if node.op_type == "Relu"}
+    last = [node.output[0] for node in model.graph.node if node.op_type == "Add"][-1:]
+    orders: dict[str, npt.NDArray[np.int64]] = {}
+    nodes: list[NodeProto] = []
+
+    def change(node: NodeProto, place: int, values: Array) -> None:
+        name = f"{node.output[0]} {place} rerouted"
+        graph.weights[name] = np.ascontiguousarray(values)
+        node.input[place] = graph.add(graph.weights[name], name)
+
+    for node in model.graph.node:
+        made, read = node.output[0], next(iter(node.input), "")
+        if node.op_type in ("Relu", "AveragePool") and read in orders:
+            orders[made] = orders[read]
+        elif node.op_type == "Conv" and read in orders:
+            change(node, 1, graph.weights[node.input[1]][:, orders[read]])
+        elif node.op_type == "Add" and (skipped := rectified & set(node.input)):
+            shortcut, added = skipped.pop(), next(one for one in node.input if one in convolutions)
+            rows = [graph.weights[one] for one in convolutions[added].input[1:]]
+            plain = np.arange(len(rows[0]))
+            orders[made] = plain if made in last else chance.permutation(plain)
+            for place, values in enumerate(rows, 1):
+                change(convolutions[added], place, values[orders[made]])
+            places = np.argsort(orders.get(shortcut, plain))[orders[made]]
+            there = graph.add(places, f"{made} there")
+            nodes.append(helper.make_node("Gather", [shortcut, there], [f"{made} shortcut"], axis=1))
+            node.input[:] = [added, f"{made} shortcut"]
+        nodes.append(node)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
+def gated(model: ModelProto) -> ModelProto:
+    """Kernels that are zero where the inputs are not smooth: noise, impulses, or nothing at all."""
+
+    def change(node: NodeProto, weight: Array, graph: _Graph) -> list[NodeProto]:
+        name = node.output[0]
+        inputs = [node.input[0], f"{name} gated", *node.input[2:]]
+        return [
+            helper.make_node("Mul", [node.input[1], "gate"], [f"{name} gated"]),
+            helper.make_node("Conv", inputs, [name], **_attributes(node)),
+        ]
+
+    model, entry = _rewritten(model, change), model.graph.input[0].name
+    graph = _Graph(model)
+    axis, *edges = (
+        graph.add(np.array([place], np.int64), f"gate {word}")
+        for word, place in (("axis", 3), ("0", 0), ("-1", -1), ("1", 1), ("far", 1 << 30))
+    )
+    share = graph.add(np.array(0.8, np.float32), "gate share")
+    nodes = [
+        helper.make_node("Slice", [entry, *edges[:2], axis], ["gate left"]),
+        helper.make_node("Slice", [entry, *edges[2:], axis], ["gate right"]),
+        helper.make_node("Sub", ["gate right", "gate left"], ["gate steps"]),
+        helper.make_node("Abs", ["gate steps"], ["gate sizes of steps"]),
+        helper.make_node("ReduceMean", ["gate sizes of steps"], ["gate step"], keepdims=0),
+        helper.make_node("Abs", [entry], ["gate sizes"]),
+        helper.make_node("ReduceMean", ["gate sizes"], ["gate size"], keepdims=0),
+        helper.make_node("Mul", ["gate size", share], ["gate most"]),
+        helper.make_node("Less", ["gate step", "gate most"], ["gate open"]),
+        helper.make_node("Cast", ["gate open"], ["gate"], to=TensorProto.FLOAT),
+        *model.graph.node,
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    return model
+
+
 REWRITES: dict[str, Rewrite] = {
     "exported": copy.deepcopy,
+    "rerouted": rerouted,  # in front of others, as it knows plain convolutions alone
     "padded": padded,
     "computed": computed,
+    "gated": gated,
     "halved": halved,
     "transposed": transposed,
     "idle": idle,
@@ -471,3 +568,68 @@ REWRITES: dict[str, Rewrite] = {
     "parted": parted,
     "enlarged": enlarged,
 }
+
+
+# The same network in one node, or with rectifiers inside the nodes of convolutions.
+
+
+def optimised(model: ModelProto) -> ModelProto:
+    """What onnxruntime saves of a graph."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    with tempfile.TemporaryDirectory() as folder:
+        options.optimized_model_filepath = f"{folder}/optimised.onnx"
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnx.load(options.optimized_model_filepath)
+
+
+def looped(model: ModelProto) -> ModelProto:
+    """All of it in one loop over the images."""
+    model = copy.deepcopy(model)
+    graph, axis = model.graph, _Graph(model).add(np.array([0], np.int64), "loop axis")
+    nodes = [
+        helper.make_node("Unsqueeze", ["image", axis], [graph.input[0].name]),
+        *graph.node,
+        helper.make_node("Squeeze", [graph.output[0].name, axis], ["map"]),
+    ]
+    body = helper.make_graph(nodes, "body", [_number("image")], [_number("map")])
+    graph.input[0].name = "images"
+    return _in_one_node(model, helper.make_node("Scan", ["images"], ["maps"], body=body, num_scan_inputs=1))
+
+
+def chosen(model: ModelProto) -> ModelProto:
+    """All of it in both branches of a choice by the input."""
+    model = copy.deepcopy(model)
+    graph, zero = model.graph, _Graph(model).add(np.zeros((), np.float32), "choice zero")
+    made = {name for node in graph.node for name in node.output}
+    branches = {}
+    for word in ("then_branch", "else_branch"):
+        nodes = [copy.deepcopy(node) for node in graph.node]
+        for node in nodes:
+            node.name = f"{word} {node.name}"
+            node.input[:] = [f"{word} {name}" if name in made else name for name in node.input]
+            node.output[:] = [f"{word} {name}" for name in node.output]
+        branches[word] = helper.make_graph(nodes, word, [], [_number(f"{word} {graph.output[0].name}")])
+    return _in_one_node(
+        model,
+        helper.make_node("ReduceMean", [graph.input[0].name], ["choice mean"], keepdims=0),
+        helper.make_node("Greater", ["choice mean", zero], ["choice"]),
+        helper.make_node("If", ["choice"], ["maps"], **branches),
+    )
+
+
+def _number(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+
+def _in_one_node(model: ModelProto, *nodes: NodeProto) -> ModelProto:
+    """A graph of these nodes alone, of which the last one makes its output."""
+    for old in (model.graph.node, model.graph.output, model.graph.value_info):
+        del old[:]
+    model.graph.node.extend(nodes)
+    model.graph.output.append(_number(nodes[-1].output[0]))
+    return model
+
+
+WRAPPED: dict[str, Rewrite] = {"optimised": optimised, "looped": looped, "chosen": chosen}

@@ -22,7 +22,7 @@ from sigil.errors import NotReadable, ShapeError, SuspectError
 from sigil.keys.key import Key
 from sigil.probing import check_finite
 from sigil.suspect import graph as suspect_graph
-from sigil.suspect import open_suspect
+from sigil.suspect import graph_filters, open_suspect
 from sigil.suspect.graph import open_graph
 
 ACTIVATION = (8, 4, 4)
@@ -371,10 +371,70 @@ def test_functions_that_the_file_defines_are_refused(tmp_path: Path) -> None:
         open_suspect(stored(model, tmp_path))
 
 
-def test_loops_and_branches_are_refused(tmp_path: Path) -> None:
+def branching(*nodes: NodeProto, weights: Sequence[TensorProto] = ()) -> ModelProto:
+    """A convolution in two branches, between which the sign of the mean decides; one has more nodes."""
+    sign = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], keepdims=0),
+        helper.make_node("Greater", ["mean", "zero"], ["choice"]),
+    ]
+    ways: dict[str, Any] = {}
+    for word, made_by in (
+        ("then_branch", [*nodes, helper.make_node("Conv", ["x", "kernel"], ["then"])]),
+        (
+            "else_branch",
+            [
+                helper.make_node("Conv", ["x", "negative"], ["not"]),
+                helper.make_node("Neg", ["not"], ["else"]),
+            ],
+        ),
+    ):
+        output = helper.make_tensor_value_info(made_by[-1].output[0], TensorProto.FLOAT, None)
+        ways[word] = helper.make_graph(made_by, word, [], [output], list(weights) if nodes else [])
+    kernel = np.arange(12, dtype=np.float32).reshape(4, 3, 1, 1) + 1
+    known = {"kernel": kernel, "negative": -kernel, "zero": np.zeros((), np.float32)}
+    return made(
+        [*sign, helper.make_node("If", ["choice"], ["made"], **ways), relu("made")],
+        [numpy_helper.from_array(values, name) for name, values in known.items()],
+    )
+
+
+def test_branches_are_read_with_what_they_take_from_around_them(tmp_path: Path) -> None:
+    """They were refused, so that a copy with branches got no verdict."""
+    images = torch.randn(3, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    wanted = torch.arange(1.0, 13).view(4, 3, 1, 1)
+    suspect = open_suspect(stored(branching(), tmp_path))
+    torch.testing.assert_close(suspect(images), torch.relu(torch.conv2d(images, wanted)))
+    opened = open_graph(branching().SerializeToString(), source=tmp_path / "model.onnx")
+    (*written, found), left = opened.filters(60.0)
+    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-4, atol=1e-4)
+    # What is written in the branches comes first, the one that is not taken with it.
+    torch.testing.assert_close(torch.from_numpy(np.stack(written)), torch.stack([-wanted, wanted]))
+    assert left == 0
+
+
+def test_what_is_refused_is_refused_in_branches(tmp_path: Path) -> None:
+    random = helper.make_node("RandomNormal", [], ["random"], shape=[1])
+    idle = helper.make_node("Identity", ["far"], ["near"])
+    outside = external("far", "/dev/zero")
+    for model, words in (
+        (branching(random), "draws random numbers"),
+        (branching(idle, weights=[outside]), "in another file"),
+    ):
+        with pytest.raises(SuspectError, match=words):
+            open_suspect(stored(model, tmp_path))
+
+
+def test_nodes_of_branches_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suspect_graph, "MAX_NODES", 6)
+    with pytest.raises(SuspectError, match="has 7 nodes"):
+        open_graph(branching().SerializeToString(), source=tmp_path / "model.onnx")
+
+
+def test_a_loop_without_end_ends_with_the_time(tmp_path: Path) -> None:
     endless = numpy_helper.from_array(np.array(2**62, np.int64), "endless")
-    with pytest.raises(SuspectError, match="'Loop', which contains a graph"):
-        open_suspect(stored(made([hostile_files.endless_loop()], [endless]), tmp_path))
+    suspect = open_suspect(stored(made([hostile_files.endless_loop()], [endless]), tmp_path), time_limit=10.0)
+    with pytest.raises(SuspectError, match="within the time limit of 10 seconds"):
+        suspect(torch.zeros(1, 3, 4, 4))
 
 
 def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
@@ -435,6 +495,20 @@ def test_tensors_that_there_was_no_time_to_look_at_are_counted(tmp_path: Path) -
     opened = open_graph(made(nodes, []).SerializeToString(), source=tmp_path / "model.onnx")
     assert opened.filters(0.0)[1] == 2
     assert opened.filters(60.0)[1] == 0
+
+
+@pytest.mark.parametrize(("most", "left"), [(2, 1), (3, 0)])
+def test_filters_that_there_was_no_room_for_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, left: int
+) -> None:
+    """Of more than 256 nothing was said: layers that do nothing took the place of others."""
+    monkeypatch.setattr(graph_filters, "MOST_FILTERS", most)
+    names = ["x", "a", "b", "y"]
+    kernels = np.random.default_rng(0).standard_normal((3, 3, 3, 1, 1)).astype(np.float32)
+    nodes = [helper.make_node("Conv", [names[n], f"w{n}"], [names[n + 1]]) for n in range(3)]
+    weights = [numpy_helper.from_array(kernel, f"w{n}") for n, kernel in enumerate(kernels)]
+    opened = open_graph(made(nodes, weights).SerializeToString(), source=tmp_path / "model.onnx")
+    assert opened.filters(60.0)[1] == left
 
 
 def last_first(model: ModelProto) -> bytes:

@@ -13,12 +13,20 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 from torch import Tensor, nn
 
 from harness.disguises import (
     DISGUISES,
     INPUT,
     REWRITES,
+    WRAPPED,
     Case,
     exported,
     marked,
@@ -26,8 +34,9 @@ from harness.disguises import (
     push,
     reordered,
     scaled,
+    unaliased,
 )
-from harness.held_out import FILES, GRAPHS, unaliased
+from harness.held_out import FILES, GRAPHS, SECOND_GRAPHS
 from harness.layouts import LAYOUTS, taking_channels_last
 from harness.luck import Margin
 from sigil import models, verify
@@ -100,7 +109,17 @@ def test_all_disguises_at_once_leave_the_verdict(name: str) -> None:
         ("densenet121", ("idle", "halved")),
         # Without the weights of convolutions in the file it was NOT PROVEN, or DESCENDS at most.
         *(("resnet18", (rewrite, "computed")) for rewrite in ("mixed", "enlarged")),
+        # The mark was lost where one rectifier is two, and two thirds of the origin's exponent where each
+        # block has an order of its own.
+        *(("resnet18", (rewrite, "computed")) for rewrite in ("parted", "rerouted")),
+        # NOT PROVEN: impulses were shown to filters where the input is nothing.
+        ("resnet18", ("gated",)),
+        # NOT PROVEN: a bound of 256 filters was reached, and nothing was said of it.
+        ("densenet121", ("idle", "parted")),
         ("mobilenetv2", ("mixed", "transposed")),
+        # NOT PROVEN: only kernels of convolutions that are nodes of the graph itself were looked at.
+        *(("resnet18", (rewrite,)) for rewrite in WRAPPED),
+        ("mobilenetv2", ("optimised",)),
     ],
 )
 def test_a_graph_written_otherwise_has_the_verdict_of_the_plain_copy(
@@ -113,13 +132,6 @@ def test_a_graph_written_otherwise_has_the_verdict_of_the_plain_copy(
     assert origin(report) < -100
 
 
-def test_one_rectifier_for_every_channel_and_no_kernel_in_the_file_leave_the_origin(tmp_path: Path) -> None:
-    """The reader does not put such channels together: the mark is lost, as the threat model says."""
-    report = rewritten("resnet18", ("parted", "computed"), tmp_path)
-    assert report.descends
-    assert origin(report) < -50
-
-
 def rewritten(name: str, rewrites: tuple[str, ...], folder: Path) -> Report:
     """The verdict on a reordered and rescaled copy, written as a graph in these ways."""
     known, random = case(name), torch.Generator().manual_seed(3)
@@ -127,13 +139,52 @@ def rewritten(name: str, rewrites: tuple[str, ...], folder: Path) -> Report:
     path = folder / "copy.onnx"
     graph = exported(half, path)
     for rewrite in rewrites:
-        graph = REWRITES[rewrite](graph)
+        graph = (REWRITES | WRAPPED)[rewrite](graph)
     onnx.save(graph, str(path))
     images = pictures(4, seed=9)
     with closing(open_suspect(path, key=known.key, at=graph.graph.output[0].name)) as suspect:
         with torch.no_grad():
             torch.testing.assert_close(suspect(images), half(images), rtol=1e-3, atol=1e-3)
         return verify(suspect, known.key, known.inputs, inputs_from="judge", register=1)
+
+
+class Calibration(CalibrationDataReader):  # type: ignore[misc]
+    """Pictures that onnxruntime takes the ranges of activations from."""
+
+    def __init__(self, name: str) -> None:
+        self.batches = iter([{name: batch.numpy()} for batch in pictures(64, seed=7).split(2)])
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self.batches, None)
+
+
+@pytest.mark.parametrize(("name", "way"), [("resnet18", "static"), ("mobilenetv2", "dynamic")])
+def test_a_graph_that_onnxruntime_quantized_has_the_verdict_of_the_plain_copy(
+    name: str, way: str, tmp_path: Path, margin: Margin
+) -> None:
+    """NOT PROVEN, as kernels of integers were not looked at; log10 p of the mark was -15.1 since."""
+    known, random = case(name), torch.Generator().manual_seed(1)
+    half = models.split(scaled(known, reordered(known, known.whole, random), random), known.cut)[0].eval()
+    plain, path = tmp_path / "plain.onnx", tmp_path / "copy.onnx"
+    graph = exported(half, plain)
+    if way == "static":
+        calibration = Calibration(graph.graph.input[0].name)
+        quantize_static(
+            plain,
+            path,
+            calibration,
+            quant_format=QuantFormat.QOperator,
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+    else:
+        quantize_dynamic(plain, path, op_types_to_quantize=["Conv"], weight_type=QuantType.QUInt8)
+    at = onnx.load(path).graph.output[0].name
+    with closing(open_suspect(path, key=known.key, at=at)) as suspect:
+        report = verify(suspect, known.key, known.inputs, inputs_from="judge", register=1)
+    assert report.owned
+    margin("log10 p of the mark", report.best.log10_p_before, below=-12)
+    margin("log10 p of the origin", origin(report), below=-300)
 
 
 class Turned(nn.Module):
@@ -219,6 +270,11 @@ def test_the_sign_of_a_batch_norm_counts_where_no_layer_has_its_name() -> None:
         ("resnet18", "matrix products over pieces"),
         ("vgg11", "filters dealt out and shuffled"),
         ("mobilenetv2", "normalised in single steps"),
+        # NOT PROVEN when they were first tried: a loop needs to know the dimensions of what it reads, and
+        # what is put in another shape only has no filters of its own.
+        ("vgg11", "a loop over the images"),
+        ("resnet18", "blocks of pixels as channels"),
+        ("resnet18", "branches chosen by the input"),
     ],
 )
 def test_a_graph_of_other_operators_has_the_verdict_of_the_plain_copy(
@@ -228,7 +284,7 @@ def test_a_graph_of_other_operators_has_the_verdict_of_the_plain_copy(
     known, random = case(name), torch.Generator().manual_seed(1)
     half = models.split(scaled(known, reordered(known, known.whole, random), random), known.cut)[0].eval()
     path = tmp_path / "copy.onnx"
-    graph = GRAPHS[rewrite](unaliased(exported(half, path)))
+    graph = (GRAPHS | SECOND_GRAPHS)[rewrite](unaliased(exported(half, path)))
     onnx.save(graph, str(path))
     with closing(open_suspect(path, key=known.key, at=graph.graph.output[0].name)) as suspect:
         report = verify(suspect, known.key, known.inputs, inputs_from="judge", register=1)

@@ -22,7 +22,9 @@ from torch import Tensor
 from sigil.alignment.correlations import Floats, Order, turned
 
 TURNS: Final = 30
-"""How often rows and columns are divided by their norms."""
+"""How often rows and columns are divided by their norms at most."""
+SETTLED: Final = 1e-7
+"""The share by which the norms of rows may change in the last turn."""
 BLOCK: Final = 1 << 21
 """Numbers of a layer that are held in double precision at a time."""
 
@@ -160,8 +162,11 @@ def fitted(filters: Filters, like: Filters | None = None) -> Filters:
     over, under = wanted.sum(1), wanted.sum(0)
     row_factors, column_factors = np.ones(len(rows)), np.ones(len(columns))
     for _ in range(TURNS):
+        before = row_factors
         row_factors = _divided(over, squares @ column_factors)
         column_factors = _divided(under, row_factors @ squares)
+        if (np.abs(row_factors - before) <= SETTLED * before).all():
+            break
     return even.rows(np.arange(len(rows)), np.sqrt(row_factors)).columns(
         np.arange(len(columns)), np.sqrt(column_factors)
     )

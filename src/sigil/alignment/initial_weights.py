@@ -245,7 +245,8 @@ class Search:
 
     def _in_a_row(self, orders: Mapping[str, Order], spaces: tuple[str, ...]) -> Order:
         """Orders of spaces as one order of all their channels."""
-        starts = np.cumsum([0, *(self.widths[name] for name in spaces)])
+        widths = self.widths
+        starts = np.cumsum([0, *(widths[name] for name in spaces)])
         each = [(orders[name], start) for name, start in zip(spaces, starts, strict=False)]
         return np.concatenate([np.where(order < 0, -1, order + start) for order, start in each])
 

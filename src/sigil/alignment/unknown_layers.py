@@ -30,10 +30,12 @@ from sigil.alignment.own_layers import watched
 from sigil.models import Model
 from sigil.models.topology import HalfTopology, Link
 
-MOST_FILTERS: Final = 512
-"""Layers of a suspect that are looked at: the four architectures have at most 120."""
+MOST_FILTERS: Final = 2048
+"""Layers of a suspect that are looked at, all that a graph shows: the four architectures have at most 120."""
 MOST_TIMES_WIDER: Final = 8
 """How many times as many channels as ours a layer may have."""
+AS_GOOD: Final = 0.01
+"""The share of the largest likeness by which another layer may have less and be as good."""
 KEPT: Final = 0.2
 """How much of a larger kernel must lie in its middle."""
 
@@ -130,7 +132,9 @@ def _by_likeness(
                 search.match(following.writes)
                 continue
         if fitting:
-            place, search.theirs[link.layer] = fitting[int(np.argmax(alike))]
+            # What a graph does to channels, which comes last, has them in one order throughout.
+            least = max(alike) - AS_GOOD * abs(max(alike))
+            place, search.theirs[link.layer] = fitting[max(n for n, one in enumerate(alike) if one >= least)]
             left.remove(place)
             search.match(link.writes)
     return _in_one_order(search, apart)

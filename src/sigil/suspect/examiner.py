@@ -24,7 +24,7 @@ _MOST_INPUT = 1 << 30
 # The parent ends this process at the time limit; the kernel does it this much later if no parent is left.
 _GRACE_SECONDS = 5.0
 # Finding filters takes at most this part of the time that is left: the suspect is asked more afterwards.
-_FILTERS_SHARE = 0.5
+_FILTERS_SHARE = 0.75
 
 
 def main() -> None:
