@@ -180,6 +180,18 @@ def test_weights_of_another_model_than_named_are_called_what_they_are(
         open_suspect(path, **options)
 
 
+def test_a_cut_that_the_key_states_is_not_looked_for_in_another_architecture(tmp_path: Path) -> None:
+    """It was "there is no cut point of vgg11 'layer3'"."""
+    path = tmp_path / "weights.pt"
+    torch.save(models.build("resnet18", width=16, seed=0).state_dict(), path)
+    for model in (None, "resnet18"):
+        key = Key.generate("ACME", shape=(64, 8, 8), bits=8, seed=bytes(32), model=model, cut="layer3")
+        with pytest.raises(SuspectError, match="these weights are a resnet18 of width 16 "):
+            open_suspect(path, key=key, architecture="vgg11")
+        suspect = open_suspect(path, key=key, architecture="resnet18")
+        assert suspect(torch.zeros(1, 3, 32, 32)).shape == (1, 64, 8, 8)
+
+
 def test_weights_for_other_images_than_named_are_called_what_they_are(client: Path) -> None:
     with pytest.raises(SuspectError, match=r"vgg11 of width 4 for inputs of 3 channels, and not .* of 1 "):
         open_suspect(client, input_shape=(1, 16, 16))

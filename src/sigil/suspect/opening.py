@@ -359,11 +359,13 @@ def _stated(wanted: _Wanted, key: Key | None) -> _Wanted:
     if key is None:
         return wanted
     stated = key.fields
-    other = wanted.architecture not in (None, stated.model)
+    named = wanted.architecture
+    other = named not in (None, stated.model)
+    elsewhere = named is not None and stated.cut not in models.cut_points(named)
     return replace(
         wanted,
-        architecture=wanted.architecture or stated.model,
-        cut=wanted.cut or stated.cut,
+        architecture=named or stated.model,
+        cut=wanted.cut or (None if elsewhere else stated.cut),
         width=wanted.width or (None if other else stated.width),
         classes=wanted.classes or (None if other else stated.classes),
     )
