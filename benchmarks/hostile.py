@@ -75,7 +75,7 @@ from sigil.transport.wire import Header, Kind
 SETTINGS = {
     "model": {"name": "resnet18", "width": 8, "cut": "layer3"},
     "data": {"name": "digits"},
-    "federation": {"clients": 2, "rounds": 1, "local_epochs": 200, "batch_size": 16},
+    "federation": {"clients": 2, "rounds": 1, "local_epochs": 1000, "batch_size": 16},
     "watermark": {"strength": 0.5, "bits": 64},
     "run": {"device": "cpu", "precision": "float32", "workers": 1, "threads": 1},
 }
@@ -228,7 +228,8 @@ class Attacks:
         with grpc.secure_channel(f"127.0.0.1:{self.ports[1]}", secure, options=options) as channel:
             while time.monotonic() < self.until:
                 for hello in hellos:
-                    call = channel.stream_stream(wire.METHOD)(iter([hello, step, hello]))
+                    # A stream with one's own ticket is held open, as the round goes on.
+                    call = channel.stream_stream(wire.METHOD)(iter([hello, step, hello]), timeout=1.0)
                     with contextlib.suppress(grpc.RpcError):
                         list(call)
 
